@@ -1,0 +1,28 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.10-3.12, git and make.
+# Another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint venv
+venv: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v[:2] <= (3, 12) else \
+	"error: FST needs Python 3.10, 3.11 or 3.12, and $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[train,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	OMP_NUM_THREADS=2 $(BIN)/python tools/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
