@@ -1,0 +1,26 @@
+"""One thread per worker, fixed seeds and a hypothesis profile for the whole suite."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """Name the rows of the settings and shape tables by their own ``id``."""
+    return getattr(val, "id", None)

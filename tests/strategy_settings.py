@@ -1,0 +1,202 @@
+"""The one table of strategies x options x properties that every parametrised test reads.
+
+A new strategy is tested by adding rows to ``SETTINGS``; a new option of one by adding a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import fst
+from fst.strategy import NM, Strategy
+
+GEMMS = ("output", "grad_input", "grad_weight")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One strategy with one choice of options.
+
+    ``dense``: the GEMMs whose result is bit-equal to the dense convolution's. ``drawn``: the GEMMs
+    whose mask the reference cannot compute itself (random rules, the greedy 4:8 transposable mask).
+    ``custom`` builds a strategy that is not in the registry.
+    """
+
+    id: str
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    dense: frozenset[str] = frozenset()
+    drawn: frozenset[str] = frozenset()
+    random_phase: bool = False
+    custom: Callable[[], Strategy] | None = None
+
+    def build(self, **more: Any) -> Strategy:
+        if self.custom is not None:
+            return self.custom()
+        return fst.get_strategy(self.name, **{**self.overrides, **more})
+
+    @property
+    def deterministic(self) -> bool:
+        return not self.drawn and not self.random_phase
+
+    @property
+    def prunes_weight(self) -> bool:
+        """Whether the output GEMM runs with S(W)."""
+        return "output" not in self.dense
+
+
+def _row(
+    name: str,
+    tag: str = "",
+    *,
+    dense: str = "",
+    drawn: str = "",
+    random_phase: bool = False,
+    custom: Callable[[], Strategy] | None = None,
+    **overrides: Any,
+) -> Setting:
+    return Setting(
+        id=f"{name}-{tag}" if tag else name,
+        name=name,
+        overrides=MappingProxyType(overrides),
+        dense=frozenset(dense.split()),
+        drawn=frozenset(drawn.split()),
+        random_phase=random_phase,
+        custom=custom,
+    )
+
+
+def _patterns(name: str, dense: str = "") -> list[Setting]:
+    patterns = ((1, 4), (2, 8), (4, 8), (4, 16), (16, 32), (3, 5))
+    return [_row(name, f"{n}:{m}", dense=dense, n=n, m=m) for n, m in patterns]
+
+
+def _alternating(name: str, **fixed: Any) -> list[Setting]:
+    """The options of ``Alternating``, for fst and, with ``rule="alternating"``, for wx and gx."""
+    return [
+        _row(name, "flat", pairing="flat", **fixed),
+        _row(name, "phase1", phase=1, **fixed),
+        _row(name, "flat-phase1", pairing="flat", phase=1, **fixed),
+        _row(name, "phase_random", phase="random", random_phase=True, **fixed),
+        _row(name, "block2x2", block=(2, 2), **fixed),
+        _row(name, "norestore", restore=False, **fixed),
+        _row(name, "phase1-norestore", phase=1, restore=False, **fixed),
+        _row(name, "flat-norestore", pairing="flat", restore=False, **fixed),
+        _row(name, "block2x2-norestore", block=(2, 2), restore=False, **fixed),
+    ]
+
+
+_ALL = "output grad_input grad_weight"
+
+SETTINGS: tuple[Setting, ...] = (
+    _row("dense", dense=_ALL),
+    # SR-STE: weight in output
+    _row("srste", dense="grad_input"),
+    *_patterns("srste", dense="grad_input"),
+    _row("srste", "4:4", dense=_ALL, n=4, m=4),
+    _row("srste", "im2col", dense="grad_input", group_order="im2col"),
+    _row("srste", "im2col-4:8", dense="grad_input", group_order="im2col", n=4, m=8),
+    _row("srste", "random", dense="grad_input", drawn="output", rule="random"),
+    _row("srste", "decay_large", dense="grad_input", decay=0.5),
+    _row("srste", "decay0", dense="grad_input grad_weight", decay=0.0),
+    _row("srste", "decoupled", dense="grad_input grad_weight", decay_mode="decoupled"),
+    # FST
+    _row("fst"),
+    _row("fst", "1:4", n=1, m=4),
+    _row("fst", "4:8", n=4, m=8),
+    _row("fst", "im2col", group_order="im2col"),
+    _row("fst", "decoupled", decay_mode="decoupled"),
+    _row("fst", "decay_large", decay=0.5),
+    *_alternating("fst"),
+    _row("fst_w"),
+    *_patterns("fst_w"),
+    _row("fst_w", "im2col", group_order="im2col"),
+    _row("fst_w", "decoupled", dense="grad_weight", decay_mode="decoupled"),
+    _row("fst_w", "decay0", dense="grad_weight", decay=0.0),
+    # SDGP: grad_output in grad_input
+    _row("sdgp", dense="output grad_weight"),
+    *_patterns("sdgp", dense="output grad_weight"),
+    _row("sdgp", "magnitude", dense="output grad_weight", rule="magnitude"),
+    _row("sdgp", "random", dense="output grad_weight", drawn="grad_input", rule="random"),
+    _row("sdgp", "channel", dense="output grad_weight", rescale="channel"),
+    _row("sdgp", "group", dense="output grad_weight", rescale="group"),
+    _row("sdgp", "group-4:8", dense="output grad_weight", rescale="group", n=4, m=8),
+    # the four saliency strategies of FST Eq. 4
+    _row("wg"),
+    _row("wg", "4:8", n=4, m=8),
+    _row("wg", "im2col", group_order="im2col"),
+    _row("gg"),
+    _row("gg", "1:4", n=1, m=4),
+    _row("gg", "im2col", group_order="im2col"),
+    _row("wx"),
+    _row("wx", "4:8", n=4, m=8),
+    _row("wx", "im2col", group_order="im2col"),
+    _row("wx", "alternating", rule="alternating"),
+    _row("wx", "alternating-norestore", rule="alternating", restore=False),
+    _row("gx"),
+    _row("gx", "2:8", n=2, m=8),
+    _row("gx", "im2col", group_order="im2col"),
+    _row("gx", "alternating", rule="alternating"),
+    _row("gx", "alternating-flat-phase1", rule="alternating", pairing="flat", phase=1),
+    _row("gx", "alternating-block2x2", rule="alternating", block=(2, 2)),
+    _row("gx", "decoupled", decay_mode="decoupled"),
+    # TSM
+    _row("tsm", dense="grad_weight"),
+    _row("tsm", "im2col", dense="grad_weight", group_order="im2col"),
+    _row("tsm", "interval1", dense="grad_weight", interval=1),
+    _row("tsm", "4:8", dense="grad_weight", drawn="output grad_input", n=4, m=8),
+    # not in the registry: every operand and rule that a user can combine
+    _row(
+        "custom",
+        "rescaled_both",
+        dense="output",
+        custom=lambda: Strategy(
+            "custom-rescaled_both",
+            grad_input=NM("grad_output", 2, 4, rule="magnitude_rescaled", rescale="channel"),
+            grad_weight=NM("grad_output", 2, 4, rule="magnitude_rescaled", rescale="group"),
+        ),
+    ),
+    _row(
+        "custom",
+        "rescaled_sample",
+        dense="output grad_input",
+        custom=lambda: Strategy(
+            "custom-rescaled_sample",
+            grad_weight=NM("grad_output", 1, 4, rule="magnitude_rescaled"),
+        ),
+    ),
+    _row(
+        "custom",
+        "random_input",
+        dense="output grad_input",
+        drawn="grad_weight",
+        custom=lambda: Strategy(
+            "custom-random_input", grad_weight=NM("input", 2, 4, rule="random")
+        ),
+    ),
+    _row(
+        "custom",
+        "random_grads",
+        dense="output",
+        drawn="grad_input grad_weight",
+        custom=lambda: Strategy(
+            "custom-random_grads",
+            grad_input=NM("grad_output", 2, 5, rule="random"),
+            grad_weight=NM("grad_output", 1, 4, rule="random"),
+        ),
+    ),
+)
+
+DETERMINISTIC = tuple(row for row in SETTINGS if row.deterministic)
+DEFAULTS = tuple(
+    row for row in SETTINGS if not row.overrides and row.custom is None
+)  # one row per registered strategy
+
+
+def setting(id: str) -> Setting:
+    """The row of that id."""
+    (row,) = (row for row in SETTINGS if row.id == id)
+    return row
