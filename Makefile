@@ -5,7 +5,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint venv
 venv: $(STAMP)
@@ -18,10 +17,10 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	OMP_NUM_THREADS=2 $(BIN)/python tools/demo.py
+	$(BIN)/python tools/demo.py $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
