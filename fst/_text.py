@@ -1,0 +1,23 @@
+"""Wording shared by error messages and reports: nearest names and plain-text tables."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known one, then all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{hint} Known: {', '.join(names)}."
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Aligned plain-text table with a rule below the header."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,218 @@
+"""N:M masks as pure functions of a tensor. True means kept.
+
+Every mask keeps exactly N of each full group of M consecutive elements along one axis (zeros
+included), and min(N, r) of a shorter last group of r, so it satisfies the pattern whatever the
+values are. Ties keep the lower index; NaN counts as an infinite magnitude.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst._text import suggest
+
+MAX_M = 32
+RESCALES = ("sample_channel", "channel", "group")
+
+
+def check_pattern(n: int, m: int) -> None:
+    """Raise ValueError unless 1 <= n <= m <= 32, both integers."""
+    for name, value in (("n", n), ("m", m)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name}={value!r} must be an integer, with 1 <= n <= m <= {MAX_M}.")
+    if not 1 <= n <= m <= MAX_M:
+        raise ValueError(f"n={n}, m={m}: the pattern n:m needs 1 <= n <= m <= {MAX_M}.")
+
+
+def nm_mask(
+    tensor: Tensor,
+    n: int,
+    m: int,
+    dim: int,
+    rule: str = "magnitude",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Mask that keeps ``n`` of every ``m`` consecutive elements along ``dim``.
+
+    Args:
+        tensor: any shape and memory format, floating point.
+        n, m: 1 <= n <= m <= 32; n == m keeps everything.
+        dim: the axis along which groups run (the GEMM's reduction axis).
+        rule: "magnitude" keeps the n largest absolute values, "random" a uniformly random n-subset.
+        generator: source of randomness of "random"; torch's default generator if None.
+
+    Returns:
+        Boolean tensor of the same shape and memory format.
+
+    Raises:
+        ValueError: pattern out of range, unknown rule.
+        TypeError: ``tensor`` is not floating point.
+        IndexError: ``dim`` out of range.
+    """
+    check_pattern(n, m)
+    scores = _scores(tensor, rule, generator)
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}.")
+    dim %= tensor.dim()
+    if n == m or tensor.numel() == 0:
+        return torch.ones_like(tensor, dtype=torch.bool)
+    size = tensor.shape[dim]
+    if size % m:
+        padding = [0, 0] * (tensor.dim() - 1 - dim) + [0, -size % m]
+        scores = F.pad(scores, padding, value=-1.0)
+    groups = scores.unflatten(dim, (-1, m))
+    mask = _keep_largest(groups, n, dim + 1).flatten(dim, dim + 1)
+    return mask.narrow(dim, 0, size)
+
+
+def _scores(tensor: Tensor, rule: str, generator: torch.Generator | None) -> Tensor:
+    """Non-negative scores of which the largest in each group are kept."""
+    if not tensor.is_floating_point():
+        raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point types.")
+    if rule == "magnitude":
+        return tensor.abs().nan_to_num_(nan=float("inf"), posinf=float("inf"))
+    if rule == "random":
+        device = tensor.device if generator is None else generator.device
+        # float64: in lower precision ties would favour low indices
+        draws = torch.rand(tensor.shape, generator=generator, device=device, dtype=torch.float64)
+        return draws.to(tensor.device)
+    raise ValueError(f"rule={rule!r} is not a mask rule.{suggest(rule, ('magnitude', 'random'))}")
+
+
+def _keep_largest(groups: Tensor, n: int, dim: int) -> Tensor:
+    """Rank by comparing all pairs: on groups this small several times faster than a sort."""
+    elements = groups.unbind(dim)
+    m = len(elements)
+    # An element's rank is the number of elements of its group that beat it.
+    ranks = [torch.full_like(e, m - 1 - i, dtype=torch.int8) for i, e in enumerate(elements)]
+    for i, j in itertools.combinations(range(m), 2):
+        lower_wins = (elements[i] >= elements[j]).view(torch.int8)
+        ranks[i].sub_(lower_wins)
+        ranks[j].add_(lower_wins)
+    mask = torch.empty_like(groups, dtype=torch.bool)
+    for kept, rank in zip(mask.unbind(dim), ranks, strict=True):
+        kept.copy_(rank < n)
+    return mask
+
+
+def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:
+    """Factor that restores the L1 norm which pruning removed (SDGP, section III-B).
+
+    Args:
+        dense, pruned: (N, C, ...) before and after pruning.
+        rescale: "sample_channel" (per sample and channel, over positions: the published code),
+            "channel" (per channel, over samples and positions: the paper's text) or
+            "group" (every group of m along ``dim`` keeps its own norm).
+        m, dim: group size and axis, used by "group".
+
+    Returns:
+        Tensor that broadcasts against ``pruned``, in its dtype. Sums are taken in float32 (float64
+        for float64 tensors); where nothing was kept the factor is 1.
+    """
+    wide = torch.float64 if dense.dtype == torch.float64 else torch.float32
+    before, after = dense.abs().to(wide), pruned.abs().to(wide)
+    positions = tuple(range(2, dense.dim()))
+    reduce: Callable[[Tensor], Tensor]
+    if rescale == "group":
+        size = dense.shape[dim]
+        tail = [0, 0] * (dense.dim() - 1 - dim % dense.dim()) + [0, -size % m]
+
+        def reduce(values: Tensor) -> Tensor:
+            sums = F.pad(values, tail).unflatten(dim, (-1, m)).sum(dim % dense.dim() + 1)
+            return sums.repeat_interleave(m, dim).narrow(dim, 0, size)
+
+    elif rescale == "sample_channel":
+
+        def reduce(values: Tensor) -> Tensor:
+            return values.sum(positions, keepdim=True) if positions else values
+
+    elif rescale == "channel":
+
+        def reduce(values: Tensor) -> Tensor:
+            return values.sum((0, *positions), keepdim=True)
+
+    else:
+        raise ValueError(f"rescale={rescale!r} is unknown.{suggest(rescale, RESCALES)}")
+    kept = reduce(after)
+    scale = torch.where(kept > 0, reduce(before) / kept, 1.0)
+    return scale.to(dense.dtype)
+
+
+def transposable_mask(matrix: Tensor, n: int = 2, m: int = 4) -> Tensor:
+    """Mask that keeps n of m in every row and every column of each m x m tile.
+
+    Source: Hubara et al. 2021, "Accelerated Sparse Neural Training". For m <= 4 the best of all
+    patterns (90 for 2:4) is found exactly; above that by the paper's greedy 2-approximation,
+    completed by exchanges so that every row and column keeps exactly n.
+
+    Args:
+        matrix: (..., rows, columns), floating point. Sizes not divisible by m are padded with
+            zeros; a tile that is cut off keeps at most n per row and column.
+
+    Returns:
+        Boolean tensor of the same shape.
+    """
+    check_pattern(n, m)
+    if matrix.dim() < 2:
+        raise ValueError(f"matrix has shape {tuple(matrix.shape)}; at least two axes are needed.")
+    scores = _scores(matrix, "magnitude", None)
+    if n == m or matrix.numel() == 0:
+        return torch.ones_like(matrix, dtype=torch.bool)
+    rows, columns = matrix.shape[-2:]
+    scores = F.pad(scores, (0, -columns % m, 0, -rows % m))
+    tiles = scores.unflatten(-2, (-1, m)).unflatten(-1, (-1, m)).transpose(-3, -2)
+    flat = tiles.reshape(-1, m * m)
+    kept = _best_pattern(flat, n, m) if m <= 4 else _greedy_pattern(flat, n, m)
+    mask = kept.view(tiles.shape).transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+    return mask[..., :rows, :columns].contiguous()
+
+
+@cache
+def _transposable_patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
+    """All m x m 0/1 patterns with n ones in every row and column, rows enumerated in order."""
+    rows = [
+        tuple(int(i in kept) for i in range(m)) for kept in itertools.combinations(range(m), n)
+    ]
+    return tuple(
+        tuple(itertools.chain.from_iterable(pattern))
+        for pattern in itertools.product(rows, repeat=m)
+        if all(sum(column) == n for column in zip(*pattern, strict=True))
+    )
+
+
+def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
+    wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
+    limit = torch.finfo(wide).max / (4 * m * m)
+    patterns = torch.tensor(_transposable_patterns(n, m), device=tiles.device)
+    totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
+    return patterns.bool()[totals.argmax(1)]
+
+
+def _greedy_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
+    count = tiles.shape[0]
+    tile = torch.arange(count, device=tiles.device)
+    kept = torch.zeros(count, m, m, dtype=torch.bool, device=tiles.device)
+    for entry in tiles.sort(dim=1, descending=True, stable=True).indices.unbind(1):
+        row, column = entry // m, entry % m
+        free = (kept[tile, row].sum(1) < n) & (kept[tile, :, column].sum(1) < n)
+        kept[tile, row, column] = free
+    values = tiles.view(count, m, m)
+    # A row r and a column c that still lack one: exchange a kept (i, j) for (r, j) and (i, c).
+    for _ in range(m * n):
+        short_rows, short_columns = kept.sum(2) < n, kept.sum(1) < n
+        short = short_rows.any(1)
+        row, column = short_rows.int().argmax(1), short_columns.int().argmax(1)
+        allowed = kept & ~kept[tile, row][:, None, :] & ~kept[tile, :, column][:, :, None]
+        gain = values[tile, row][:, None, :] + values[tile, :, column][:, :, None] - values
+        choice = gain.nan_to_num().masked_fill(~allowed, -float("inf")).flatten(1).argmax(1)
+        i, j = choice // m, choice % m
+        kept[tile, i, j] &= ~short
+        kept[tile, row, j] |= short
+        kept[tile, i, column] |= short
+    return kept.flatten(1)

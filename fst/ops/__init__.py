@@ -1,0 +1,1 @@
+"""The convolution op, its half-cost weight gradient, and the reference both are tested against."""

@@ -1,0 +1,149 @@
+"""The half-cost grad_weight of FST (Eq. 7 and 10): a dense weight gradient with doubled stride.
+
+With a fixed mask the kept output positions are known. They form one or two regular lattices, and
+over a lattice the sum  dW = Σ (dY[kept] + dY[dropped partner]) · X[kept]ᵀ  is the weight gradient of
+the same convolution with the stride multiplied by the lattice's step, fed with the folded
+grad_output. It is half the work of the dense GEMM (a quarter for 2x2 blocks) on any device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst.ops.geometry import Geometry, gradients
+from fst.strategy import Alternating
+
+
+class Lattice(NamedTuple):
+    """Output positions (row + i * row_step, column + j * column_step)."""
+
+    row: int
+    row_step: int
+    column: int
+    column_step: int
+
+
+def lattices(rule: Alternating, phase: int, height: int, width: int) -> tuple[Lattice, ...]:
+    """The kept positions of a height x width output map."""
+    if rule.block == (2, 2):
+        return (Lattice(0, 2, 0, 2),)
+    if rule.pairing == "row" or width % 2 == 0:
+        return (Lattice(0, 1, phase if width > 1 else 0, 2),)
+    # Pairs along the flattened map of odd width: the phase flips from row to row.
+    if height * width == 1:
+        phase = 0
+    found = (Lattice(0, 2, phase, 2), Lattice(1, 2, 1 - phase, 2))
+    return tuple(p for p in found if p.row < height and p.column < width)
+
+
+def fold_grad_output(
+    grad_output: Tensor, rule: Alternating, phase: int, kept: tuple[Lattice, ...]
+) -> list[Tensor]:
+    """grad_output (N, Cout, P, Q) at the kept positions, with that of the dropped ones added."""
+    height, width = grad_output.shape[2:]
+    on_lattices = [
+        grad_output[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept
+    ]
+    if not rule.restore:
+        return on_lattices
+    if rule.pairing == "row" or width % 2 == 0:
+        return [_fold_blocks(grad_output, rule.block, kept[0].column)]
+    flat = grad_output.flatten(2)
+    restored = flat.clone(memory_format=torch.preserve_format)
+    if phase == 0:
+        restored[:, :, :-1] += flat[:, :, 1:]
+    else:
+        restored[:, :, 1:] += flat[:, :, :-1]
+        if (height * width) % 2 and height * width > 1:
+            restored[:, :, -2] += flat[:, :, -1]
+    restored = restored.unflatten(2, (height, width))
+    return [restored[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept]
+
+
+def _fold_blocks(grad_output: Tensor, block: tuple[int, int], phase: int) -> Tensor:
+    """Sum over blocks; a last row or column of an odd size stands alone (phase 0) or joins the
+    last block (phase 1).
+    """
+    width = grad_output.shape[3]
+    if phase == 0 or width % 2 == 0:
+        return _sum_pool(grad_output, block)
+    folded = _sum_pool(grad_output[..., :-1], block)
+    folded[..., -1] += grad_output[..., -1]
+    return folded
+
+
+def _sum_pool(tensor: Tensor, block: tuple[int, int]) -> Tensor:
+    return F.avg_pool2d(tensor, block, ceil_mode=True, divisor_override=1)
+
+
+def kept_input(
+    input: Tensor, kept: tuple[Lattice, ...], output_size: tuple[int, int], geometry: Geometry
+) -> list[Tensor]:
+    """What a 1x1 convolution's grad_weight reads of ``input``: one value for each kept position."""
+    return [
+        _window(input, p, output_size, (1, 1), geometry)[
+            :, :, :: p.row_step * geometry.stride[0], :: p.column_step * geometry.stride[1]
+        ].clone(memory_format=torch.preserve_format)
+        for p in kept
+    ]
+
+
+def grad_weight(
+    folded: list[Tensor],
+    inputs: list[Tensor],
+    weight: Tensor,
+    kept: tuple[Lattice, ...],
+    output_size: tuple[int, int],
+    geometry: Geometry,
+) -> Tensor:
+    """dW (Cout, Cin/groups, kh, kw) from the folded grad_output of each lattice.
+
+    ``inputs`` is the whole input once, or for 1x1 kernels `kept_input`.
+    """
+    kernel = (weight.shape[2], weight.shape[3])
+    total: Tensor | None = None
+    for index, (lattice, grad_output) in enumerate(zip(kept, folded, strict=True)):
+        if kernel == (1, 1):
+            window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
+        else:
+            window, strided = _strided(inputs[0], lattice, output_size, kernel, geometry)
+        part = gradients(grad_output, window, weight, strided, (False, True, False))[1]
+        total = part if total is None else total + part
+    return total
+
+
+def _strided(
+    input: Tensor,
+    lattice: Lattice,
+    output_size: tuple[int, int],
+    kernel: tuple[int, int],
+    geometry: Geometry,
+) -> tuple[Tensor, Geometry]:
+    stride = (geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step)
+    if (lattice.row, lattice.column) == (0, 0):
+        return input, geometry._replace(stride=stride)
+    window = _window(input, lattice, output_size, kernel, geometry)
+    return window, geometry._replace(stride=stride, padding=(0, 0))
+
+
+def _window(
+    input: Tensor,
+    lattice: Lattice,
+    output_size: tuple[int, int],
+    kernel: tuple[int, int],
+    geometry: Geometry,
+) -> Tensor:
+    """The part of the padded input that the lattice's positions see."""
+    edges: list[int] = []
+    starts = ((lattice.row, lattice.row_step), (lattice.column, lattice.column_step))
+    for axis, (start, step) in enumerate(starts):
+        last = start + (output_size[axis] - 1 - start) // step * step
+        stride, padding = geometry.stride[axis], geometry.padding[axis]
+        begin = start * stride - padding
+        end = last * stride - padding + geometry.dilation[axis] * (kernel[axis] - 1) + 1
+        edges = [-begin, end - input.shape[2 + axis], *edges]
+    return F.pad(input, edges) if any(edges) else input

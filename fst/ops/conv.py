@@ -1,0 +1,364 @@
+"""The one autograd op: a convolution of which each GEMM's operands may be pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fst.ops import alternating
+from fst.ops.geometry import Geometry, convolve, gradients, input_gradient
+from fst.ops.prune import (
+    PrunedWeight,
+    grad_weight_pruned_input,
+    prune_grad_output,
+    prune_weight,
+)
+from fst.strategies import get_strategy
+from fst.strategy import Alternating, Strategy
+
+IntPair = int | Sequence[int]
+
+
+class Call(NamedTuple):
+    """What one call of the op needs besides its tensors.
+
+    Attributes:
+        phase: which of a pair the alternating rule keeps in this call.
+        generator: source of randomness of random rules on grad_output and input.
+        decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
+        scale_decay: applied to that term (loss scaling); None for none.
+        on_backward: called when grad_weight has been computed; None for nothing.
+    """
+
+    geometry: Geometry
+    strategy: Strategy
+    phase: int
+    generator: torch.Generator | None
+    decay: float
+    scale_decay: Callable[[Tensor], Tensor] | None = None
+    on_backward: Callable[[], None] | None = None
+
+
+class _SparseConv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_output: Tensor,
+        weight_grad_input: Tensor,
+        mask: Tensor | None,
+        call: Call,
+    ) -> Tensor:
+        output = convolve(input, weight_output, bias, call.geometry)
+        rule = call.strategy.grad_weight
+        ctx.call = call
+        ctx.input_shape = input.shape
+        ctx.kept = ()
+        inputs = [input]
+        if not weight.requires_grad:
+            inputs = []
+        elif isinstance(rule, Alternating):
+            size = (output.shape[2], output.shape[3])
+            ctx.kept = alternating.lattices(rule, call.phase, *size)
+            if weight.shape[2:] == (1, 1):
+                inputs = alternating.kept_input(input, ctx.kept, size, call.geometry)
+        decay_mask = mask if call.decay else None
+        ctx.save_for_backward(weight, weight_grad_input, decay_mask, *inputs)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        weight, weight_grad_input, decay_mask, *inputs = ctx.saved_tensors
+        call: Call = ctx.call
+        geometry, strategy = call.geometry, call.strategy
+        need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_input = grad_weight = grad_bias = None
+
+        rule = strategy.grad_input
+        if need_input and rule is not None and rule.operand == "grad_output":
+            pruned = prune_grad_output(
+                grad_output, rule, "grad_input", geometry.groups, call.generator
+            )
+            grad_input = input_gradient(pruned, weight_grad_input, geometry, ctx.input_shape)
+            need_input = False
+        if need_weight and strategy.grad_weight is None:
+            needed = (need_input, True, need_bias)
+            dense = gradients(grad_output, inputs[0], weight_grad_input, geometry, needed)
+            grad_input = dense[0] if need_input else grad_input
+            grad_weight, grad_bias = dense[1:]
+        else:
+            if need_input:
+                grad_input = input_gradient(
+                    grad_output, weight_grad_input, geometry, ctx.input_shape
+                )
+            if need_weight:
+                grad_weight = _grad_weight_pruned(ctx, grad_output, weight_grad_input, inputs)
+            if need_bias:
+                grad_bias = grad_output.sum((0, 2, 3))
+
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+            if decay_mask is not None:
+                residual = weight * ~decay_mask
+                if call.scale_decay is not None:
+                    residual = call.scale_decay(residual)
+                grad_weight = grad_weight.add(residual, alpha=call.decay)
+            if call.on_backward is not None:
+                call.on_backward()
+        return grad_input, grad_weight, grad_bias, None, None, None, None
+
+
+def _grad_weight_pruned(
+    ctx: Any, grad_output: Tensor, weight: Tensor, inputs: list[Tensor]
+) -> Tensor:
+    call: Call = ctx.call
+    rule, geometry = call.strategy.grad_weight, call.geometry
+    if isinstance(rule, Alternating):
+        size = (grad_output.shape[2], grad_output.shape[3])
+        folded = alternating.fold_grad_output(grad_output, rule, call.phase, ctx.kept)
+        return alternating.grad_weight(folded, inputs, weight, ctx.kept, size, geometry)
+    if rule.operand == "grad_output":
+        pruned = prune_grad_output(
+            grad_output, rule, "grad_weight", geometry.groups, call.generator
+        )
+        return gradients(pruned, inputs[0], weight, geometry, (False, True, False))[1]
+    kernel = (weight.shape[2], weight.shape[3])
+    return grad_weight_pruned_input(grad_output, inputs[0], kernel, geometry, rule, call.generator)
+
+
+def sparse_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntPair = 1,
+    padding: IntPair | str = 0,
+    dilation: IntPair = 1,
+    groups: int = 1,
+    strategy: str | Strategy = "fst",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """2-D convolution whose three GEMMs are pruned as ``strategy`` says; else `F.conv2d`.
+
+    Args:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), dense. Its gradient is that of the dense weight
+            (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
+        bias: (Cout,) or None.
+        stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
+        strategy: a name or a `Strategy`.
+        generator: source of randomness of random rules; torch's default generator if None.
+
+    Returns:
+        (N, Cout, P, Q), differentiable once.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
+    """
+    strategy = _resolve(strategy)
+    _check_tensors(input, weight, bias, groups)
+    dtype = compute_dtype(input, weight)
+    with torch.no_grad():
+        pruned = prune_weight(weight, strategy, groups, dtype, generator)
+    return convolve_pruned(
+        input,
+        weight,
+        bias,
+        pruned,
+        stride,
+        padding,
+        dilation,
+        groups,
+        strategy,
+        decay=strategy.gradient_decay,
+        generator=generator,
+    )
+
+
+def sparse_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strategy: str | Strategy = "fst",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """`sparse_conv2d` for fully connected layers: a 1x1 convolution over a sample's positions.
+
+    Args:
+        input: (N, ..., in_features). The axes between are the positions that rules of grad_weight
+            group or pair; a 2-D input has one position per sample, so nothing to prune there.
+        weight: (out_features, in_features).
+        bias: (out_features,) or None.
+    """
+    _check_linear(input, weight)
+    samples = input.shape[0] if input.dim() > 1 else 1
+    positions = input.shape[1:-1].numel() if input.dim() > 1 else 1
+    image = input.reshape(samples, 1, positions, input.shape[-1]).permute(0, 3, 1, 2)
+    output = sparse_conv2d(
+        image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
+    )
+    return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], weight.shape[0])
+
+
+def convolve_pruned(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pruned: PrunedWeight,
+    stride: IntPair,
+    padding: IntPair | str,
+    dilation: IntPair,
+    groups: int,
+    strategy: Strategy,
+    *,
+    decay: float,
+    generator: torch.Generator | None = None,
+    phase: int | None = None,
+    scale_decay: Callable[[Tensor], Tensor] | None = None,
+    on_backward: Callable[[], None] | None = None,
+) -> Tensor:
+    """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments."""
+    input, geometry = _geometry(input, weight, stride, padding, dilation, groups)
+    dtype = pruned.output.dtype
+    input = input.to(dtype)
+    if bias is not None:
+        bias = bias.to(dtype)
+    if phase is None:
+        phase = _draw_phase(strategy, generator)
+    call = Call(geometry, strategy, phase, generator, decay, scale_decay, on_backward)
+    return _SparseConv2d.apply(input, weight, bias, *pruned, call)
+
+
+@torch.compiler.assume_constant_result
+def _resolve(strategy: str | Strategy) -> Strategy:
+    return get_strategy(strategy)
+
+
+def compute_dtype(input: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype of the GEMMs: autocast's where it is on, else that of the tensors.
+
+    Raises:
+        TypeError: not floating point, or input and weight differ without autocast.
+    """
+    device = input.device.type
+    for name, tensor in (("input", input), ("weight", weight)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are floating point types.")
+    if torch.is_autocast_enabled(device) and torch.float64 not in (input.dtype, weight.dtype):
+        return torch.get_autocast_dtype(device)
+    if input.dtype != weight.dtype:
+        raise TypeError(
+            f"input has dtype {input.dtype}, weight {weight.dtype}: they must be the same, "
+            "or autocast must be on."
+        )
+    return input.dtype
+
+
+def _draw_phase(strategy: Strategy, generator: torch.Generator | None) -> int:
+    rule = strategy.grad_weight
+    if not isinstance(rule, Alternating):
+        return 0
+    if rule.phase != "random":
+        return int(rule.phase)
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "phase='random' chooses between two programs at each step, which torch.compile cannot "
+            "trace; use phase=0 or phase=1."
+        )
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2, (), generator=generator, device=device))
+
+
+def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
+    values = (value, value) if isinstance(value, int) else tuple(value)
+    if len(values) == 1:
+        values = values * 2
+    if len(values) != 2 or not all(isinstance(v, int) and v >= least for v in values):
+        raise ValueError(f"{name}={value!r} must be an integer >= {least}, or two of them.")
+    return values
+
+
+def _geometry(
+    input: Tensor,
+    weight: Tensor,
+    stride: IntPair,
+    padding: IntPair | str,
+    dilation: IntPair,
+    groups: int,
+) -> tuple[Tensor, Geometry]:
+    """Symmetric padding as a `Geometry`; what is left of an asymmetric "same" is padded here."""
+    strides = _pair("stride", stride, 1)
+    dilations = _pair("dilation", dilation, 1)
+    kernel = (weight.shape[2], weight.shape[3])
+    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ValueError(
+                f"padding={padding!r} is unknown; allowed: integers >= 0, 'same', 'valid'."
+            )
+        if padding == "same" and strides != (1, 1):
+            raise ValueError(f"padding='same' needs stride=1, not stride={stride!r}.")
+        total = reach if padding == "same" else [0, 0]
+        paddings = (total[0] // 2, total[1] // 2)
+        if total[0] % 2 or total[1] % 2:
+            input = F.pad(input, (0, total[1] % 2, 0, total[0] % 2))
+    else:
+        paddings = _pair("padding", padding, 0)
+    for axis, name in enumerate(("height", "width")):
+        if input.shape[2 + axis] + 2 * paddings[axis] <= reach[axis]:
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}: its {name} with padding={paddings[axis]} "
+                f"is smaller than the kernel's reach of {reach[axis] + 1} "
+                f"(weight {tuple(weight.shape)}, dilation={dilations[axis]})."
+            )
+    return input, Geometry(strides, paddings, dilations, groups)
+
+
+def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    if input.dim() != 4:
+        raise ValueError(f"input has shape {tuple(input.shape)}; it must be (N, Cin, H, W).")
+    if weight.dim() != 4:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw).")
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups={groups!r} must be an integer >= 1.")
+    outputs, channels = weight.shape[:2]
+    if outputs % groups:
+        raise ValueError(
+            f"groups={groups} must divide the output channels of weight {tuple(weight.shape)}."
+        )
+    if input.shape[1] != channels * groups:
+        raise ValueError(
+            f"input {tuple(input.shape)} has {input.shape[1]} channels; weight "
+            f"{tuple(weight.shape)} with groups={groups} needs {channels * groups}."
+        )
+    if 0 in weight.shape or 0 in input.shape[1:]:
+        raise ValueError(
+            f"input {tuple(input.shape)}, weight {tuple(weight.shape)}: only the batch may be empty."
+        )
+    if bias is not None and bias.shape != (outputs,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({outputs},).")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != input.device:
+            raise ValueError(
+                f"{name} is on {tensor.device}, input on {input.device}: they must be the same."
+            )
+
+
+def _check_linear(input: Tensor, weight: Tensor) -> None:
+    if weight.dim() != 2:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; it must be (out_features, in_features)."
+        )
+    if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; its last axis must be in_features={weight.shape[1]}."
+        )

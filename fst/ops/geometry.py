@@ -1,0 +1,67 @@
+"""Shapes of a convolution, and the dense kernels of its three GEMMs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Geometry(NamedTuple):
+    """Stride, symmetric padding, dilation (height, width) and groups of a 2-D convolution."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
+    return F.conv2d(input, weight, bias, *geometry)
+
+
+def gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    needed: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """grad_input (uses ``weight``), grad_weight (uses ``input``), grad_bias, as far as needed."""
+    stride, padding, dilation, groups = geometry
+    return torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        [weight.shape[0]],
+        list(stride),
+        list(padding),
+        list(dilation),
+        False,
+        [0, 0],
+        groups,
+        list(needed),
+    )
+
+
+def input_gradient(
+    grad_output: Tensor, weight: Tensor, geometry: Geometry, input_shape: torch.Size
+) -> Tensor:
+    """grad_input alone, for which the input itself is not needed."""
+    stride, padding, dilation, groups = geometry
+    rest = [
+        size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+        for size, out, s, p, d, k in zip(
+            input_shape[2:],
+            grad_output.shape[2:],
+            stride,
+            padding,
+            dilation,
+            weight.shape[2:],
+            strict=True,
+        )
+    ]
+    return F.conv_transpose2d(grad_output, weight, None, stride, padding, rest, groups, dilation)

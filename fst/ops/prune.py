@@ -1,0 +1,122 @@
+"""Rules applied to the operands: which axis of which tensor the groups of M run along."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst import masks
+from fst.ops.geometry import Geometry
+from fst.strategy import NM, Rule, SameAsOutput, Strategy, Transposable
+
+
+class PrunedWeight(NamedTuple):
+    """The weight as each GEMM sees it, and the mask behind S(W) (None where output is dense)."""
+
+    output: Tensor
+    grad_input: Tensor
+    mask: Tensor | None
+
+
+def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
+    """``tensor`` where kept, else 0. Inf and NaN stay visible even where they are dropped."""
+    return tensor * mask
+
+
+def weight_mask(
+    weight: Tensor, rule: Rule, gemm: str, groups: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """Mask of ``weight`` (Cout, Cin/groups, kh, kw) for the "output" or "grad_input" GEMM."""
+    if isinstance(rule, Transposable):
+        grouped = weight.unflatten(0, (groups, -1))
+        if rule.group_order == "im2col":
+            mask = masks.transposable_mask(grouped.flatten(2), rule.n, rule.m)
+            return mask.reshape(weight.shape)
+        tiles = grouped.permute(0, 3, 4, 1, 2)
+        mask = masks.transposable_mask(tiles, rule.n, rule.m)
+        return mask.permute(0, 3, 4, 1, 2).flatten(0, 1)
+    if gemm == "grad_input":
+        grouped = weight.unflatten(0, (groups, -1))
+        return _nm_mask(grouped, rule, 1, generator).flatten(0, 1)
+    if rule.group_order == "im2col":
+        return _nm_mask(weight.flatten(1), rule, 1, generator).view(weight.shape)
+    return _nm_mask(weight, rule, 1, generator)
+
+
+def _nm_mask(tensor: Tensor, rule: NM, dim: int, generator: torch.Generator | None) -> Tensor:
+    kind = "random" if rule.rule == "random" else "magnitude"
+    return masks.nm_mask(tensor, rule.n, rule.m, dim, kind, generator)
+
+
+def prune_weight(
+    weight: Tensor,
+    strategy: Strategy,
+    groups: int,
+    dtype: torch.dtype,
+    generator: torch.Generator | None = None,
+    mask: Tensor | None = None,
+) -> PrunedWeight:
+    """S(W) and S(Wᵀ) of ``strategy``, selected on ``weight`` as stored and then cast to ``dtype``.
+
+    ``mask`` replaces the mask of the output GEMM (rules that keep a mask for several steps).
+    """
+    weight = weight.detach()
+    dense = weight.to(dtype)
+    output = dense
+    if strategy.output is not None:
+        if mask is None:
+            mask = weight_mask(weight, strategy.output, "output", groups, generator)
+        output = apply_mask(dense, mask)
+    rule = strategy.grad_input
+    if rule is None or rule.operand != "weight":
+        grad_input = dense
+    elif isinstance(rule, SameAsOutput | Transposable):
+        grad_input = output
+    else:
+        own = weight_mask(weight, rule, "grad_input", groups, generator)
+        grad_input = apply_mask(dense, own)
+    return PrunedWeight(output, grad_input, mask)
+
+
+def prune_grad_output(
+    grad_output: Tensor, rule: NM, gemm: str, groups: int, generator: torch.Generator | None
+) -> Tensor:
+    """grad_output (N, Cout, P, Q) pruned for "grad_input" (groups of M along the output channels of
+    a convolution group) or "grad_weight" (along the flattened P·Q).
+    """
+    if gemm == "grad_input":
+        view, dim = grad_output.unflatten(1, (groups, -1)), 2
+    else:
+        view, dim = grad_output.flatten(2), 2
+    pruned = apply_mask(view, _nm_mask(view, rule, dim, generator))
+    if rule.rule == "magnitude_rescaled" and rule.rescale == "group":
+        pruned = pruned * masks.l1_scale(view, pruned, "group", rule.m, dim)
+    pruned = pruned.flatten(1, 2) if gemm == "grad_input" else pruned.unflatten(2, grad_output.shape[2:])
+    if rule.rule == "magnitude_rescaled" and rule.rescale != "group":
+        pruned = pruned * masks.l1_scale(grad_output, pruned, rule.rescale, rule.m, 1)
+    return pruned
+
+
+def grad_weight_pruned_input(
+    grad_output: Tensor,
+    input: Tensor,
+    kernel: tuple[int, int],
+    geometry: Geometry,
+    rule: NM,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """dW = dY · S(Xᵀ), with groups of M output positions for each row of im2col(X) and sample.
+
+    Sorting needs im2col(X) itself: kh·kw times the memory of the input.
+    """
+    stride, padding, dilation, groups = geometry
+    samples, channels = grad_output.shape[:2]
+    columns = F.unfold(input, kernel, dilation, padding, stride)
+    columns = apply_mask(columns, _nm_mask(columns, rule, 2, generator))
+    columns = columns.view(samples, groups, -1, columns.shape[2])
+    rows = grad_output.reshape(samples, groups, channels // groups, -1)
+    product = torch.einsum("ngol,ngkl->gok", rows, columns)
+    return product.reshape(channels, input.shape[1] // groups, *kernel)

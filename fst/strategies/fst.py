@@ -1,0 +1,50 @@
+"""FST: all three GEMMs of training 2:4 sparse.
+
+Paper: Xu et al., "Towards Fully Sparse Training: Information Restoration with Spatial Similarity",
+AAAI 2022: Eq. 5 (output), S(Wᵀ) pruned separately (grad_input), Eq. 7 and 10 (grad_weight), Eq. 6
+(SR-STE decay). All convolutions are pruned, the first one too; fully connected layers stay dense.
+"""
+
+from fst.strategies import register_strategy
+from fst.strategy import NM, Alternating, Strategy
+
+
+@register_strategy("fst")
+def fst(
+    n: int = 2,
+    m: int = 4,
+    group_order: str = "channel",
+    pairing: str = "row",
+    phase: int | str = 0,
+    block: tuple[int, int] = (1, 2),
+    restore: bool = True,
+    decay: float = 2e-4,
+    decay_mode: str = "gradient",
+) -> Strategy:
+    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW = (dY + dY·T)·S(Xᵀ) + λ(W − S(W)) (the "50%×3" rows)."""
+    return Strategy(
+        "fst",
+        output=NM("weight", n, m, group_order=group_order),
+        grad_input=NM("weight", n, m),
+        grad_weight=Alternating(pairing=pairing, phase=phase, block=block, restore=restore),
+        decay=decay,
+        decay_mode=decay_mode,
+    )
+
+
+@register_strategy("fst_w")
+def fst_w(
+    n: int = 2,
+    m: int = 4,
+    group_order: str = "channel",
+    decay: float = 2e-4,
+    decay_mode: str = "gradient",
+) -> Strategy:
+    """FST with a dense grad_weight (the "50%×2" rows of Table 3)."""
+    return Strategy(
+        "fst_w",
+        output=NM("weight", n, m, group_order=group_order),
+        grad_input=NM("weight", n, m),
+        decay=decay,
+        decay_mode=decay_mode,
+    )

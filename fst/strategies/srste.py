@@ -1,0 +1,38 @@
+"""SR-STE: N:M weights learnt from scratch in the forward pass.
+
+Paper: Zhou et al., "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch",
+ICLR 2021, Eq. 9. Official code: github.com/NM-sparsity/NM-sparsity (its autograd function adds the
+decay to the gradient, as here).
+"""
+
+from fst._text import suggest
+from fst.strategies import register_strategy
+from fst.strategy import NM, SameAsOutput, Strategy
+
+BACKWARD = ("dense", "pruned")
+
+
+@register_strategy("srste")
+def srste(
+    n: int = 2,
+    m: int = 4,
+    rule: str = "magnitude",
+    backward: str = "dense",
+    group_order: str = "channel",
+    decay: float = 2e-4,
+    decay_mode: str = "gradient",
+) -> Strategy:
+    """Y = S(W)·X, dW dense + λ(W − S(W)).
+
+    ``backward`` is the weight of dX: "dense" (Wᵀ, only Eq. 1 is pruned, as FST's Table 3 counts it)
+    or "pruned" (S(W)ᵀ, the derivative that the official code takes).
+    """
+    if backward not in BACKWARD:
+        raise ValueError(f"backward={backward!r} is unknown.{suggest(backward, BACKWARD)}")
+    return Strategy(
+        "srste",
+        output=NM("weight", n, m, rule=rule, group_order=group_order),
+        grad_input=SameAsOutput() if backward == "pruned" else None,
+        decay=decay,
+        decay_mode=decay_mode,
+    )
