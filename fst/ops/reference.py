@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst.strategy import NM, Alternating, Strategy, Transposable
+from fst.strategy import NM, Alternating, SameAsOutput, Strategy, Transposable
 
 __all__ = [
     "ReferenceResult",
@@ -351,7 +351,7 @@ def reference_conv2d(
     most one operand pruned, as ``strategy`` says)::
 
         output      Y  = S(W) X
-        grad_input  dX = col2im(S(Wᵀ) dY)  or  col2im(Wᵀ S(dY))
+        grad_input  dX = col2im(S(Wᵀ) dY)  or  col2im(Wᵀ S(dY))  or  col2im(S(W)ᵀ dY)
         grad_weight dW = S(dY) Xᵀ  or  dY S(Xᵀ)  or  (dY + dY T) S(Xᵀ),  + λ (W - S(W)) (SR-STE)
         grad_bias   db = Σ dY, never pruned
 
@@ -386,7 +386,9 @@ def reference_conv2d(
     if strategy.output is not None:
         forward_weight = _pruned(strategy.output, "output", weights, draws, groups)
     rule = strategy.grad_input
-    if rule is not None and rule.operand == "weight":
+    if isinstance(rule, SameAsOutput):
+        backward_weight = forward_weight
+    elif rule is not None and rule.operand == "weight":
         backward_weight = _pruned(rule, "grad_input", weights, draws, groups)
     elif rule is not None:
         backward_grads = _pruned(rule, "grad_input", grads, draws, groups).flatten(2)

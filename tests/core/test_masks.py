@@ -1,0 +1,349 @@
+"""The pure mask functions: N:M magnitude and random masks, and the transposable mask."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fst.masks import nm_mask, transposable_mask
+from fst.ops.reference import (
+    reference_nm_mask,
+    reference_transposable_mask,
+    transposable_patterns,
+)
+
+PATTERNS = [(1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (16, 32), (1, 1), (3, 5), (32, 32)]
+
+
+def _generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def _kept_counts(mask, m, dim):
+    """(number kept, group length) of every group of ``m`` along ``dim``."""
+    lines = mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
+    return [
+        (int(group.sum()), len(group)) for line in lines for group in line.split(m) if len(line)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "n", "m", "kept"),
+    [
+        ((1, 7, -3, 2), 2, 4, (0, 1, 1, 0)),  # SDGP, section III-B
+        ((5, 5, 5, 5), 2, 4, (1, 1, 0, 0)),
+        ((1, -2, 2, 2), 2, 4, (0, 1, 1, 0)),
+        ((0, 0, 0, 0), 2, 4, (1, 1, 0, 0)),
+        ((0.0, -0.0, 0, 1), 2, 4, (1, 0, 0, 1)),
+        ((1, 2, 3, 4, 9, 8, 7), 2, 4, (0, 0, 1, 1, 1, 1, 0)),
+        ((1, 2, 3, 4, 0), 2, 4, (0, 0, 1, 1, 1)),
+        ((1, 2), 1, 4, (0, 1)),
+        ((1, 2, 3, 4), 4, 4, (1, 1, 1, 1)),
+        ((math.nan, 1, math.inf, -math.inf), 2, 4, (1, 0, 1, 0)),
+        ((1, math.nan, 2, 3), 1, 4, (0, 1, 0, 0)),
+    ],
+)
+def test_by_hand(values, n, m, kept):
+    mask = nm_mask(torch.tensor(values, dtype=torch.float32), n, m, 0)
+    assert mask.dtype == torch.bool
+    assert mask.int().tolist() == list(kept)
+
+
+@st.composite
+def _tensors(draw, values=None):
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    size = math.prod(shape)
+    if values is None:
+        values = st.integers(-3, 3)  # few values, many ties
+    flat = draw(st.lists(values, min_size=size, max_size=size))
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    return torch.tensor(flat, dtype=torch.float32).reshape(shape), dim
+
+
+PATTERN = st.integers(1, 32).flatmap(lambda m: st.tuples(st.integers(1, m), st.just(m)))
+
+
+@given(_tensors(), PATTERN)
+def test_magnitude_equals_reference_on_every_dim(tensor_and_dim, pattern):
+    tensor, dim = tensor_and_dim
+    n, m = pattern
+    mask = nm_mask(tensor, n, m, dim)
+    assert mask.shape == tensor.shape
+    assert torch.equal(mask, reference_nm_mask(tensor, n, m, dim))
+
+
+@given(_tensors(), PATTERN, st.sampled_from(["magnitude", "random"]))
+def test_exactly_n_of_each_group(tensor_and_dim, pattern, rule):
+    tensor, dim = tensor_and_dim
+    n, m = pattern
+    mask = nm_mask(tensor, n, m, dim, rule=rule, generator=_generator())
+    assert all(kept == min(n, length) for kept, length in _kept_counts(mask, m, dim))
+
+
+@given(_tensors(st.sampled_from([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45])))
+def test_special_values(tensor_and_dim):
+    tensor, dim = tensor_and_dim
+    assert torch.equal(nm_mask(tensor, 2, 4, dim), reference_nm_mask(tensor, 2, 4, dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "m"), PATTERNS)
+def test_dtypes(dtype, n, m):
+    tensor = torch.randn(3, 37, 4, dtype=torch.float64).to(dtype)
+    assert torch.equal(nm_mask(tensor, n, m, 1), reference_nm_mask(tensor, n, m, 1))
+
+
+def test_close_float64_values_are_told_apart():
+    tensor = torch.tensor([1.0, 1.0 + 1e-15, 1.0 - 1e-15, 1.0], dtype=torch.float64)
+    assert nm_mask(tensor, 1, 4, 0).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("rule", ["magnitude", "random"])
+@pytest.mark.parametrize("dim", range(4))
+def test_independent_of_memory_layout(dim, rule):
+    tensor = torch.randint(-3, 4, (4, 6, 5, 7)).float()
+    expected = nm_mask(tensor, 2, 4, dim, rule=rule, generator=_generator())
+    strided = torch.zeros(4, 12, 5, 14)[:, ::2, :, ::2].copy_(tensor)
+    transposed = tensor.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    for other in (tensor.to(memory_format=torch.channels_last), strided, transposed):
+        assert not other.is_contiguous()
+        mask = nm_mask(other, 2, 4, dim, rule=rule, generator=_generator())
+        assert torch.equal(mask, expected)
+
+
+def test_expanded_input():
+    tensor = torch.tensor([1.0, 7, -3, 2]).expand(3, 4)
+    assert nm_mask(tensor, 2, 4, 1).int().tolist() == [[0, 1, 1, 0]] * 3
+
+
+def test_input_is_untouched_and_needs_no_graph():
+    tensor = torch.randn(8, 8, requires_grad=True)
+    before = tensor.detach().clone()
+    mask = nm_mask(tensor, 2, 4, 1)
+    assert torch.equal(tensor, before) and not mask.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
+@pytest.mark.parametrize("rule", ["magnitude", "random"])
+def test_empty(shape, rule):
+    mask = nm_mask(torch.zeros(shape), 2, 4, -1, rule=rule)
+    assert mask.shape == shape and mask.dtype == torch.bool
+
+
+@pytest.mark.parametrize("rule", ["magnitude", "random"])
+def test_n_equals_m_keeps_everything(rule):
+    assert nm_mask(torch.zeros(3, 7), 4, 4, 1, rule=rule).all()
+
+
+# ---------------------------------------------------------------- random
+
+
+def _chi_square_limit(freedom, z=3.72):
+    """The 1 - 1e-4 quantile of the chi-square distribution (Wilson and Hilferty)."""
+    return freedom * (1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+def _subset_counts(groups):
+    weights = 2 ** torch.arange(groups.shape[1])
+    _, counts = (groups.long() * weights).sum(1).unique(return_counts=True)
+    return counts
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (2, 5), (4, 8), (3, 4), (1, 2)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_random_is_uniform_over_all_subsets(n, m, dim):
+    subsets = math.comb(m, n)
+    total = 400 * subsets
+    shape = (total, m) if dim == 1 else (m, total)
+    mask = nm_mask(torch.zeros(shape), n, m, dim, rule="random", generator=_generator(1))
+    counts = _subset_counts(mask.movedim(dim, -1))
+    assert len(counts) == subsets
+    chi_square = ((counts - 400.0) ** 2 / 400).sum().item()
+    assert chi_square < _chi_square_limit(subsets - 1)
+
+
+def test_random_is_uniform_in_every_place():
+    """Along one dimension of several groups with a short last one: each group is drawn alike."""
+    mask = nm_mask(torch.zeros(6000, 11), 2, 4, 1, rule="random", generator=_generator(2))
+    for group, subsets in zip(mask.split(4, dim=1), (6, 6, 3), strict=True):
+        counts = _subset_counts(group)
+        expected = 6000 / subsets
+        assert len(counts) == subsets
+        assert ((counts - expected) ** 2 / expected).sum() < _chi_square_limit(subsets - 1)
+    first, second, _ = mask.split(4, dim=1)
+    pairs = _subset_counts(torch.cat([first, second], dim=1))  # independent of each other
+    assert len(pairs) == 36
+    assert ((pairs - 6000 / 36) ** 2 / (6000 / 36)).sum() < _chi_square_limit(35)
+
+
+def test_random_depends_on_the_generator_alone():
+    tensor = torch.randn(64, 64)
+
+    def draw(values, seed):
+        return nm_mask(values, 2, 4, 1, rule="random", generator=_generator(seed))
+
+    assert torch.equal(draw(tensor, 3), draw(tensor, 3))
+    assert torch.equal(draw(tensor, 3), draw(torch.full_like(tensor, math.nan), 3))
+    assert not torch.equal(draw(tensor, 3), draw(tensor, 4))
+
+
+def test_random_advances_the_generator_and_spares_the_global_one():
+    state = torch.random.get_rng_state()
+    generator = _generator()
+    first, second = (
+        nm_mask(torch.zeros(64, 64), 2, 4, 1, rule="random", generator=generator) for _ in range(2)
+    )
+    assert not torch.equal(first, second)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_random_without_generator_follows_the_global_seed():
+    def draw():
+        torch.manual_seed(5)
+        return nm_mask(torch.zeros(64, 64), 2, 4, 1, rule="random")
+
+    assert torch.equal(draw(), draw())
+
+
+# ---------------------------------------------------------------- transposable
+
+
+def _best_of_ninety(tile):
+    return max(
+        float(tile.double().abs()[torch.tensor(pattern)].sum())
+        for pattern in transposable_patterns()
+    )
+
+
+@given(st.lists(st.integers(-4, 4), min_size=16, max_size=16))
+def test_transposable_2_4_is_optimal(values):
+    tile = torch.tensor(values, dtype=torch.float32).reshape(4, 4)
+    mask = transposable_mask(tile)
+    assert mask.dtype == torch.bool
+    assert (mask.sum(0) == 2).all() and (mask.sum(1) == 2).all()
+    assert float(tile.abs()[mask].sum()) == _best_of_ninety(tile)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (16, 12), (6, 5), (1, 9), (9, 1), (3, 3), (13, 4)])
+def test_transposable_2_4_equals_brute_force(shape):
+    matrix = torch.randn(shape)
+    assert torch.equal(transposable_mask(matrix), reference_transposable_mask(matrix))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_transposable_dtypes_and_layout(dtype):
+    matrix = (torch.randperm(64).reshape(8, 8) + 1).to(dtype)
+    expected = reference_transposable_mask(matrix)
+    assert torch.equal(transposable_mask(matrix), expected)
+    assert torch.equal(transposable_mask(matrix.T.contiguous().T), expected)
+
+
+def test_transposable_takes_batches_of_matrices():
+    matrices = torch.randn(2, 3, 8, 4)
+    mask = transposable_mask(matrices)
+    for index in itertools.product(range(2), range(3)):
+        assert torch.equal(mask[index], reference_transposable_mask(matrices[index]))
+
+
+def test_transposable_mask_serves_both_directions():
+    matrix = torch.randn(16, 24)
+    mask = transposable_mask(matrix)
+    for dim in (0, 1):
+        assert all(kept == 2 for kept, _ in _kept_counts(mask, 4, dim))
+
+
+def _best_by_linear_program(tile, n):
+    """Largest sum with n per row and column (the program's vertices are whole numbers)."""
+    optimize = pytest.importorskip("scipy.optimize")
+    m = len(tile)
+    rows = [[float(i == r) for i, _ in itertools.product(range(m), repeat=2)] for r in range(m)]
+    columns = [[float(j == c) for _, j in itertools.product(range(m), repeat=2)] for c in range(m)]
+    result = optimize.linprog(
+        -tile.abs().flatten().double().numpy(), A_eq=rows + columns, b_eq=[n] * 2 * m, bounds=(0, 1)
+    )
+    return -result.fun
+
+
+@pytest.mark.parametrize("case", ["normal", "ties", "heavy", "zeros", "staircase"])
+def test_transposable_4_8_is_a_2_approximation(case):
+    matrices = {
+        "normal": torch.randn(32, 40),
+        "ties": torch.randint(0, 2, (32, 40)).float(),
+        "heavy": torch.randn(32, 40) ** 5,
+        "zeros": torch.zeros(32, 40),
+        # rows that all want the same columns
+        "staircase": torch.arange(40).expand(32, 40).float() + torch.rand(32, 40),
+    }
+    matrix = matrices[case]
+    mask = transposable_mask(matrix, 4, 8)
+    for top, left in itertools.product(range(0, 32, 8), range(0, 40, 8)):
+        tile = matrix[top : top + 8, left : left + 8]
+        kept = mask[top : top + 8, left : left + 8]
+        assert (kept.sum(0) == 4).all() and (kept.sum(1) == 4).all()
+        assert tile.abs()[kept].sum().item() >= 0.5 * _best_by_linear_program(tile, 4) - 1e-4
+
+
+@given(st.lists(st.integers(0, 3), min_size=64, max_size=64))
+def test_transposable_4_8_is_always_exact_in_count(values):
+    mask = transposable_mask(torch.tensor(values, dtype=torch.float32).reshape(8, 8), 4, 8)
+    assert (mask.sum(0) == 4).all() and (mask.sum(1) == 4).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 13), (11, 3)])
+def test_transposable_4_8_never_exceeds_the_pattern_at_the_edge(shape):
+    mask = transposable_mask(torch.randn(shape), 4, 8)
+    assert mask.shape == shape
+    for dim in (0, 1):
+        assert all(kept <= 4 for kept, _ in _kept_counts(mask, 8, dim))
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "named"),
+    [
+        (3, 2, "n"),
+        (0, 4, "n"),
+        (-1, 4, "n"),
+        (1, 0, "m"),
+        (2, 33, "m"),
+        (2.0, 4, "n"),
+        (2, "4", "m"),
+        (True, 4, "n"),
+        (None, 4, "n"),
+    ],
+)
+@pytest.mark.parametrize("function", ["nm_mask", "transposable_mask"])
+def test_bad_pattern(n, m, named, function):
+    with pytest.raises((ValueError, TypeError), match=rf"\b{named}\b"):
+        if function == "nm_mask":
+            nm_mask(torch.zeros(8, 8), n, m, 0)
+        else:
+            transposable_mask(torch.zeros(8, 8), n, m)
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_bad_dim(dim):
+    with pytest.raises((ValueError, IndexError), match="dim"):
+        nm_mask(torch.zeros(8, 8), 2, 4, dim)
+
+
+def test_bad_rule_suggests_the_nearest():
+    with pytest.raises(ValueError, match="magnitude"):
+        nm_mask(torch.zeros(8), 2, 4, 0, rule="magnitud")
+
+
+def test_transposable_needs_a_matrix():
+    with pytest.raises(ValueError, match="matrix"):
+        transposable_mask(torch.zeros(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_masks_need_floating_point(dtype):
+    for function in (lambda t: nm_mask(t, 2, 4, 0), transposable_mask):
+        with pytest.raises((TypeError, ValueError), match=str(dtype)):
+            function(torch.zeros(8, 8, dtype=dtype))
