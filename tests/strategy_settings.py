@@ -152,7 +152,7 @@ SETTINGS: tuple[Setting, ...] = (
     _row("tsm", dense="grad_weight"),
     _row("tsm", "im2col", dense="grad_weight", group_order="im2col"),
     _row("tsm", "interval1", dense="grad_weight", interval=1),
-    _row("tsm", "4:8", dense="grad_weight", drawn="output grad_input", n=4, m=8),
+    _row("tsm", "4:8", dense="grad_weight", drawn="output", n=4, m=8),
     # not in the registry: every operand and rule that a user can combine
     _row(
         "custom",

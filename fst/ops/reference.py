@@ -20,6 +20,7 @@ from torch import Tensor
 from fst.strategy import NM, Alternating, SameAsOutput, Strategy, Transposable
 
 __all__ = [
+    "ReferenceOperands",
     "ReferenceResult",
     "alternating_matrices",
     "output_size",
@@ -27,6 +28,7 @@ __all__ = [
     "reference_im2col",
     "reference_linear",
     "reference_nm_mask",
+    "reference_operands",
     "reference_transposable_mask",
     "transposable_patterns",
 ]
@@ -254,44 +256,33 @@ def _weight_mask(rule: NM | Transposable, gemm: str, weight: Tensor, groups: int
     return torch.cat(parts)
 
 
-def _channel_mask(rule: NM, grad_output: Tensor, groups: int) -> Tensor:
-    """Mask of (N, Cout, P, Q) in grad_input: groups along Cout, within a convolution group."""
-    parts = grad_output.chunk(groups, dim=1)
-    return torch.cat([reference_nm_mask(part, rule.n, rule.m, 1) for part in parts], dim=1)
-
-
-def _ratio(dense: float, pruned: float) -> float:
-    return dense / pruned if pruned != 0 else 1.0
-
-
 def _rescaled(rule: NM, tensor: Tensor, mask: Tensor, dim: int, conv_groups: int) -> Tensor:
     """SDGP's rescaled magnitude: S(tensor) scaled to the L1 norm of tensor; zero norms scale by 1.
 
     ``tensor`` is grad_output as (N, Cout, P*Q). ``rescale="sample_channel"`` takes the norms per
     (n, cout), ``"channel"`` per cout over batch and positions, ``"group"`` per group along ``dim``.
     """
-    dense, pruned = tensor.abs(), torch.where(mask, tensor, 0.0).abs()
-    scale = torch.ones_like(tensor)
-    if rule.rescale == "group":
-        length = tensor.shape[dim]
-        span = length // conv_groups if dim == 1 else length  # ends with the convolution group
-        for first in range(0, length, span):
-            for start in range(first, first + span, rule.m):
-                count = min(rule.m, first + span - start)
-                kept = pruned.narrow(dim, start, count).sum(dim, keepdim=True)
-                whole = dense.narrow(dim, start, count).sum(dim, keepdim=True)
-                ratio = torch.where(kept == 0, 1.0, whole / kept)
-                scale.narrow(dim, start, count).mul_(ratio)
-    else:
-        for channel in range(tensor.shape[1]):
-            if rule.rescale == "channel":
-                whole, kept = dense[:, channel].sum(), pruned[:, channel].sum()
-                scale[:, channel] = _ratio(float(whole), float(kept))
-            else:
-                for sample in range(len(tensor)):
-                    whole, kept = dense[sample, channel].sum(), pruned[sample, channel].sum()
-                    scale[sample, channel] = _ratio(float(whole), float(kept))
-    return torch.where(mask, tensor, 0.0) * scale
+    pruned = torch.where(mask, tensor, 0.0)
+
+    def scaled(whole: Tensor, kept: Tensor, over: int | tuple[int, ...]) -> Tensor:
+        norm, kept_norm = (t.abs().sum(over, keepdim=True) for t in (whole, kept))
+        return kept * torch.where(kept_norm == 0, 1.0, norm / kept_norm)
+
+    if rule.rescale == "sample_channel":
+        return scaled(tensor, pruned, 2)
+    if rule.rescale == "channel":
+        return scaled(tensor, pruned, (0, 2))
+    length = tensor.shape[dim] // (conv_groups if dim == 1 else 1)  # ends with the conv group
+    groups = [
+        scaled(whole, kept, dim)
+        for whole_part, kept_part in zip(
+            tensor.split(length, dim), pruned.split(length, dim), strict=True
+        )
+        for whole, kept in zip(
+            whole_part.split(rule.m, dim), kept_part.split(rule.m, dim), strict=True
+        )
+    ]
+    return torch.cat(groups, dim)
 
 
 def _draw(draws: Mapping[str, Tensor | int], key: str, why: str) -> Tensor:
@@ -317,12 +308,11 @@ def _pruned(
     elif rule.operand == "input":
         mask = reference_nm_mask(tensor, rule.n, rule.m, 2)
     elif gemm == "grad_input":
-        mask = _channel_mask(rule, tensor, groups)
+        parts = tensor.chunk(groups, dim=1)  # groups of m end with the convolution group
+        mask = torch.cat([reference_nm_mask(part, rule.n, rule.m, 1) for part in parts], dim=1)
     else:
         mask = reference_nm_mask(tensor.flatten(2), rule.n, rule.m, 2).reshape(tensor.shape)
-    if isinstance(rule, NM) and rule.rule == "magnitude_rescaled":
-        if rule.operand != "grad_output":
-            raise ValueError(f"only grad_output can be rescaled, got operand={rule.operand!r}")
+    if isinstance(rule, NM) and rule.rule == "magnitude_rescaled":  # of grad_output only
         dim = 1 if gemm == "grad_input" else 2
         flat = _rescaled(rule, tensor.flatten(2), mask.flatten(2), dim, groups)
         return flat.reshape(tensor.shape)
@@ -330,6 +320,74 @@ def _pruned(
 
 
 # ---------------------------------------------------------------- the three GEMMs
+
+
+class ReferenceOperands(NamedTuple):
+    """Both operands of each of the three GEMMs, pruned as the strategy says, float64.
+
+    Each weight is (Cout, Cin/groups, kh, kw), grad_output (N, Cout, P, Q), columns
+    (N, Cin*kh*kw, P*Q).
+    """
+
+    output_weight: Tensor
+    output_columns: Tensor
+    grad_input_weight: Tensor
+    grad_input_grad_output: Tensor
+    grad_weight_grad_output: Tensor
+    grad_weight_columns: Tensor
+
+
+def reference_operands(
+    input: Tensor,
+    weight: Tensor,
+    grad_output: Tensor,
+    *,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    strategy: Strategy,
+    draws: Mapping[str, Tensor | int] | None = None,
+) -> ReferenceOperands:
+    """What `reference_conv2d`, which has the same arguments, multiplies in each GEMM."""
+    draws = draws or {}
+    inputs, weights, grads = (t.detach().to(torch.float64) for t in (input, weight, grad_output))
+    geometry = _Geometry(inputs.shape[2:], weights.shape[2:], stride, padding, dilation)
+    expected = (len(inputs), len(weights), *geometry.output)
+    if tuple(grads.shape) != expected:
+        raise ValueError(
+            f"grad_output must have the output's shape {expected}, got {tuple(grads.shape)}"
+        )
+    columns = geometry.im2col(inputs)
+    forward_weight, backward_weight, backward_grads = weights, weights, grads
+    weight_grads, weight_columns = grads, columns
+
+    if strategy.output is not None:
+        forward_weight = _pruned(strategy.output, "output", weights, draws, groups)
+    rule = strategy.grad_input
+    if isinstance(rule, SameAsOutput | Transposable):
+        backward_weight = forward_weight
+    elif rule is not None and rule.operand == "weight":
+        backward_weight = _pruned(rule, "grad_input", weights, draws, groups)
+    elif rule is not None:
+        backward_grads = _pruned(rule, "grad_input", grads, draws, groups)
+    rule = strategy.grad_weight
+    if isinstance(rule, Alternating):
+        phase = rule.phase
+        if phase == "random":
+            phase = int(_draw(draws, "phase", "0 or 1, the phase drawn in this step"))
+        kept, shift = alternating_matrices(*geometry.output, rule, phase)
+        weight_columns = torch.where(kept, columns, 0.0)
+        if rule.restore:
+            flat = grads.flatten(2)
+            weight_grads = (flat + flat @ shift).reshape(grads.shape)
+    elif rule is not None and rule.operand == "input":
+        weight_columns = _pruned(rule, "grad_weight", columns, draws, groups)
+    elif rule is not None:
+        weight_grads = _pruned(rule, "grad_weight", grads, draws, groups)
+    return ReferenceOperands(
+        forward_weight, columns, backward_weight, backward_grads, weight_grads, weight_columns
+    )
 
 
 def reference_conv2d(
@@ -364,69 +422,45 @@ def reference_conv2d(
             "valid".
         strategy: what is pruned in each GEMM; its decay is added if ``decay_mode="gradient"``.
         draws: what a rule cannot compute by itself, by GEMM name: the mask of a random rule or of a
-            transposable one other than 2:4, shaped like weight or grad_output, or like the columns
-            for input; ``"phase"``: 0 or 1 for ``Alternating(phase="random")``. A mask given for any
-            other N:M rule replaces its own.
+            transposable one other than 2:4 (key "output"), shaped like weight or grad_output, or
+            like the columns for input; ``"phase"``: 0 or 1 for ``Alternating(phase="random")``. A
+            mask given for any other N:M rule replaces its own.
     """
-    draws = draws or {}
-    inputs, weights, grads = (t.detach().to(torch.float64) for t in (input, weight, grad_output))
-    geometry = _Geometry(inputs.shape[2:], weights.shape[2:], stride, padding, dilation)
-    batch, outputs, (height, width) = len(inputs), len(weights), geometry.output
-    if tuple(grads.shape) != (batch, outputs, height, width):
-        raise ValueError(
-            f"grad_output must have the output's shape {(batch, outputs, height, width)}, "
-            f"got {tuple(grads.shape)}"
-        )
-
-    columns = geometry.im2col(inputs)
-    flat_grads = grads.flatten(2)
-    forward_weight, backward_weight, backward_grads = weights, weights, flat_grads
-    weight_grads, weight_columns = flat_grads, columns
-
-    if strategy.output is not None:
-        forward_weight = _pruned(strategy.output, "output", weights, draws, groups)
-    rule = strategy.grad_input
-    if isinstance(rule, SameAsOutput):
-        backward_weight = forward_weight
-    elif rule is not None and rule.operand == "weight":
-        backward_weight = _pruned(rule, "grad_input", weights, draws, groups)
-    elif rule is not None:
-        backward_grads = _pruned(rule, "grad_input", grads, draws, groups).flatten(2)
-    rule = strategy.grad_weight
-    if isinstance(rule, Alternating):
-        phase = rule.phase
-        if phase == "random":
-            phase = int(_draw(draws, "phase", "0 or 1, the phase drawn in this step"))
-        kept, shift = alternating_matrices(height, width, rule, phase)
-        weight_columns = torch.where(kept, columns, 0.0)
-        if rule.restore:
-            weight_grads = flat_grads + flat_grads @ shift
-    elif rule is not None and rule.operand == "input":
-        weight_columns = _pruned(rule, "grad_weight", columns, draws, groups)
-    elif rule is not None:
-        weight_grads = _pruned(rule, "grad_weight", grads, draws, groups).flatten(2)
-
-    out_per_group = outputs // groups
-    rows = columns.shape[1] // groups
-    output = torch.zeros(batch, outputs, height * width, dtype=torch.float64)
-    grad_columns = torch.zeros_like(columns)
-    grad_weight = torch.zeros(outputs, rows, dtype=torch.float64)
-    for sample, group in itertools.product(range(batch), range(groups)):
-        o = slice(group * out_per_group, (group + 1) * out_per_group)
+    x = reference_operands(
+        input,
+        weight,
+        grad_output,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        strategy=strategy,
+        draws=draws,
+    )
+    geometry = _Geometry(input.shape[2:], weight.shape[2:], stride, padding, dilation)
+    outputs, rows = len(weight) // groups, x.output_columns.shape[1] // groups
+    output = torch.zeros(grad_output.shape, dtype=torch.float64)
+    grad_columns = torch.zeros_like(x.output_columns)
+    grad_weight = torch.zeros(weight.shape, dtype=torch.float64)
+    for sample, group in itertools.product(range(len(input)), range(groups)):
+        o = slice(group * outputs, (group + 1) * outputs)
         r = slice(group * rows, (group + 1) * rows)
-        output[sample, o] = forward_weight[o].flatten(1) @ columns[sample, r]
-        grad_columns[sample, r] = backward_weight[o].flatten(1).T @ backward_grads[sample, o]
-        grad_weight[o] += weight_grads[sample, o] @ weight_columns[sample, r].T
-    output = output.reshape(batch, outputs, height, width)
-    grad_input = geometry.col2im(grad_columns, inputs.shape[1])
-    grad_weight = grad_weight.reshape(weights.shape)
+        product = x.output_weight[o].flatten(1) @ x.output_columns[sample, r]
+        output[sample, o] = product.reshape(outputs, *geometry.output)
+        grads = x.grad_input_grad_output[sample, o].flatten(1)
+        grad_columns[sample, r] = x.grad_input_weight[o].flatten(1).T @ grads
+        grads = x.grad_weight_grad_output[sample, o].flatten(1)
+        product = grads @ x.grad_weight_columns[sample, r].T
+        grad_weight[o] += product.reshape(outputs, *weight.shape[1:])
+    grad_input = geometry.col2im(grad_columns, input.shape[1])
 
     if strategy.decay and strategy.decay_mode == "gradient":
-        grad_weight = grad_weight + strategy.decay * (weights - forward_weight)
+        dense_weight = weight.detach().to(torch.float64)
+        grad_weight = grad_weight + strategy.decay * (dense_weight - x.output_weight)
     grad_bias = None
     if bias is not None:
         output = output + bias.detach().to(torch.float64).reshape(1, -1, 1, 1)
-        grad_bias = grads.sum((0, 2, 3))
+        grad_bias = grad_output.detach().to(torch.float64).sum((0, 2, 3))
     return ReferenceResult(output, grad_input, grad_weight, grad_bias)
 
 
