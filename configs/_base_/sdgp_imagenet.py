@@ -1,0 +1,49 @@
+"""SDGP's ImageNet recipe, which is ffcv's with 88 epochs (McDanel et al. 2022, Section IV).
+
+Images grow from 160 to 192 pixels in epochs 65 to 76 and are validated at 256 with flip averaging.
+The learning rate rises linearly for 2 epochs, then falls linearly to 0. Normalisation layers have
+no weight decay. The published runs used 4 GPUs with the batch size below on each, in fp16.
+Two things differ: images are read as JPEG files, not from ffcv's own format, and the strided
+convolutions of the published ResNet-50 and RegNet (and of most ResNet-18 runs) had a blur filter
+in front, which is left out here.
+"""
+
+_base_ = ["imagenet.py", "runtime.py"]
+
+model = dict(test_time_augmentation="flip", channels_last=True)
+
+train_cfg = dict(by_epoch=True, max_epochs=88, val_interval=1)
+train_dataloader = dict(
+    batch_size=1024,
+    dataset=dict(
+        transforms=[
+            dict(
+                type="ProgressiveRandomResizedCrop",
+                min_size=160,
+                max_size=192,
+                start_epoch=65,
+                end_epoch=76,
+            )
+        ],
+    ),
+)
+val_dataloader = dict(
+    dataset=dict(transforms=[dict(type="Resize", size=293), dict(type="CenterCrop", size=256)])
+)
+test_dataloader = val_dataloader
+
+optim_wrapper = dict(
+    optimizer=dict(type="SGD", lr=1.0, momentum=0.9, weight_decay=5e-5),
+    paramwise_cfg=dict(norm_decay_mult=0.0),
+)
+param_scheduler = [
+    dict(type="LinearLR", start_factor=1e-4, end=2, convert_to_iter_based=True),
+    dict(
+        type="LinearLR",
+        start_factor=1.0,
+        end_factor=0.0,
+        begin=2,
+        end=88,
+        convert_to_iter_based=True,
+    ),
+]

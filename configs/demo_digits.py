@@ -1,0 +1,46 @@
+"""scikit-learn's bundled digits: no download, seconds per run on two CPU cores."""
+
+_base_ = "_base_/runtime.py"
+
+model = dict(
+    type="Classifier",
+    architecture=dict(source="fst", name="digits_net", num_classes=10),
+    loss=dict(label_smoothing=0.1),
+    data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[96.0], translate=1),
+)
+sparsity = dict(strategy="fst")
+
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=0,
+    drop_last=True,
+    sampler=dict(type="DefaultSampler", shuffle=True),
+    dataset=dict(type="Digits", split="train"),
+)
+val_dataloader = dict(
+    batch_size=360,
+    num_workers=0,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(type="Digits", split="test"),
+)
+test_dataloader = val_dataloader
+
+val_evaluator = dict(type="Accuracy", topk=(1,))
+test_evaluator = val_evaluator
+
+train_cfg = dict(by_epoch=True, max_epochs=15, val_interval=1)
+val_cfg = dict()
+test_cfg = dict()
+
+optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=5e-4))
+param_scheduler = [
+    dict(type="LinearLR", start_factor=1e-2, end=1, convert_to_iter_based=True),
+    dict(
+        type="CosineAnnealingLR",
+        T_max=14,
+        eta_min=0.0,
+        begin=1,
+        end=15,
+        convert_to_iter_based=True,
+    ),
+]

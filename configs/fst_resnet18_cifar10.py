@@ -1,0 +1,5 @@
+"""FST: all three GEMMs 2:4; ResNet-18 on CIFAR-10, 60 epochs."""
+
+_base_ = "dense_resnet18_cifar10.py"
+
+sparsity = dict(strategy="fst")

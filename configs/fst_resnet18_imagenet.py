@@ -1,0 +1,5 @@
+"""FST, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 71.0 %)."""
+
+_base_ = "dense_resnet18_imagenet.py"
+
+sparsity = dict(strategy="fst")

@@ -1,0 +1,6 @@
+"""Dense RegNetX-400MF on ImageNet, 88 epochs: SDGP's baseline (SDGP Table I: 73.3 %)."""
+
+_base_ = "../_base_/sdgp_imagenet.py"
+
+model = dict(architecture=dict(name="regnet_x_400mf"))
+sparsity = dict(strategy="dense")

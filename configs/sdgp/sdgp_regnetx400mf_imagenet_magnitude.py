@@ -1,0 +1,5 @@
+"""SDGP magnitude 2:4, RegNetX-400MF on ImageNet, 88 epochs (SDGP Table I: 72.1 %)."""
+
+_base_ = "sdgp_regnetx400mf_imagenet_dense.py"
+
+sparsity = dict(strategy="sdgp", n=2, m=4, rule="magnitude")

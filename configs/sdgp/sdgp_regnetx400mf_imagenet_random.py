@@ -1,0 +1,5 @@
+"""SDGP random 2:4, RegNetX-400MF on ImageNet, 88 epochs (SDGP Table I: 64.3 %)."""
+
+_base_ = "sdgp_regnetx400mf_imagenet_dense.py"
+
+sparsity = dict(strategy="sdgp", n=2, m=4, rule="random")

@@ -1,0 +1,5 @@
+"""SDGP random 2:4, ResNet-18 on ImageNet, 88 epochs (SDGP Table I: 67.8 %)."""
+
+_base_ = "sdgp_resnet18_imagenet_dense.py"
+
+sparsity = dict(strategy="sdgp", n=2, m=4, rule="random")

@@ -1,0 +1,5 @@
+"""SDGP rescaled 4:16, ResNet-9 on CIFAR-10, 150 epochs (README: 95.2 %)."""
+
+_base_ = "sdgp_resnet9_cifar10_dense.py"
+
+sparsity = dict(strategy="sdgp", n=4, m=16, rule="magnitude_rescaled")

@@ -1,0 +1,5 @@
+"""SR-STE: 2:4 weights in the output GEMM; ResNet-18 on CIFAR-10, 60 epochs."""
+
+_base_ = "dense_resnet18_cifar10.py"
+
+sparsity = dict(strategy="srste")
