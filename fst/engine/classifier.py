@@ -1,0 +1,131 @@
+"""The image classifier: any model of timm, torchvision or `fst.models`, with its loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from torch import nn
+from torch.nn import functional as F
+
+from fst._text import suggest
+from fst.engine.text import nearest
+
+PREFIX = "architecture."
+
+
+@MODELS.register_module()
+class Classifier(BaseModel):
+    """Cross-entropy training and prediction around an `architecture`.
+
+    Args:
+        architecture: dict(source="timm" | "torchvision" | "fst", name=..., num_classes=..., and any
+            other argument of the model's constructor).
+        loss: Arguments of the cross entropy; label_smoothing is the one there is.
+        data_preprocessor: Normally dict(type="ImagePreprocessor", mean=..., std=...).
+        test_time_augmentation: "flip" averages the probabilities with those of the mirrored image.
+        channels_last: Keep weights and activations in NHWC memory.
+    """
+
+    def __init__(
+        self,
+        architecture: dict[str, Any],
+        loss: dict[str, Any] | None = None,
+        data_preprocessor: dict[str, Any] | nn.Module | None = None,
+        test_time_augmentation: str | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(data_preprocessor=data_preprocessor)
+        self.loss_arguments = dict(loss or {})
+        for name in self.loss_arguments:
+            if name != "label_smoothing":
+                raise ValueError(
+                    f"loss key {name!r} is unknown.{suggest(name, ['label_smoothing'])}"
+                )
+        if test_time_augmentation not in (None, "flip"):
+            raise ValueError(
+                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'"
+            )
+        self.test_time_augmentation = test_time_augmentation
+        self.channels_last = channels_last
+        self.num_classes = architecture.get("num_classes")
+        self.architecture = build_architecture(**architecture)
+        if channels_last:
+            self.architecture.to(memory_format=torch.channels_last)
+
+    @property
+    def sparse_root(self) -> nn.Module:
+        """The module that sparsity is about, so that layers go by the architecture's own names."""
+        return self.architecture
+
+    def forward(
+        self, inputs: torch.Tensor, labels: torch.Tensor | None = None, mode: str = "tensor"
+    ) -> torch.Tensor | dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+        """Logits ("tensor"), a dict with the loss ("loss"), or a dict with `scores` ("predict")."""
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        logits = self.architecture(inputs)
+        if mode == "tensor":
+            return logits
+        if mode == "loss":
+            return {"loss": F.cross_entropy(logits.float(), labels, **self.loss_arguments)}
+        if mode != "predict":
+            raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'")
+        scores = logits.float().softmax(1)
+        if self.test_time_augmentation == "flip":
+            scores = (scores + self.architecture(inputs.flip(-1)).float().softmax(1)) / 2
+        return [{"scores": scores, "labels": labels}]
+
+    def adopted(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """`state_dict` for this module, also if it is one of the architecture alone."""
+        if not state_dict or any(key.startswith(PREFIX) for key in state_dict):
+            return state_dict
+        return {PREFIX + key: value for key, value in state_dict.items()}
+
+
+def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:
+    """The model `name` of timm, torchvision or `fst.models`."""
+    if source not in _SOURCES:
+        raise ValueError(f"architecture source={source!r} is unknown.{suggest(source, _SOURCES)}")
+    build, known = _SOURCES[source]()
+    if name not in known:
+        raise ValueError(f"{source} has no model {name!r}.{nearest(name, known)}")
+    try:
+        return build(name, **arguments)
+    except TypeError as error:
+        raise ValueError(f"model {name!r} of {source}: {error}") from error
+
+
+def _timm() -> tuple[Callable[..., nn.Module], list[str]]:
+    import timm
+
+    # "resnet18.a1_in1k" names pretrained weights of the model "resnet18"
+    return timm.create_model, [*timm.list_models(), *timm.list_pretrained()]
+
+
+def _torchvision() -> tuple[Callable[..., nn.Module], list[str]]:
+    from torchvision import models
+
+    return models.get_model, models.list_models(module=models)
+
+
+def _own() -> tuple[Callable[..., nn.Module], list[str]]:
+    import fst.models
+
+    names = [
+        name
+        for name, value in vars(fst.models).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
+    ]
+    return lambda name, **arguments: getattr(fst.models, name)(**arguments), names
+
+
+_SOURCES: dict[str, Callable[[], tuple[Callable[..., nn.Module], list[str]]]] = {
+    "fst": _own,
+    "timm": _timm,
+    "torchvision": _torchvision,
+}

@@ -1,0 +1,246 @@
+"""The command lines of tools/: train, test, verify, fold."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config, DictAction
+
+import fst
+from fst.engine.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
+from fst.engine.config import check_config, load_config
+from fst.engine.runner import Runner
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class OptionAction(DictAction):
+    """Parses `key=value` pairs; says what is wrong with others."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        for value in values:
+            if not value.partition("=")[0] or "=" not in value:
+                parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
+        try:
+            super().__call__(parser, namespace, values, option_string)
+        except AssertionError as error:
+            parser.error(f"argument {option_string}: {error}")
+
+
+@contextmanager
+def _user_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Turns the exceptions of the checks into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, ImportError, SyntaxError) as error:
+        parser.error(str(error))
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="config file (.py, .json or .yaml)")
+    parser.add_argument(
+        "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=("none", "pytorch"),
+        default="none",
+        help="'pytorch' if started by torchrun (default: none)",
+    )
+    parser.add_argument(
+        "--seed", type=int, help="seed of everything random (default: the config's)"
+    )
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=OptionAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="changes to the config, such as train_cfg.max_epochs=3 "
+        "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
+    )
+
+
+def _configured(arguments: argparse.Namespace) -> Config:
+    config = load_config(arguments.config, arguments.cfg_options)
+    if arguments.work_dir is not None:
+        config.work_dir = arguments.work_dir
+    elif config.get("work_dir") is None:
+        config.work_dir = str(Path("work_dirs") / Path(arguments.config).stem)
+    config.launcher = arguments.launcher
+    if arguments.seed is not None:
+        config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    if arguments.launcher == "pytorch" and missing:
+        raise ValueError(
+            f"--launcher pytorch needs torchrun ({', '.join(missing)} not set): "
+            f"torchrun --nproc-per-node=2 {sys.argv[0]} {arguments.config} --launcher pytorch"
+        )
+    return config
+
+
+def train(argv: Sequence[str] | None = None) -> int:
+    """Trains the model of a config."""
+    parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
+    _run_options(parser)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="PATH",
+        help="continue from a checkpoint; without PATH from the newest in the work dir",
+    )
+    parser.add_argument(
+        "--amp",
+        action="store_true",
+        help="mixed precision, bfloat16 unless the config says float16",
+    )
+    arguments = parser.parse_args(argv)
+    with _user_errors(parser):
+        config = _configured(arguments)
+        if arguments.resume is not None:
+            config.resume = True
+            config.load_from = None if arguments.resume == "auto" else arguments.resume
+        if arguments.amp:
+            _use_mixed_precision(config)
+        if config.get("train_cfg") is None or config.get("train_dataloader") is None:
+            raise ValueError(f"config {arguments.config!r} has no train_cfg or no train_dataloader")
+        check_config(config)
+    Runner.from_cfg(config).train()
+    return 0
+
+
+def _use_mixed_precision(config: Config) -> None:
+    kind = config.optim_wrapper.get("type", "OptimWrapper")
+    if kind == "OptimWrapper":
+        config.optim_wrapper.type = "MixedPrecisionOptimWrapper"
+    elif kind not in ("MixedPrecisionOptimWrapper", "AmpOptimWrapper"):
+        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}")
+
+
+def test(argv: Sequence[str] | None = None) -> int:
+    """Evaluates a checkpoint, folded or not."""
+    parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
+    _run_options(parser)
+    parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
+    arguments = parser.parse_args(argv)
+    with _user_errors(parser):
+        config = _configured(arguments)
+        config.load_from, config.resume = arguments.checkpoint, False
+        for part in ("dataloader", "cfg", "evaluator"):
+            if config.get(f"test_{part}") is None:
+                config[f"test_{part}"] = config.get(f"val_{part}")
+            if config[f"test_{part}"] is None:
+                raise ValueError(
+                    f"config {arguments.config!r} has neither test_{part} nor val_{part}"
+                )
+        check_config(config)
+    Runner.from_cfg(config).test()
+    return 0
+
+
+def fold(argv: Sequence[str] | None = None) -> int:
+    """Writes the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
+    parser = argparse.ArgumentParser(
+        description="Write the pruned weights of a training checkpoint as a plain state_dict, "
+        "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
+    )
+    parser.add_argument("config", help="config that the checkpoint was trained with")
+    parser.add_argument("checkpoint", help="training checkpoint")
+    parser.add_argument("out", help="file to write")
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=OptionAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="changes to the config",
+    )
+    arguments = parser.parse_args(argv)
+    with _user_errors(parser):
+        config = load_config(arguments.config, arguments.cfg_options)
+        root = _trained_root(config, arguments.checkpoint)
+        folded = fst.fold(root)
+        save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
+    print(
+        f"folded {len(fst.sparse_layers(root))} layers of {arguments.checkpoint} "
+        f"into {arguments.out}"
+    )
+    return 0
+
+
+def _trained_root(config: Config, path: str) -> torch.nn.Module:
+    """The config's model, converted, with the weights and masks of a checkpoint."""
+    from mmengine.registry import MODELS, init_default_scope
+
+    from fst.engine.config import check_sparsity
+
+    sparsity = config.get("sparsity")
+    if sparsity is None:
+        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold")
+    check_sparsity(sparsity)
+    checkpoint = load_checkpoint_safely(path)
+    if not isinstance(checkpoint, dict) or "sparsity" not in checkpoint:
+        raise ValueError(
+            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training"
+        )
+    init_default_scope(config.get("default_scope") or "mmengine")
+    model_config = dict(config.model)
+    if config.get("data_preprocessor") is not None:
+        model_config.setdefault("data_preprocessor", config.data_preprocessor)
+    model = MODELS.build(model_config)
+    root = getattr(model, "sparse_root", model)
+    options = {k: v for k, v in sparsity.items() if k != "interval"}
+    layers = {k: options.pop(k, None) for k in ("include", "exclude")}
+    fst.convert(root, fst.get_strategy(options.pop("strategy"), **options), **layers)
+    try:
+        model.load_state_dict(state_dict_of(checkpoint, path))
+    except RuntimeError as error:
+        raise ValueError(f"{path!r} does not fit the model: {error}") from error
+    fst.load_sparsity_state(root, checkpoint["sparsity"])
+    return root
+
+
+def verify(argv: Sequence[str] | None = None) -> int:
+    """Checks the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
+    parser = argparse.ArgumentParser(
+        description="Check that the weights of a checkpoint obey an N:M pattern "
+        "(exit status: 0 yes, 1 no, 2 error)."
+    )
+    parser.add_argument("checkpoint", help="folded checkpoint, or any state_dict")
+    parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
+    parser.add_argument("--m", type=int, default=4, help="group size (default: 4)")
+    parser.add_argument(
+        "--group-order",
+        choices=("channel", "im2col"),
+        default="channel",
+        help="where groups run (default: channel)",
+    )
+    parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
+    parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
+    arguments = parser.parse_args(argv)
+    with _user_errors(parser):
+        checkpoint = load_checkpoint_safely(arguments.checkpoint)
+        report = fst.verify(
+            state_dict_of(checkpoint, arguments.checkpoint),
+            arguments.n,
+            arguments.m,
+            group_order=arguments.group_order,
+            include=arguments.include,
+            exclude=arguments.exclude,
+        )
+    print(report)
+    if not report.ok and isinstance(checkpoint, dict) and "sparsity" in checkpoint:
+        print(
+            f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights, "
+            f"of which training uses a pruned copy. Write that copy with\n"
+            f"    python tools/fold.py CONFIG {arguments.checkpoint} OUT\nand verify OUT."
+        )
+    return 0 if report.ok else 1

@@ -1,0 +1,171 @@
+"""Reads configs and refuses, before any work is done, what would be ignored or fail later."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+
+from fst._text import suggest
+from fst.engine.data import ImageDataset
+from fst.engine.hooks import SparsityHook
+from fst.engine.text import nearest
+
+DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+KNOWN_KEYS = frozenset(
+    """model work_dir train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
+    auto_scale_lr optim_wrapper param_scheduler val_evaluator test_evaluator default_hooks
+    custom_hooks data_preprocessor load_from resume launcher env_cfg log_processor log_level
+    visualizer default_scope randomness experiment_name model_wrapper_cfg custom_imports
+    sparsity compile sync_bn find_unused_parameters activation_checkpointing
+    efficient_conv_bn_eval""".split()
+)
+
+
+def load_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
+    """Reads a config and applies `options` ("train_cfg.max_epochs" -> 3) to it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a top-level name or an option that nothing reads.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"config {path!r} does not exist")
+    if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
+        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file")
+    check_names(Path(path))
+    config = Config.fromfile(path)
+    for option in options or {}:
+        root = option.split(".")[0]
+        if root in KNOWN_KEYS:
+            continue
+        helper = (
+            f" {root!r} is a helper variable of the config, already used." if root in config else ""
+        )
+        raise ValueError(
+            f"--cfg-options {option}: {root!r} is no configuration key.{helper}"
+            f"{nearest(root, KNOWN_KEYS)}"
+        )
+    try:
+        config.merge_from_dict(dict(options or {}))
+    except (TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"--cfg-options: {error}") from error
+    return config
+
+
+def check_names(path: Path) -> None:
+    """Refuses top-level names of a config, or of the files it inherits, which nothing reads.
+
+    A name counts as read in its own file, and where an heir refers to it as `{{_base_.name}}`.
+    Configs of packages (`mmdet::...`) are trusted.
+    """
+    unread = _unread_names(path.resolve())
+    if unread:
+        name, file = next(iter(unread.items()))
+        raise ValueError(
+            f"{file}: nothing reads {name!r}, so setting it changes nothing."
+            f"{nearest(name, KNOWN_KEYS)}"
+        )
+
+
+def _unread_names(path: Path) -> dict[str, Path]:
+    if path.suffix != ".py":
+        keys = Config._file2dict(str(path))[0] if path.is_file() else {}
+        return {str(key): path for key in keys if key not in KNOWN_KEYS}
+    text = path.read_text(encoding="utf-8")
+    # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
+    references = set(re.findall(r"_base_\.(\w+)", text))
+    tree = ast.parse(re.sub(r"\{\{.*?\}\}", "0", text), filename=str(path))
+    assigned = {name for node in tree.body for name in _assigned_names(node)}
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    inherited: dict[str, Path] = {}
+    for base in _bases(path, tree):
+        inherited |= _unread_names(base)
+    own = dict.fromkeys(assigned - read - KNOWN_KEYS - {"_base_"}, path)
+    return {name: file for name, file in inherited.items() if name not in references} | own
+
+
+def _assigned_names(node: ast.stmt) -> Iterator[str]:
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+        targets = [node.target]
+    for target in targets:
+        for part in ast.walk(target):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                yield part.id
+
+
+def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and list(_assigned_names(node)) == ["_base_"]:
+            value = ast.literal_eval(node.value)
+            for name in [value] if isinstance(value, str) else value:
+                if "::" not in name:
+                    yield (path.parent / name).resolve()
+
+
+def check_config(config: Config) -> None:
+    """Checks what can be checked without building anything: sparsity, data, checkpoints, launcher.
+
+    Raises:
+        FileNotFoundError: a data folder or a checkpoint is missing.
+        ValueError: anything else.
+    """
+    if "model" not in config:
+        raise ValueError(f"config {config.filename!r} has no `model`")
+    check_sparsity(config.get("sparsity"))
+    for name in DATALOADERS:
+        if config.get(name) is not None:
+            for dataset in _datasets(config[name].get("dataset")):
+                _check_dataset(dataset, name)
+    source = config.get("load_from")
+    if source and "://" not in str(source) and not Path(source).expanduser().is_file():
+        raise FileNotFoundError(
+            f"checkpoint {str(source)!r} (load_from or --resume) does not exist"
+        )
+
+
+def check_sparsity(sparsity: Any) -> None:
+    """Refuses unknown keys, strategies and values of a config's `sparsity`."""
+    if sparsity is None:
+        return
+    if not isinstance(sparsity, Mapping) or "strategy" not in sparsity:
+        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'")
+    if "type" in sparsity:
+        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'")
+    SparsityHook(**sparsity)
+
+
+def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """A dataset's config, and those within wrappers such as mmengine's RepeatDataset."""
+    if isinstance(dataset, Mapping):
+        yield dataset
+        yield from _datasets(dataset.get("dataset"))
+        for part in dataset.get("datasets", ()):
+            yield from _datasets(part)
+
+
+def _check_dataset(dataset: Mapping[str, Any], where: str) -> None:
+    kind = dataset.get("type")
+    if isinstance(kind, str):
+        found = DATASETS.get(kind)
+        if found is None and "." not in kind and not DATASETS.children:
+            known = DATASETS.module_dict
+            raise ValueError(f"{where}: dataset type {kind!r} is unknown.{suggest(kind, known)}")
+        kind = found
+    if isinstance(kind, type) and issubclass(kind, ImageDataset):
+        kind.check(**{key: value for key, value in dataset.items() if key != "type"})
+        return
+    root = dataset.get("data_root")
+    if root and "://" not in str(root) and not Path(root).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"{where}: data_root={str(root)!r} does not exist; get the data of "
+            f"{dataset.get('type')} and put or link it there, or change data_root"
+        )

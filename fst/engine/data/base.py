@@ -1,0 +1,120 @@
+"""What the image datasets share: batched access, keys for augmentation, class-balanced subsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from fst._text import suggest
+from fst.engine.data.sampler import Sample
+from fst.engine.random_state import sample_keys
+
+
+class ImageDataset(Dataset):
+    """Delivers whole batches: `inputs` uint8 (N, C, H, W), `labels` int64 (N), `keys` int64 (N).
+
+    A subclass sets `labels` and `classes` and implements `load_images`.
+    """
+
+    labels: torch.Tensor
+    classes: tuple[str, ...]
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Class names, under mmengine's name for them."""
+        return {"classes": self.classes}
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Raises FileNotFoundError if the data that `config` names is not there."""
+
+    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
+        """The images at `indices`, augmented as `keys` say."""
+        raise TypeError(f"{type(self).__name__} does not implement load_images")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, samples: Sequence[Sample | int]) -> dict[str, torch.Tensor]:
+        samples = [s if isinstance(s, Sample) else Sample(int(s), 0, 0) for s in samples]
+        indices = [sample.index for sample in samples]
+        keys = np.empty(len(samples), dtype=np.uint64)
+        epochs = np.array([sample.epoch for sample in samples])
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            keys[chosen] = sample_keys(samples[0].seed, int(epoch), np.array(indices)[chosen])
+        rows = torch.tensor(indices, device=self.labels.device)
+        return {
+            "inputs": self.load_images(indices, samples[0].epoch, keys),
+            "labels": self.labels[rows],
+            "keys": torch.from_numpy(keys.view(np.int64)),
+        }
+
+    def __getitem__(self, sample: Sample | int) -> dict[str, torch.Tensor]:
+        return {name: value[0] for name, value in self.__getitems__([sample]).items()}
+
+
+class InMemoryDataset(ImageDataset):
+    """Images held as one uint8 tensor, on the GPU if asked.
+
+    Args:
+        images: uint8 (N, C, H, W).
+        labels: int64 (N).
+        classes: Class names.
+        subset: Keep only this many images, the first ones of each class.
+        device: "cpu", "cuda", or "auto" (the GPU if there is one). Batches from the GPU never pass
+            through workers, so the dataloader needs num_workers=0.
+    """
+
+    def __init__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        classes: Sequence[str],
+        subset: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.classes = tuple(classes)
+        device = resolve_device(device)
+        if subset is not None:
+            rows = balanced_subset(labels, subset)
+            images, labels = images[rows], labels[rows]
+        self.images, self.labels = images.to(device), labels.to(device)
+
+    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
+        """Gathers the batch in one indexing operation; the preprocessor augments it."""
+        return self.images[torch.tensor(indices, device=self.images.device)]
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device that a dataset's `device` argument names."""
+    if device not in ("cpu", "cuda", "auto"):
+        raise ValueError(f"device={device!r} is unknown.{suggest(device, ('cpu', 'cuda', 'auto'))}")
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_split(split: object, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError for an unknown split."""
+    if split not in allowed:
+        raise ValueError(f"split={split!r} is unknown.{suggest(split, allowed)}")
+
+
+def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of `size` samples, as equally many of each class as there are, first ones first."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= len(labels):
+        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}")
+    # rank of each sample within its class: taking the smallest ranks first balances the classes
+    order = torch.argsort(labels, stable=True)
+    counts = torch.bincount(labels)
+    starts = torch.cumsum(counts, 0) - counts
+    rank = torch.empty_like(labels)
+    rank[order] = torch.arange(len(labels)) - starts[labels[order]]
+    return torch.argsort(rank, stable=True)[:size].sort().values

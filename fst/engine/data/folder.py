@@ -1,0 +1,107 @@
+"""ImageNet and any other folder with one sub-folder of images per class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.registry import DATASETS
+
+from fst.engine.data.base import ImageDataset, balanced_subset
+from fst.engine.data.transforms import build_transforms, to_uint8
+from fst.engine.random_state import isolated
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+@DATASETS.register_module()
+class ImageFolder(ImageDataset):
+    """Images in `data_root[/split]/<class>/**`; classes are the sub-folders in sorted order.
+
+    Args:
+        data_root: The folder.
+        split: Sub-folder of it, such as "train" or "val".
+        transforms: Configs of torchvision transforms (`dict(type="RandomResizedCrop", size=224)`)
+            and of those in `fst.engine.data.transforms`. They must end with images of one size;
+            conversion to uint8 tensors is added, normalisation is the preprocessor's.
+        subset: Keep only this many images, the first ones of each class.
+    """
+
+    def __init__(
+        self,
+        data_root: str,
+        split: str | None = None,
+        transforms: Sequence[dict[str, Any]] = (),
+        subset: int | None = None,
+    ) -> None:
+        self.check(data_root=data_root, split=split)
+        root = _root(data_root, split)
+        self.classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
+        found = [
+            (str(path), label)
+            for label, name in enumerate(self.classes)
+            for path in sorted((root / name).rglob("*"))
+            if path.suffix.lower() in EXTENSIONS
+        ]
+        if not found:
+            raise ValueError(
+                f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
+                f"one of the extensions {', '.join(EXTENSIONS)}"
+            )
+        labels = torch.tensor([label for _, label in found])
+        empty = [
+            c for c, n in zip(self.classes, _counts(labels, self.classes), strict=True) if not n
+        ]
+        if empty:
+            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}")
+        rows = torch.arange(len(found)) if subset is None else balanced_subset(labels, subset)
+        self.paths = [found[row][0] for row in rows.tolist()]
+        self.labels = labels[rows]
+        self.transforms = build_transforms(transforms)
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Raises FileNotFoundError unless the folder is there."""
+        root = _root(config.get("data_root", ""), config.get("split"))
+        if not root.is_dir():
+            raise FileNotFoundError(
+                f"no image folder at {str(root)!r} (data_root={config.get('data_root')!r}, "
+                f"split={config.get('split')!r}): expected <class>/<image> in it. ImageNet: get "
+                "ILSVRC2012 from https://image-net.org/download.php and sort both splits into "
+                "train/<wnid>/ and val/<wnid>/"
+            )
+
+    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
+        """Reads, decodes and transforms the images."""
+        for transform in self.transforms:
+            if hasattr(transform, "set_epoch"):
+                transform.set_epoch(epoch)
+        images = [self._load(index, int(key)) for index, key in zip(indices, keys, strict=True)]
+        sizes = {tuple(image.shape) for image in images}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the transforms of ImageFolder({self.paths[indices[0]]!r}, ...) give images of "
+                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop"
+            )
+        return torch.stack(images)
+
+    def _load(self, index: int, key: int) -> torch.Tensor:
+        from PIL import Image
+
+        with isolated(key):
+            with Image.open(self.paths[index]) as file:
+                image = file.convert("RGB")
+            for transform in self.transforms:
+                image = transform(image)
+            return to_uint8(image)
+
+
+def _root(data_root: str, split: str | None) -> Path:
+    return Path(data_root).expanduser() / (split or "")
+
+
+def _counts(labels: torch.Tensor, classes: Sequence[str]) -> list[int]:
+    return torch.bincount(labels, minlength=len(classes)).tolist()

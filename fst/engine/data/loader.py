@@ -1,0 +1,68 @@
+"""From a dataloader's config to the dataloader."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import mmengine.runner
+import torch
+from mmengine.registry import DATA_SAMPLERS, DATASETS
+from torch.utils.data import DataLoader
+
+from fst.engine.data.base import ImageDataset
+from fst.engine.data.sampler import EpochSampler
+from fst.engine.random_state import seed_worker
+from fst.engine.text import nearest
+
+
+def build_dataloader(
+    dataloader: DataLoader | dict[str, Any], seed: int | None = None, diff_rank_seed: bool = False
+) -> DataLoader:
+    """As mmengine's, with batched access to FST's datasets and randomness that never repeats.
+
+    Every loader draws its workers' seeds from a generator of its own, so that neither validation
+    nor a restart shifts the global one.
+    """
+    if isinstance(dataloader, DataLoader):
+        return dataloader
+    config = copy.deepcopy(dict(dataloader))
+    dataset = config.get("dataset")
+    kind = (
+        DATASETS.get(dataset["type"]) if isinstance(dataset, dict) and "type" in dataset else None
+    )
+    if inspect.isclass(kind) and issubclass(kind, ImageDataset):
+        loader = _image_dataloader(config, None if diff_rank_seed else seed)
+    else:
+        config.setdefault("worker_init_fn", {"type": seed_worker})
+        loader = mmengine.runner.Runner.build_dataloader(config, seed, diff_rank_seed)
+    loader.generator = torch.Generator()
+    if seed is not None:
+        loader.generator.manual_seed(seed)
+    return loader
+
+
+def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
+    known = set(inspect.signature(DataLoader).parameters) - {"collate_fn", "batch_sampler"}
+    for name in config:
+        if name not in known:
+            raise ValueError(f"dataloader key {name!r} is not supported.{nearest(name, known)}")
+    dataset = DATASETS.build(config.pop("dataset"))
+    if dataset.labels.is_cuda and config.get("num_workers", 0) > 0:
+        raise ValueError(
+            f"num_workers={config['num_workers']} with a dataset on the GPU: batches are gathered "
+            "there, set num_workers=0"
+        )
+    sampler = dict(config.pop("sampler", {"type": "DefaultSampler", "shuffle": False}))
+    if sampler["type"] == "DefaultSampler" and not sampler.get("shuffle", True):
+        sampler.setdefault("round_up", False)  # no image is evaluated twice
+    sampler = EpochSampler(
+        DATA_SAMPLERS.build(sampler, default_args={"dataset": dataset, "seed": seed})
+    )
+    config.setdefault("worker_init_fn", seed_worker)
+    return DataLoader(dataset, sampler=sampler, collate_fn=_already_a_batch, **config)
+
+
+def _already_a_batch(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return batch

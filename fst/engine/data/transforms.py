@@ -1,0 +1,137 @@
+"""Transforms of single images, named in configs: torchvision's, timm's, progressive resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fst.engine.text import nearest
+
+
+class ProgressiveRandomResizedCrop:
+    """Random-resized crop whose size grows with the epoch, as in SDGP's (FFCV's) ImageNet recipe.
+
+    `min_size` until `start_epoch`, then linearly to `max_size` at `end_epoch`, rounded to a
+    multiple of `multiple`. The epoch arrives with the samples, so workers need no notice.
+
+    Args:
+        min_size: First size.
+        max_size: Last size.
+        start_epoch: Epoch at which growth begins.
+        end_epoch: Epoch from which the size is `max_size`.
+        multiple: Sizes are multiples of it.
+        **kwargs: Other arguments of torchvision's `RandomResizedCrop`.
+    """
+
+    def __init__(
+        self,
+        min_size: int = 160,
+        max_size: int = 192,
+        start_epoch: int = 0,
+        end_epoch: int = 1,
+        multiple: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        from torchvision.transforms import RandomResizedCrop
+
+        if not 0 <= start_epoch < end_epoch:
+            raise ValueError(f"start_epoch={start_epoch} must be less than end_epoch={end_epoch}")
+        if not 0 < min_size <= max_size or min_size % multiple or max_size % multiple:
+            raise ValueError(
+                f"min_size={min_size} and max_size={max_size} must be increasing multiples of "
+                f"multiple={multiple}"
+            )
+        self.sizes, self.epochs, self.multiple = (
+            (min_size, max_size),
+            (start_epoch, end_epoch),
+            multiple,
+        )
+        self._crop = RandomResizedCrop(min_size, **_resolved(kwargs))
+
+    def size(self, epoch: int) -> int:
+        """The crop's side in an epoch."""
+        (low, high), (start, end) = self.sizes, self.epochs
+        progress = min(max((epoch - start) / (end - start), 0.0), 1.0)
+        return int(round((low + progress * (high - low)) / self.multiple)) * self.multiple
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the dataset before each batch."""
+        side = self.size(epoch)
+        self._crop.size = (side, side)
+
+    def __call__(self, image: Any) -> Any:
+        return self._crop(image)
+
+
+class TimmTransform:
+    """timm's `create_transform`, without the normalisation, which the preprocessor does.
+
+    Args:
+        **kwargs: Arguments of `timm.data.create_transform`, such as input_size, is_training,
+            auto_augment.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        from timm.data import create_transform
+
+        if kwargs.get("re_prob"):
+            raise ValueError("re_prob is not supported here; use the preprocessor's cutout")
+        self._transform = create_transform(**kwargs, use_prefetcher=True)
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return torch.as_tensor(self._transform(image))
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "ProgressiveRandomResizedCrop": ProgressiveRandomResizedCrop,
+    "timm": TimmTransform,
+}
+
+
+def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
+    """The transforms that a dataset's `transforms` argument names."""
+    if isinstance(configs, dict):
+        raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'")
+    return [_build(dict(config)) for config in configs]
+
+
+def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
+    from torchvision import transforms
+
+    name = config.pop("type", None)
+    known = {**{n: getattr(transforms, n) for n in transforms.__all__}, **_OWN}
+    if name not in known:
+        raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
+    if name in ("ToTensor", "Normalize", "ConvertImageDtype"):
+        raise ValueError(
+            f"transform {name!r} is not allowed: images stay uint8 until the model's data "
+            "preprocessor, whose mean and std normalise them"
+        )
+    try:
+        return known[name](**_resolved(config))
+    except TypeError as error:
+        raise ValueError(f"transform {name!r}: {error}") from error
+
+
+def _resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """Interpolation by its name ("bilinear") instead of torchvision's enum."""
+    from torchvision.transforms import InterpolationMode
+
+    if isinstance(config.get("interpolation"), str):
+        config = {**config, "interpolation": InterpolationMode(config["interpolation"])}
+    return config
+
+
+def to_uint8(image: Any) -> torch.Tensor:
+    """A PIL image or uint8 tensor as a uint8 tensor (C, H, W)."""
+    from torchvision.transforms.functional import pil_to_tensor
+
+    tensor = image if torch.is_tensor(image) else pil_to_tensor(image)
+    if tensor.dtype != torch.uint8 or tensor.dim() != 3:
+        raise ValueError(
+            f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "
+            "must give a uint8 image (C, H, W)"
+        )
+    return tensor

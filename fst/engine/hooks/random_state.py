@@ -1,0 +1,88 @@
+"""Random states in checkpoints, so that a resumed run continues bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mmengine.dist import get_rank, get_world_size
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+from fst.engine.random_state import get_random_state, mixed_seed, set_random_state
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+@HOOKS.register_module()
+class RandomStateHook(Hook):
+    """Keeps the generators of every rank in the checkpoint. FST's Runner always registers it.
+
+    Validation leaves no trace in the generators: a run resumed after it has not validated.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self) -> None:
+        self._before_validation: dict[str, Any] | None = None
+        self._collected: list[dict[str, Any]] = []
+        self._to_restore: list[dict[str, Any]] | None = None
+
+    def collect(self) -> None:
+        """Gathers the states of all ranks, which each of them must call; a save follows."""
+        state = self._before_validation or get_random_state()
+        if get_world_size() == 1:
+            self._collected = [state]
+        else:
+            self._collected = [{} for _ in range(get_world_size())]
+            torch.distributed.all_gather_object(self._collected, state)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Adds the states; of mmengine's message hub keeps what a resumed run needs."""
+        checkpoint["random_state"] = self._collected
+        hub = checkpoint["message_hub"]
+        info = {k: v for k, v in hub["runtime_info"].items() if _is_plain(v) and k != "cfg"}
+        checkpoint["message_hub"] = {
+            "log_scalars": {},
+            "runtime_info": info,
+            "resumed_keys": dict.fromkeys(info, True),
+        }
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Remembers the states for the moment when everything else is restored."""
+        if runner._resume:
+            self._to_restore = checkpoint.get("random_state")
+            if self._to_restore is None or len(self._to_restore) != get_world_size():
+                self._to_restore = None
+                runner.logger.warning(
+                    "The checkpoint has no random states for this number of processes "
+                    f"({get_world_size()}): the resumed run will differ from an uninterrupted one"
+                )
+
+    def before_train(self, runner: Any) -> None:
+        """Restores them."""
+        if self._to_restore is not None:
+            set_random_state(self._to_restore[get_rank()])
+            self._to_restore = None
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Gives the workers of each epoch and rank seeds of their own."""
+        generator = runner.train_dataloader.generator
+        if generator is not None:
+            generator.manual_seed(mixed_seed(runner.seed, runner.epoch, get_rank()))
+
+    def before_val(self, runner: Any) -> None:
+        """Saves the states."""
+        self._before_validation = get_random_state()
+
+    def after_val(self, runner: Any) -> None:
+        """Restores them."""
+        if self._before_validation is not None:
+            set_random_state(self._before_validation)
+            self._before_validation = None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN

@@ -1,0 +1,153 @@
+"""Sparse training in any run of mmengine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS
+from torch import nn
+
+import fst
+
+
+@HOOKS.register_module()
+class SparsityHook(Hook):
+    """Converts the model before the run, keeps mask state in checkpoints, logs what the masks do.
+
+    It works in mmengine's own Runner too, with any model: `custom_imports=dict(
+    imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
+
+    Logged every `interval` iterations, over all layers (log line, JSON, TensorBoard) and per layer
+    (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed since the last
+    look), and the norm of the gradient that the optimizer sees.
+
+    Args:
+        strategy: Name of a registered strategy.
+        include: Layers to convert, see `fst.convert`.
+        exclude: Layers to leave dense, see `fst.convert`.
+        interval: Iterations between two looks.
+        **overrides: Arguments of the strategy, such as n, m, decay.
+    """
+
+    priority = "HIGH"
+
+    def __init__(
+        self,
+        strategy: str,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        interval: int = 50,
+        **overrides: Any,
+    ) -> None:
+        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+            raise ValueError(f"interval={interval!r} must be a positive number of iterations")
+        self.strategy = fst.get_strategy(strategy, **overrides)
+        self.include, self.exclude, self.interval = include, exclude, interval
+        self._is_due = False
+        self._layers: dict[str, nn.Module] = {}
+        self._masks: dict[str, torch.Tensor] = {}
+        self._gradient_norms: dict[str, torch.Tensor] = {}
+
+    @staticmethod
+    def root(runner: Any) -> nn.Module:
+        """The module whose layers are converted."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        return getattr(model, "sparse_root", model)
+
+    def before_run(self, runner: Any) -> None:
+        """Converts the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
+        if "FullyShardedDataParallel" in type(runner.model).__name__:
+            raise ValueError("FSDP is not supported: masks need whole weights; use DDP")
+        root = self.root(runner)
+        if not fst.sparse_layers(root):
+            report = fst.convert(root, self.strategy, include=self.include, exclude=self.exclude)
+            runner.logger.info(f"Sparsity:\n{report}")
+        self._layers = fst.sparse_layers(root)
+        for wrapper in _built(runner.optim_wrapper):
+            wrapper.optimizer.register_step_pre_hook(self._measure_gradients)
+            fst.attach(root, wrapper.optimizer)
+            if hasattr(wrapper, "loss_scaler"):
+                fst.set_grad_scaler(root, wrapper.loss_scaler)
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Restores the mask state to resume or evaluate; `load_from` takes weights alone."""
+        state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
+        if runner._resume and state is None:
+            raise ValueError(
+                f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
+                "run without sparsity. To start from its weights use load_from without resume"
+            )
+        is_training = bool(_built(runner.optim_wrapper))
+        if state is not None and (runner._resume or not is_training):
+            fst.load_sparsity_state(self.root(runner), state)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Adds the mask state."""
+        checkpoint["sparsity"] = fst.sparsity_state(self.root(runner))
+
+    def before_train(self, runner: Any) -> None:
+        """Seeds the random rules: only now is the seed of a resumed run known."""
+        fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Decides whether this iteration is looked at."""
+        self._is_due = self.every_n_train_iters(runner, self.interval)
+        self._gradient_norms = {}
+
+    def _measure_gradients(self, *_: Any) -> None:
+        # here, because mmengine's OptimWrapper clears the gradients before any hook sees them
+        if self._is_due:
+            gradients = {
+                n: x.weight.grad for n, x in self._layers.items() if x.weight.grad is not None
+            }
+            norms = torch._foreach_norm(list(gradients.values())) if gradients else []
+            self._gradient_norms = dict(zip(gradients, norms, strict=True))
+
+    @torch.no_grad()
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Logs density, flip rate and gradient norms."""
+        if not self._is_due:
+            return
+        masks = {name: layer.output_mask() for name, layer in self._layers.items()}
+        masks = {name: mask for name, mask in masks.items() if mask is not None}
+        kept = {name: mask.sum() for name, mask in masks.items()}
+        flipped = {n: (m != self._masks[n]).sum() for n, m in masks.items() if n in self._masks}
+        self._masks = masks
+        kept, flipped, norms = _fetch(kept, flipped, self._gradient_norms)
+        sizes = {name: mask.numel() for name, mask in masks.items()}
+        scalars = {f"density/{n}": v / sizes[n] for n, v in kept.items()}
+        scalars |= {f"mask_flip_rate/{n}": v / sizes[n] for n, v in flipped.items()}
+        scalars |= {f"grad_norm/{n}": v for n, v in norms.items()}
+        totals = {}
+        if kept:
+            totals["density"] = sum(kept.values()) / sum(sizes.values())
+        if flipped:
+            totals["mask_flip_rate"] = sum(flipped.values()) / sum(sizes[n] for n in flipped)
+        if norms:
+            totals["sparse_grad_norm"] = sum(norm**2 for norm in norms.values()) ** 0.5
+        for name, value in totals.items():
+            runner.message_hub.update_scalar(f"train/{name}", value)
+        if scalars:
+            runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
+
+
+def _built(wrapper: Any) -> list[OptimWrapper]:
+    """The optimizer wrappers of a run; none before they are built, or if it does not train."""
+    if isinstance(wrapper, OptimWrapperDict):
+        return list(wrapper.optim_wrappers.values())
+    return [wrapper] if isinstance(wrapper, OptimWrapper) else []
+
+
+def _fetch(*groups: dict[str, torch.Tensor]) -> list[dict[str, float]]:
+    """Dicts of scalar tensors as dicts of floats, with one copy from the device."""
+    tensors = [value.double() for group in groups for value in group.values()]
+    values = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [{name: next(values) for name in group} for group in groups]

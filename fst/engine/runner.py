@@ -1,0 +1,186 @@
+"""mmengine's Runner, made safe to kill, to resume and to load from."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import mmengine.runner
+import torch
+from mmengine.dist import is_distributed, is_main_process
+from mmengine.hooks import Hook, SyncBuffersHook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import CheckpointLoader
+from mmengine.runner.checkpoint import _load_checkpoint_to_model
+from mmengine.visualization import Visualizer
+from torch import nn
+
+from fst.engine.checkpoint import (
+    commit_file,
+    load_checkpoint_safely,
+    newest_checkpoint,
+    state_dict_of,
+)
+from fst.engine.data import build_dataloader
+from fst.engine.hooks import RandomStateHook, SparsityHook
+
+_REPLACED_HOOKS = {
+    "CheckpointHook": "CrashSafeCheckpointHook",
+    "RuntimeInfoHook": "LossMonitorHook",
+}
+
+
+class Runner(mmengine.runner.Runner):
+    """Takes mmengine's configs, and in addition `sparsity=dict(strategy="fst", ...)`.
+
+    - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
+      that can be read, and continues bit for bit (on a CPU).
+    - Loading never runs code from a file.
+    - A loss that is not finite stops the run, and is never saved.
+    - Augmentation differs in every epoch, whatever the number of workers.
+    """
+
+    build_dataloader = staticmethod(build_dataloader)
+
+    def setup_env(self, env_cfg: dict[str, Any]) -> None:
+        """Also starts gloo where there is no GPU."""
+        if self.distributed and not is_distributed() and not torch.cuda.is_available():
+            torch.distributed.init_process_group("gloo")
+        super().setup_env(env_cfg)
+
+    def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
+        """By default writes JSON lines and TensorBoard."""
+        if visualizer is None:
+            backends = [{"type": "LocalVisBackend"}, {"type": "TensorboardVisBackend"}]
+            visualizer = {"type": "Visualizer", "vis_backends": backends}
+        return super().build_visualizer(visualizer)
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Also wraps for DDP on a CPU; refuses FSDP."""
+        kind = str((model_wrapper_cfg or {}).get("type", ""))
+        if "FullyShardedDataParallel" in kind:
+            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP")
+        if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
+            model_wrapper_cfg = {
+                "type": "MMDistributedDataParallel",
+                "device_ids": None,
+                "broadcast_buffers": False,
+                "find_unused_parameters": self.cfg.get("find_unused_parameters", False),
+            }
+        return super().wrap_model(model_wrapper_cfg, model)
+
+    def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
+        """Puts FST's safe versions in the place of two of mmengine's hooks."""
+        if isinstance(hook, dict) and hook.get("type") in _REPLACED_HOOKS:
+            hook = {**hook, "type": _REPLACED_HOOKS[hook["type"]]}
+        super().register_hook(hook, priority)
+
+    def register_hooks(
+        self, default_hooks: dict | None = None, custom_hooks: list | None = None
+    ) -> None:
+        """Adds the hooks of sparsity, of random states and, on several ranks, of BN statistics."""
+        super().register_hooks(default_hooks, custom_hooks)
+        sparsity = self.cfg.get("sparsity")
+        if sparsity is not None:
+            self.register_hook({"type": "SparsityHook", **sparsity})
+        if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
+            raise ValueError("the config has several SparsityHooks: use `sparsity` alone")
+        if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
+            self.register_hook(SyncBuffersHook())
+        self._random_state = RandomStateHook()
+        self.register_hook(self._random_state)
+
+    def build_train_loop(self, loop: Any) -> Any:
+        """Also checks that the model can tell the dataset's classes apart."""
+        loop = super().build_train_loop(loop)
+        self._check_classes(loop.dataloader.dataset)
+        return loop
+
+    def _check_classes(self, dataset: Any) -> None:
+        outputs = getattr(self._bare_model, "num_classes", None)
+        classes = (getattr(dataset, "metainfo", None) or {}).get("classes", ())
+        if isinstance(outputs, int) and len(classes) > outputs:
+            raise ValueError(
+                f"the dataset has {len(classes)} classes, but the model num_classes={outputs}"
+            )
+
+    @property
+    def _bare_model(self) -> nn.Module:
+        return self.model.module if is_model_wrapper(self.model) else self.model
+
+    def train(self) -> nn.Module:
+        """Trains; a resumed run takes its seed from the checkpoint before anything is drawn."""
+        if self._resume and self._load_from is None:
+            self._load_from = newest_checkpoint(self.work_dir)
+            if self._load_from is None:
+                self.logger.warning(f"Nothing to resume in {self.work_dir}: starting from scratch")
+                self._resume = False
+        if self._resume:
+            self._adopt_seed(load_checkpoint_safely(self._load_from))
+        return super().train()
+
+    def _adopt_seed(self, checkpoint: Any) -> None:
+        if not isinstance(checkpoint, dict) or "meta" not in checkpoint:
+            raise ValueError(
+                f"cannot resume from {self._load_from!r}: it holds weights alone, no training "
+                "state. To start from them use load_from without resume"
+            )
+        seed, configured = checkpoint["meta"].get("seed"), self._randomness_cfg.get("seed")
+        if seed is not None and seed != configured:
+            if configured is not None:
+                self.logger.warning(f"Resuming with the checkpoint's seed {seed}, not {configured}")
+            self._randomness_cfg = {**self._randomness_cfg, "seed": seed}
+            self.set_randomness(**self._randomness_cfg)
+
+    def load_checkpoint(
+        self,
+        filename: str,
+        map_location: Any = "cpu",
+        strict: bool = False,
+        revise_keys: Any = ((r"^module\.", ""),),
+    ) -> dict[str, Any]:
+        """Loads weights: all of them to resume or evaluate, those that fit to start training."""
+        checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, self.logger)
+        state_dict = state_dict_of(checkpoint, filename)
+        if "state_dict" not in checkpoint:
+            checkpoint = {"state_dict": state_dict}
+        model = self._bare_model
+        if hasattr(model, "adopted"):
+            checkpoint["state_dict"] = model.adopted(checkpoint["state_dict"])
+        has_hook = any(isinstance(hook, SparsityHook) for hook in self._hooks)
+        if self._resume and not has_hook and "sparsity" in checkpoint:
+            raise ValueError(
+                f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
+                f"{checkpoint['sparsity'].get('strategy')}"
+            )
+        self._check_overlap(checkpoint["state_dict"], filename)
+        self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
+        is_training = isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
+        strict = strict or self._resume or not is_training
+        try:
+            _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
+        except RuntimeError as error:
+            raise ValueError(f"{filename!r} does not fit the model: {error}") from error
+        self._has_loaded = True
+        self.logger.info(f"Loaded checkpoint {filename}")
+        return checkpoint
+
+    def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
+        names = {name.removeprefix("module.") for name in state_dict}
+        own = set(self._bare_model.state_dict())
+        if not names & own:
+            raise ValueError(
+                f"{filename!r} belongs to another model: none of its {len(names)} entries "
+                f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "
+                f"({', '.join(sorted(own)[:3])}, ...)"
+            )
+
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Writes to a temporary file first; every rank must call it."""
+        if "://" in str(out_dir):
+            raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only")
+        self._random_state.collect()
+        partial = f"{filename}.tmp"
+        super().save_checkpoint(out_dir, partial, *args, **kwargs)
+        if is_main_process():
+            commit_file(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
