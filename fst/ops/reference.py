@@ -19,20 +19,6 @@ from torch import Tensor
 
 from fst.strategy import NM, Alternating, SameAsOutput, Strategy, Transposable
 
-__all__ = [
-    "ReferenceOperands",
-    "ReferenceResult",
-    "alternating_matrices",
-    "output_size",
-    "reference_conv2d",
-    "reference_im2col",
-    "reference_linear",
-    "reference_nm_mask",
-    "reference_operands",
-    "reference_transposable_mask",
-    "transposable_patterns",
-]
-
 Pair = int | Sequence[int]
 
 
