@@ -1,8 +1,46 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
 from fst import masks
+from fst.convert import convert
+from fst.fold import fold
+from fst.modules import SparseConv2d, SparseLinear, sparse_layers
 from fst.ops.conv import sparse_conv2d, sparse_linear
+from fst.report import ConversionReport
+from fst.state import (
+    attach,
+    load_sparsity_state,
+    seed_random_rules,
+    set_grad_scaler,
+    sparsity_state,
+)
 from fst.strategies import get_strategy, list_strategies, register_strategy
 from fst.strategy import NM, Alternating, Rule, SameAsOutput, Strategy, Transposable
+from fst.verify import verify
 
 __version__ = "0.1.0"
+__all__ = [
+    "NM",
+    "Alternating",
+    "ConversionReport",
+    "Rule",
+    "SameAsOutput",
+    "SparseConv2d",
+    "SparseLinear",
+    "Strategy",
+    "Transposable",
+    "attach",
+    "convert",
+    "fold",
+    "get_strategy",
+    "list_strategies",
+    "load_sparsity_state",
+    "masks",
+    "register_strategy",
+    "seed_random_rules",
+    "set_grad_scaler",
+    "sparse_conv2d",
+    "sparse_layers",
+    "sparse_linear",
+    "sparsity_state",
+    "verify",
+]

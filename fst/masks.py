@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -173,12 +172,10 @@ def transposable_mask(matrix: Tensor, n: int = 2, m: int = 4) -> Tensor:
     return mask[..., :rows, :columns].contiguous()
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _transposable_patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     """All m x m 0/1 patterns with n ones in every row and column, rows enumerated in order."""
-    rows = [
-        tuple(int(i in kept) for i in range(m)) for kept in itertools.combinations(range(m), n)
-    ]
+    rows = [tuple(int(i in kept) for i in range(m)) for kept in itertools.combinations(range(m), n)]
     return tuple(
         tuple(itertools.chain.from_iterable(pattern))
         for pattern in itertools.product(rows, repeat=m)

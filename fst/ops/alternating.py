@@ -1,8 +1,8 @@
 """The half-cost grad_weight of FST (Eq. 7 and 10): a dense weight gradient with doubled stride.
 
 With a fixed mask the kept output positions are known. They form one or two regular lattices, and
-over a lattice the sum  dW = Σ (dY[kept] + dY[dropped partner]) · X[kept]ᵀ  is the weight gradient of
-the same convolution with the stride multiplied by the lattice's step, fed with the folded
+over a lattice the sum  dW = Σ (dY[kept] + dY[dropped partner]) · X[kept]ᵀ  is the weight gradient
+of the same convolution with the stride multiplied by the lattice's step, fed with the folded
 grad_output. It is half the work of the dense GEMM (a quarter for 2x2 blocks) on any device.
 """
 
@@ -45,9 +45,7 @@ def fold_grad_output(
 ) -> list[Tensor]:
     """grad_output (N, Cout, P, Q) at the kept positions, with that of the dropped ones added."""
     height, width = grad_output.shape[2:]
-    on_lattices = [
-        grad_output[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept
-    ]
+    on_lattices = [grad_output[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept]
     if not rule.restore:
         return on_lattices
     if rule.pairing == "row" or width % 2 == 0:

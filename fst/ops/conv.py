@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fst.ops import alternating
 from fst.ops.geometry import Geometry, convolve, gradients, input_gradient
@@ -18,7 +17,7 @@ from fst.ops.prune import (
     prune_grad_output,
     prune_weight,
 )
-from fst.strategies import get_strategy
+from fst.strategies import default_strategy
 from fst.strategy import Alternating, Strategy
 
 IntPair = int | Sequence[int]
@@ -74,8 +73,12 @@ class _SparseConv2d(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
+                "supported, because pruned gradients have no second derivative."
+            )
         weight, weight_grad_input, decay_mask, *inputs = ctx.saved_tensors
         call: Call = ctx.call
         geometry, strategy = call.geometry, call.strategy
@@ -163,8 +166,9 @@ def sparse_conv2d(
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
     """
-    strategy = _resolve(strategy)
-    _check_tensors(input, weight, bias, groups)
+    if isinstance(strategy, str):
+        strategy = default_strategy(strategy)
+    check_tensors(input, weight, bias, groups)
     dtype = compute_dtype(input, weight)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)
@@ -199,13 +203,25 @@ def sparse_linear(
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """
-    _check_linear(input, weight)
+    check_linear(input, weight)
+
+    def convolution(image: Tensor) -> Tensor:
+        return sparse_conv2d(
+            image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
+        )
+
+    return linear_as_conv(input, weight, convolution)
+
+
+def linear_as_conv(
+    input: Tensor, weight: Tensor, convolution: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Run (N, ..., in_features) through a 1x1 convolution as (N, in_features, 1, positions)."""
+    check_linear(input, weight)
     samples = input.shape[0] if input.dim() > 1 else 1
     positions = input.shape[1:-1].numel() if input.dim() > 1 else 1
     image = input.reshape(samples, 1, positions, input.shape[-1]).permute(0, 3, 1, 2)
-    output = sparse_conv2d(
-        image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
-    )
+    output = convolution(image)
     return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], weight.shape[0])
 
 
@@ -236,11 +252,6 @@ def convolve_pruned(
         phase = _draw_phase(strategy, generator)
     call = Call(geometry, strategy, phase, generator, decay, scale_decay, on_backward)
     return _SparseConv2d.apply(input, weight, bias, *pruned, call)
-
-
-@torch.compiler.assume_constant_result
-def _resolve(strategy: str | Strategy) -> Strategy:
-    return get_strategy(strategy)
 
 
 def compute_dtype(input: Tensor, weight: Tensor) -> torch.dtype:
@@ -323,11 +334,14 @@ def _geometry(
     return input, Geometry(strides, paddings, dilations, groups)
 
 
-def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    """Raise ValueError unless shapes, groups and devices fit."""
     if input.dim() != 4:
         raise ValueError(f"input has shape {tuple(input.shape)}; it must be (N, Cin, H, W).")
     if weight.dim() != 4:
-        raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw).")
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw)."
+        )
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise ValueError(f"groups={groups!r} must be an integer >= 1.")
     outputs, channels = weight.shape[:2]
@@ -342,7 +356,7 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: i
         )
     if 0 in weight.shape or 0 in input.shape[1:]:
         raise ValueError(
-            f"input {tuple(input.shape)}, weight {tuple(weight.shape)}: only the batch may be empty."
+            f"input {tuple(input.shape)}, weight {tuple(weight.shape)}: only the batch may be 0."
         )
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({outputs},).")
@@ -353,12 +367,14 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: i
             )
 
 
-def _check_linear(input: Tensor, weight: Tensor) -> None:
+def check_linear(input: Tensor, weight: Tensor) -> None:
+    """Raise ValueError unless the shapes of a linear layer fit."""
     if weight.dim() != 2:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; it must be (out_features, in_features)."
         )
     if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"input has shape {tuple(input.shape)}; its last axis must be in_features={weight.shape[1]}."
+            f"input has shape {tuple(input.shape)}; its last axis must be "
+            f"in_features={weight.shape[1]}."
         )

@@ -88,13 +88,15 @@ def prune_grad_output(
     a convolution group) or "grad_weight" (along the flattened P·Q).
     """
     if gemm == "grad_input":
-        view, dim = grad_output.unflatten(1, (groups, -1)), 2
+        view, dim = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
     else:
         view, dim = grad_output.flatten(2), 2
     pruned = apply_mask(view, _nm_mask(view, rule, dim, generator))
     if rule.rule == "magnitude_rescaled" and rule.rescale == "group":
         pruned = pruned * masks.l1_scale(view, pruned, "group", rule.m, dim)
-    pruned = pruned.flatten(1, 2) if gemm == "grad_input" else pruned.unflatten(2, grad_output.shape[2:])
+    pruned = (
+        pruned.flatten(1, 2) if gemm == "grad_input" else pruned.unflatten(2, grad_output.shape[2:])
+    )
     if rule.rule == "magnitude_rescaled" and rule.rescale != "group":
         pruned = pruned * masks.l1_scale(grad_output, pruned, rule.rescale, rule.m, 1)
     return pruned
@@ -113,10 +115,10 @@ def grad_weight_pruned_input(
     Sorting needs im2col(X) itself: kh·kw times the memory of the input.
     """
     stride, padding, dilation, groups = geometry
-    samples, channels = grad_output.shape[:2]
+    channels = grad_output.shape[1]
     columns = F.unfold(input, kernel, dilation, padding, stride)
     columns = apply_mask(columns, _nm_mask(columns, rule, 2, generator))
-    columns = columns.view(samples, groups, -1, columns.shape[2])
-    rows = grad_output.reshape(samples, groups, channels // groups, -1)
+    columns = columns.unflatten(1, (groups, columns.shape[1] // groups))
+    rows = grad_output.flatten(2).unflatten(1, (groups, channels // groups))
     product = torch.einsum("ngol,ngkl->gok", rows, columns)
     return product.reshape(channels, input.shape[1] // groups, *kernel)

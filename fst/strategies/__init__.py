@@ -13,6 +13,7 @@ from fst.strategy import Strategy
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Strategy])
 _RECIPES: dict[str, Callable[..., Strategy]] = {}
+_DEFAULTS: dict[str, Strategy] = {}
 
 
 def register_strategy(name: str) -> Callable[[Recipe], Recipe]:
@@ -31,6 +32,7 @@ def register_strategy(name: str) -> Callable[[Recipe], Recipe]:
                 raise ValueError(
                     f"strategy {name!r}: argument {parameter.name!r} needs a default value."
                 )
+        _DEFAULTS[name] = recipe()
         _RECIPES[name] = recipe
         return recipe
 
@@ -58,8 +60,9 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
                 "pass its name, or use dataclasses.replace."
             )
         return name
-    if name not in _RECIPES:
-        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _RECIPES)}")
+    default = default_strategy(name)
+    if not overrides:
+        return default
     recipe = _RECIPES[name]
     options = inspect.signature(recipe).parameters
     for option in overrides:
@@ -68,6 +71,13 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
                 f"strategy {name!r} has no option {option!r}.{suggest(option, options)}"
             )
     return recipe(**overrides)
+
+
+def default_strategy(name: str) -> Strategy:
+    """`get_strategy` without overrides, written so that torch.compile can trace it."""
+    if name not in _DEFAULTS:
+        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
+    return _DEFAULTS[name]
 
 
 for _module in pkgutil.iter_modules(__path__):

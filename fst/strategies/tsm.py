@@ -1,7 +1,8 @@
 """TSM: one transposable mask for the forward and the backward pass.
 
 Paper: Hubara et al., "Accelerated Sparse Neural Training: A Provable and Efficient Method to Find
-N:M Transposable Masks", NeurIPS 2021. Official code: github.com/papers-submission/structured_transposable_masks.
+N:M Transposable Masks", NeurIPS 2021.
+Official code: github.com/papers-submission/structured_transposable_masks.
 """
 
 from fst.strategies import register_strategy

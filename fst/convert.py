@@ -1,0 +1,138 @@
+"""Turning layers of a model sparse, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+
+from fst.modules import SparseConv2d, SparseLayer, SparseLinear
+from fst.report import ConversionReport
+from fst.strategies import get_strategy
+from fst.strategy import Strategy
+
+SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
+    sparse.dense_class: sparse for sparse in (SparseConv2d, SparseLinear)
+}
+Selector = str | type[nn.Module]
+
+
+def convert(
+    model: nn.Module,
+    strategy: str | Strategy,
+    *,
+    include: Selector | Iterable[Selector] | None = None,
+    exclude: Selector | Iterable[Selector] | None = None,
+) -> ConversionReport:
+    """Make layers of ``model`` sparse in place.
+
+    A layer's class is changed; its Parameters stay the same objects with the same values, and the
+    state_dict keeps the keys of the dense model.
+
+    Args:
+        model: any module.
+        strategy: a name or a `Strategy`.
+        include: glob patterns on layer names (a pattern also matches everything below that name)
+            or layer types; if None, the strategy's own choice: every `nn.Conv2d` with enough
+            input channels. `nn.Linear` is converted only if included.
+        exclude: likewise, what to leave dense.
+
+    Returns:
+        A report of every convolution and linear layer: converted, or skipped and why.
+
+    Raises:
+        ValueError: nothing was converted, or a pattern matches no layer.
+        TypeError: ``model`` is not a module, or a selector neither a string nor a module type.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    strategy = get_strategy(strategy)
+    candidates = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(SPARSE_CLASSES)) or _is_lazy(module)
+    }
+    included = _matches("include", include, candidates)
+    excluded = _matches("exclude", exclude, candidates)
+    report = ConversionReport(str(strategy))
+    chosen: list[SparseLayer] = []
+    for name, module in candidates.items():
+        reason = _reason_to_skip(module)
+        if reason is None and name in excluded:
+            reason = "excluded"
+        if reason is None and include is not None and name not in included:
+            reason = "not included"
+        if reason is None and include is None:
+            reason = _default_reason_to_skip(module, strategy)
+        if reason is not None:
+            report.skipped[name] = reason
+            continue
+        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name))
+    if not chosen:
+        raise ValueError(
+            f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
+            f"include={include!r}, exclude={exclude!r}.\n{report}"
+        )
+    report.layers = [layer.report() for layer in chosen]
+    return report
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "weight", None), UninitializedParameter)
+
+
+def _reason_to_skip(module: nn.Module) -> str | None:
+    if _is_lazy(module):
+        return "lazy: not initialised yet; run one batch through the model first"
+    if isinstance(module, SparseLayer):
+        return f"already converted ({module.strategy.name})"
+    if parametrize.is_parametrized(module):
+        return "parametrized: its weight is computed from other parameters"
+    if type(module) not in SPARSE_CLASSES:
+        base = "Conv2d" if isinstance(module, nn.Conv2d) else "Linear"
+        return f"{type(module).__name__} is a subclass of {base} that may compute something else"
+    return None
+
+
+def _default_reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
+    if isinstance(module, nn.Linear):
+        return "linear layers are converted only if included"
+    if module.in_channels < strategy.min_in_channels:
+        return (
+            f"{module.in_channels} input channels; {strategy.name} converts from "
+            f"{strategy.min_in_channels} on"
+        )
+    return None
+
+
+def _matches(argument: str, selectors: Any, candidates: dict[str, nn.Module]) -> set[str]:
+    """Names of the candidates that any selector matches."""
+    if selectors is None:
+        return set()
+    if isinstance(selectors, str | type):
+        selectors = [selectors]
+    found: set[str] = set()
+    for selector in selectors:
+        if isinstance(selector, str):
+            names = {n for n in candidates if _name_matches(n, selector)}
+        elif isinstance(selector, type) and issubclass(selector, nn.Module):
+            names = {n for n, module in candidates.items() if isinstance(module, selector)}
+        else:
+            raise TypeError(
+                f"{argument}={selector!r}: a selector is a name pattern or a module type."
+            )
+        if not names:
+            raise ValueError(
+                f"{argument}={selector!r} matches no convolution or linear layer. "
+                f"Layers: {', '.join(candidates) or 'none'}."
+            )
+        found |= names
+    return found
+
+
+def _name_matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

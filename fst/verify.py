@@ -1,0 +1,174 @@
+"""Does a model, a state_dict or a checkpoint satisfy an N:M pattern?"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst._text import suggest, table
+from fst.masks import check_pattern
+from fst.modules import SparseLayer
+from fst.strategy import GROUP_ORDERS
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One weight: whether it satisfies the pattern, and where it first does not.
+
+    Attributes:
+        density: share of non-zero elements.
+        offence: the first offending group in words, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    density: float
+    offence: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every group has at most n non-zero elements."""
+        return self.offence is None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Result of `verify`; ``str()`` is a table that ends with the verdict."""
+
+    pattern: str
+    layers: tuple[LayerCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checked weight satisfies the pattern."""
+        return all(layer.ok for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [
+            (c.name, "x".join(map(str, c.shape)), f"{c.density:.3f}", c.offence or "ok")
+            for c in self.layers
+        ]
+        bad = sum(not layer.ok for layer in self.layers)
+        verdict = f"{len(rows)} weights are {self.pattern}"
+        if bad:
+            verdict = f"{bad} of {len(rows)} weights are not {self.pattern}"
+        return f"{table(('weight', 'shape', 'density', self.pattern), rows)}\n\n{verdict}"
+
+
+def verify(
+    target: nn.Module | Mapping[str, Any] | str | os.PathLike[str],
+    n: int = 2,
+    m: int = 4,
+    *,
+    group_order: str = "channel",
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> VerifyReport:
+    """Check that every group of m consecutive weights has at most n non-zero ones.
+
+    Args:
+        target: a model (of converted layers S(W) is checked, what the model computes with), a
+            state_dict, or the path of a checkpoint. Checked are convolution weights (4-D), and
+            weights of converted linear layers; with ``include``, whatever it names.
+        n, m: the pattern.
+        group_order: "channel" (along input channels) or "im2col" (along Cin·kh·kw).
+        include, exclude: glob patterns on parameter names such as "layer1.*.weight".
+
+    Raises:
+        ValueError: bad arguments, nothing to check, or a file that is not a checkpoint of tensors.
+        FileNotFoundError: no such file.
+    """
+    check_pattern(n, m)
+    if group_order not in GROUP_ORDERS:
+        raise ValueError(
+            f"group_order={group_order!r} is unknown.{suggest(group_order, GROUP_ORDERS)}"
+        )
+    weights = _weights(target, group_order)
+    for argument, patterns in (("include", include), ("exclude", exclude)):
+        if patterns is None:
+            continue
+        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        matched = {k for k in weights if any(fnmatchcase(k, p) for p in patterns)}
+        if not matched:
+            raise ValueError(f"{argument}={patterns!r} matches no weight of: {', '.join(weights)}.")
+        keep = matched if argument == "include" else weights.keys() - matched
+        weights = {k: v for k, v in weights.items() if k in keep}
+    if include is None:
+        weights = {k: (w, o, True) for k, (w, o, wanted) in weights.items() if wanted}
+    if not weights:
+        raise ValueError("target has no convolution weight to verify; name others with include.")
+    checks = tuple(_check(name, w, n, m, order) for name, (w, order, _) in weights.items())
+    return VerifyReport(f"{n}:{m}", checks)
+
+
+def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool]]:
+    """Name -> (weight, group order, whether it is checked by default)."""
+    if isinstance(target, nn.Module):
+        found = _of_state_dict(target.state_dict(), group_order)
+        for name, layer in target.named_modules():
+            if isinstance(layer, SparseLayer):
+                order = getattr(layer.strategy.output, "group_order", group_order)
+                key = f"{name}.weight" if name else "weight"
+                found[key] = (layer.effective_weight(), order, True)
+        return found
+    if isinstance(target, Mapping):
+        return _of_state_dict(target, group_order)
+    return _of_state_dict(load_tensors(Path(target)), group_order)
+
+
+def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, Any]:
+    for key in ("state_dict", "model"):
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+            break
+    return {
+        name: (value, group_order, value.dim() == 4)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
+    }
+
+
+def load_tensors(path: Path) -> Mapping[str, Any]:
+    """A checkpoint as a mapping, without running code that it may contain.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a checkpoint, or one that holds more than plain data.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist.")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{str(path)!r} is not a checkpoint that can be read safely: {error}"
+        ) from error
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{str(path)!r} holds a {type(state).__name__}, not a state_dict.")
+    return state
+
+
+def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> LayerCheck:
+    nonzero = weight != 0
+    if group_order == "im2col":
+        nonzero = nonzero.flatten(1)
+    padding = [0, 0] * (nonzero.dim() - 2) + [0, -nonzero.shape[1] % m]
+    counts = F.pad(nonzero, padding).unflatten(1, (-1, m)).sum(2)
+    offence = None
+    if (counts > n).any():
+        first = (counts > n).nonzero()[0].tolist()
+        start = first[1] * m
+        index = [str(first[0]), f"{start}:{min(start + m, nonzero.shape[1])}", *map(str, first[2:])]
+        flat = " of the im2col order" if group_order == "im2col" else ""
+        offence = f"{int(counts[tuple(first)])} non-zero in group [{', '.join(index)}]{flat}"
+    density = float(nonzero.double().mean())
+    return LayerCheck(name, tuple(weight.shape), density, offence)
