@@ -1,0 +1,147 @@
+"""Every recipe loads, builds, trains a step, and has the published hyper-parameters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, PARAM_SCHEDULERS
+
+import fst
+from fst.engine import SparsityHook
+from fst.engine.config import load_config
+from fst.engine.data.transforms import build_transforms
+
+ROOT = Path(__file__).resolve().parents[1] / "configs"
+RECIPES = sorted(
+    str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if path.parent.name != "_base_"
+)
+SDGP_CIFAR = ["dense", "random_2_4", "magnitude_2_4"] + [
+    f"rescaled_{n}_{m}"
+    for n, m in [(1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (2, 16), (4, 16), (8, 16)]
+    + [(4, 32), (8, 32), (16, 32)]
+]
+
+
+def load(name: str) -> Config:
+    return load_config(str(ROOT / name))  # refuses names that nothing reads
+
+
+def test_no_recipe_is_missing() -> None:
+    imagenet = {
+        f"{strategy}_{model}_imagenet.py"
+        for strategy in ("dense", "srste", "fst", "fst_w")
+        for model in ("resnet18", "resnet50")
+    }
+    cifar = {f"{s}_resnet18_cifar10.py" for s in ("dense", "srste", "fst", "fst_w", "sdgp")}
+    sdgp = {
+        f"sdgp/sdgp_{model}_imagenet_{rule}.py"
+        for model in ("resnet18", "resnet50", "regnetx400mf")
+        for rule in ("dense", "random", "magnitude", "rescaled")
+    }
+    sdgp_cifar = {f"sdgp/sdgp_resnet9_cifar10_{setting}.py" for setting in SDGP_CIFAR}
+    assert len(sdgp_cifar) == 14
+    assert set(RECIPES) == imagenet | cifar | sdgp | sdgp_cifar | {"demo_digits.py"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_builds_and_trains_a_step(name: str) -> None:
+    config = load(name)
+    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
+        build_transforms(loader.dataset.get("transforms", ()))
+    model = MODELS.build(config.model)
+    fst.convert(model.sparse_root, SparsityHook(**config.sparsity).strategy)
+    optimizer = build_optim_wrapper(model, config.optim_wrapper)
+    side = 64 if "imagenet" in name else 32
+    channels = len(config.model.data_preprocessor.mean)
+    batch = {
+        "inputs": torch.randint(256, (2, channels, side, side), dtype=torch.uint8),
+        "labels": torch.tensor([0, 1]),
+    }
+    losses = model.train_step(batch, optimizer)
+    assert losses["loss"].isfinite()
+
+
+def learning_rates(config: Config, epoch_length: int) -> list[float]:
+    """The learning rate at each iteration, from the recipe's schedulers."""
+    optimizer = torch.optim.SGD(
+        [torch.zeros(1, requires_grad=True)], config.optim_wrapper.optimizer.lr
+    )
+    schedulers = []
+    for entry in config.param_scheduler:
+        entry = dict(entry, optimizer=optimizer, epoch_length=epoch_length)
+        kind = PARAM_SCHEDULERS.get(entry.pop("type"))
+        entry.pop("convert_to_iter_based")
+        schedulers.append(kind.build_iter_from_epoch(**entry))
+    rates = []
+    for _ in range(config.train_cfg.max_epochs * epoch_length):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    return rates
+
+
+def test_fst_schedule() -> None:
+    config = load("fst_resnet50_imagenet.py")
+    optimizer = config.optim_wrapper.optimizer
+    assert config.train_cfg.max_epochs == 120
+    assert config.train_dataloader.batch_size == 256
+    assert (optimizer.momentum, optimizer.weight_decay) == (0.9, 7e-5)
+    assert config.model.loss.label_smoothing == 0.1
+    assert fst.get_strategy("fst").decay == 2e-4
+    rates = learning_rates(config, 10)
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[600] == pytest.approx(0.05)
+    assert rates[-1] < 1e-4
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak", "peak_epoch", "epochs", "batch", "decay"),
+    [
+        ("sdgp/sdgp_resnet9_cifar10_rescaled_2_4.py", 0.5, 5, 150, 512, 5e-4),
+        ("sdgp/sdgp_resnet18_imagenet_rescaled.py", 1.0, 2, 88, 1024, 5e-5),
+        ("sdgp/sdgp_resnet50_imagenet_random.py", 1.7, 2, 88, 512, 1e-4),
+        ("sdgp/sdgp_regnetx400mf_imagenet_magnitude.py", 1.0, 2, 88, 1024, 5e-5),
+    ],
+)
+def test_sdgp_schedules(
+    name: str, peak: float, peak_epoch: int, epochs: int, batch: int, decay: float
+) -> None:
+    config = load(name)
+    assert config.train_cfg.max_epochs == epochs
+    assert config.train_dataloader.batch_size == batch
+    assert config.optim_wrapper.optimizer.weight_decay == decay
+    assert config.model.test_time_augmentation == "flip"
+    length = 10
+    rates = learning_rates(config, length)
+    top = max(range(len(rates)), key=rates.__getitem__)
+    assert top == pytest.approx(peak_epoch * length, abs=1)
+    assert rates[0] == pytest.approx(1e-4 * peak)
+    assert rates[top] == pytest.approx(peak, rel=0.01)
+    middle = (peak_epoch + epochs) * length // 2
+    assert rates[middle] == pytest.approx(peak / 2, rel=0.01)
+    assert rates[-1] < 0.002 * peak
+
+
+def test_sdgp_sizes_grow_in_the_published_epochs() -> None:
+    config = load("sdgp/sdgp_resnet18_imagenet_dense.py")
+    (crop,) = build_transforms(config.train_dataloader.dataset.transforms)
+    assert [crop.size(epoch) for epoch in (0, 65, 70, 71, 76, 87)] == [160, 160, 160, 192, 192, 192]
+
+
+def test_sdgp_norm_layers_have_no_decay_on_imagenet() -> None:
+    config = load("sdgp/sdgp_resnet18_imagenet_dense.py")
+    model = MODELS.build(config.model)
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    norms = {
+        id(p)
+        for m in model.modules()
+        if isinstance(m, torch.nn.BatchNorm2d)
+        for p in m.parameters()
+    }
+    for group in wrapper.optimizer.param_groups:
+        expected = 0.0 if all(id(p) in norms for p in group["params"]) else 5e-5
+        assert group["weight_decay"] == expected
