@@ -151,7 +151,7 @@ class Runner(mmengine.runner.Runner):
         if self._resume and not has_hook and "sparsity" in checkpoint:
             raise ValueError(
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
-                f"{checkpoint['sparsity'].get('strategy')}"
+                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}"
             )
         self._check_overlap(checkpoint["state_dict"], filename)
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)

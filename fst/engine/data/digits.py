@@ -15,7 +15,7 @@ class Digits(InMemoryDataset):
     """Handwritten digits (UCI), as bundled with scikit-learn; every fifth image is for testing.
 
     Args:
-        split: "train" (1,437 images) or "test" (360).
+        split: "train" (1,438 images) or "test" (359).
         size: Height and width to scale the images to; None keeps 8.
         channels: 1, or 3 to repeat the grey channel for models of colour images.
         device: See `InMemoryDataset`.

@@ -52,7 +52,7 @@ class SparsityHook(Hook):
         self._is_due = False
         self._layers: dict[str, nn.Module] = {}
         self._masks: dict[str, torch.Tensor] = {}
-        self._gradient_norms: dict[str, torch.Tensor] = {}
+        self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
 
     @staticmethod
     def root(runner: Any) -> nn.Module:
@@ -70,7 +70,7 @@ class SparsityHook(Hook):
             runner.logger.info(f"Sparsity:\n{report}")
         self._layers = fst.sparse_layers(root)
         for wrapper in _built(runner.optim_wrapper):
-            wrapper.optimizer.register_step_pre_hook(self._measure_gradients)
+            wrapper.optimizer.register_step_pre_hook(self._look)
             fst.attach(root, wrapper.optimizer)
             if hasattr(wrapper, "loss_scaler"):
                 fst.set_grad_scaler(root, wrapper.loss_scaler)
@@ -96,47 +96,62 @@ class SparsityHook(Hook):
         fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Decides whether this iteration is looked at."""
-        self._is_due = self.every_n_train_iters(runner, self.interval)
-        self._gradient_norms = {}
-
-    def _measure_gradients(self, *_: Any) -> None:
-        # here, because mmengine's OptimWrapper clears the gradients before any hook sees them
-        if self._is_due:
-            gradients = {
-                n: x.weight.grad for n, x in self._layers.items() if x.weight.grad is not None
-            }
-            norms = torch._foreach_norm(list(gradients.values())) if gradients else []
-            self._gradient_norms = dict(zip(gradients, norms, strict=True))
+        """Decides whether the next optimizer step is looked at."""
+        self._is_due |= self.every_n_train_iters(runner, self.interval)
 
     @torch.no_grad()
+    def _look(self, *_: Any) -> None:
+        # right before the optimizer's step: mmengine clears the gradients right after it, and
+        # weights and masks are still those of this iteration
+        if not self._is_due:
+            return
+        gradients = {n: x.weight.grad for n, x in self._layers.items() if x.weight.grad is not None}
+        norms = torch._foreach_norm(list(gradients.values())) if gradients else []
+        masks = {name: layer.output_mask() for name, layer in self._layers.items()}
+        masks = {name: mask for name, mask in masks.items() if mask is not None}
+        self._measured = (
+            {name: mask.sum() / mask.numel() for name, mask in masks.items()},
+            {
+                n: (m != self._masks[n]).sum() / m.numel()
+                for n, m in masks.items()
+                if n in self._masks
+            },
+            dict(zip(gradients, norms, strict=True)),
+        )
+        self._masks = masks
+
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        """Logs density, flip rate and gradient norms."""
-        if not self._is_due:
+        """Logs density, flip rate and gradient norms, if a step was looked at."""
+        if self._measured is None:
             return
-        masks = {name: layer.output_mask() for name, layer in self._layers.items()}
-        masks = {name: mask for name, mask in masks.items() if mask is not None}
-        kept = {name: mask.sum() for name, mask in masks.items()}
-        flipped = {n: (m != self._masks[n]).sum() for n, m in masks.items() if n in self._masks}
-        self._masks = masks
-        kept, flipped, norms = _fetch(kept, flipped, self._gradient_norms)
-        sizes = {name: mask.numel() for name, mask in masks.items()}
-        scalars = {f"density/{n}": v / sizes[n] for n, v in kept.items()}
-        scalars |= {f"mask_flip_rate/{n}": v / sizes[n] for n, v in flipped.items()}
-        scalars |= {f"grad_norm/{n}": v for n, v in norms.items()}
-        totals = {}
-        if kept:
-            totals["density"] = sum(kept.values()) / sum(sizes.values())
-        if flipped:
-            totals["mask_flip_rate"] = sum(flipped.values()) / sum(sizes[n] for n in flipped)
-        if norms:
-            totals["sparse_grad_norm"] = sum(norm**2 for norm in norms.values()) ** 0.5
+        density, flips, norms = _fetch(*self._measured)
+        self._is_due, self._measured = False, None
+        totals = {
+            "density": self._mean(density),
+            "mask_flip_rate": self._mean(flips),
+            "sparse_grad_norm": sum(norm**2 for norm in norms.values()) ** 0.5 if norms else None,
+        }
         for name, value in totals.items():
-            runner.message_hub.update_scalar(f"train/{name}", value)
+            if value is not None:
+                runner.message_hub.update_scalar(f"train/{name}", value)
+        scalars = {
+            f"{name}/{layer}": value
+            for name, group in (
+                ("density", density),
+                ("mask_flip_rate", flips),
+                ("grad_norm", norms),
+            )
+            for layer, value in group.items()
+        }
         if scalars:
             runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
+
+    def _mean(self, shares: dict[str, float]) -> float | None:
+        """The share over all weights of the layers."""
+        sizes = {name: self._layers[name].weight.numel() for name in shares}
+        return sum(shares[n] * sizes[n] for n in shares) / sum(sizes.values()) if shares else None
 
 
 def _built(wrapper: Any) -> list[OptimWrapper]:
