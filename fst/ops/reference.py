@@ -11,6 +11,7 @@ Shapes, throughout: ``input`` (N, Cin, H, W), ``weight`` (Cout, Cin/groups, kh, 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -181,13 +182,13 @@ class _Geometry:
         padded = self._zeros(*tensor.shape[:2])
         self._inside(padded).copy_(tensor)
         columns = torch.stack(self._windows(padded), dim=2)
-        rows = tensor.shape[1] * self.kernel[0] * self.kernel[1]
-        return columns.reshape(len(tensor), rows, self.output[0] * self.output[1])
+        rows = tensor.shape[1] * math.prod(self.kernel)
+        return columns.reshape(len(tensor), rows, math.prod(self.output))
 
     def col2im(self, columns: Tensor, channels: int) -> Tensor:
         """Columns (N, C*kh*kw, P*Q) to (N, C, H, W), overlaps added: the adjoint of `im2col`."""
         padded = self._zeros(len(columns), channels)
-        parts = columns.reshape(len(columns), channels, -1, *self.output)
+        parts = columns.reshape(len(columns), channels, math.prod(self.kernel), *self.output)
         for index, window in enumerate(self._windows(padded)):
             window += parts[:, :, index]
         return self._inside(padded).clone()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fst
 from fst.ops.reference import output_size
-from fst.strategy import Alternating, Strategy
+from fst.strategy import Strategy
 from tests.strategy_settings import Setting
 
 
@@ -177,7 +177,3 @@ def read_draws(setting: Setting, case: Case, operands: Operands, seed: int = 0) 
 
 def _both(value: int | tuple[int, int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
-
-
-def has_random_phase(strategy: Strategy) -> bool:
-    return isinstance(strategy.grad_weight, Alternating) and strategy.grad_weight.phase == "random"

@@ -241,6 +241,19 @@ def test_transposable_dtypes_and_layout(dtype):
     assert torch.equal(transposable_mask(matrix.T.contiguous().T), expected)
 
 
+def test_autocast_changes_no_mask():
+    """The scores are compared in full precision, whatever dtype autocast would multiply in."""
+    tensor = torch.randn(64, 64)
+    expected = nm_mask(tensor, 2, 4, 1), transposable_mask(tensor), transposable_mask(tensor, 4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = (
+            nm_mask(tensor, 2, 4, 1),
+            transposable_mask(tensor),
+            transposable_mask(tensor, 4, 8),
+        )
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
 def test_transposable_takes_batches_of_matrices():
     matrices = torch.randn(2, 3, 8, 4)
     mask = transposable_mask(matrices)

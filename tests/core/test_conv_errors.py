@@ -1,0 +1,104 @@
+"""Bad input to the functional ops: the error names the argument, its value and what is allowed."""
+
+import pytest
+import torch
+
+import fst
+
+
+def _input(*shape, **options):
+    return torch.zeros(*(shape or (2, 8, 6, 6)), **options)
+
+
+def _weight(*shape, **options):
+    return torch.zeros(*(shape or (8, 8, 3, 3)), **options)
+
+
+BAD = [
+    # id, arguments, words that the message must contain
+    ("groups_input", dict(groups=3), ["groups", "3"]),
+    ("groups_output", dict(weight=_weight(9, 4, 3, 3), groups=2), ["groups", "2", "9"]),
+    ("groups_zero", dict(groups=0), ["groups", "0"]),
+    ("groups_negative", dict(groups=-1), ["groups", "-1"]),
+    ("groups_float", dict(groups=1.0), ["groups", "1.0"]),
+    ("input_3d", dict(input=_input(8, 6, 6)), ["input", "(8, 6, 6)"]),
+    ("input_5d", dict(input=_input(1, 2, 8, 6, 6)), ["input", "(1, 2, 8, 6, 6)"]),
+    ("weight_3d", dict(weight=_weight(8, 8, 3)), ["weight", "(8, 8, 3)"]),
+    ("channels", dict(weight=_weight(8, 6, 3, 3)), ["8", "6"]),
+    ("channels_grouped", dict(weight=_weight(8, 8, 3, 3), groups=2), ["groups", "2", "8"]),
+    ("bias_2d", dict(bias=torch.zeros(1, 8)), ["bias", "(1, 8)", "(8,)"]),
+    ("bias_size", dict(bias=torch.zeros(7)), ["bias", "7", "8"]),
+    ("dtype_weight", dict(weight=_weight().double()), ["float32", "float64"]),
+    ("dtype_input", dict(input=_input(dtype=torch.bfloat16)), ["bfloat16", "float32"]),
+    ("dtype_integer", dict(input=_input().long()), ["input", "int64"]),
+    (
+        "dtype_integer_both",
+        dict(input=_input().long(), weight=_weight().long()),
+        ["int64", "floating"],
+    ),
+    ("dtype_bias", dict(bias=torch.zeros(8).double()), ["bias", "float64"]),
+    ("device_weight", dict(weight=_weight(device="meta")), ["weight", "meta", "cpu"]),
+    ("device_input", dict(input=_input(device="meta")), ["meta", "cpu"]),
+    ("device_bias", dict(bias=torch.zeros(8, device="meta")), ["bias", "meta"]),
+    ("padding_negative", dict(padding=-1), ["padding", "-1"]),
+    ("padding_negative_pair", dict(padding=(0, -2)), ["padding", "-2"]),
+    ("padding_word", dict(padding="reflect"), ["padding", "reflect", "same", "valid"]),
+    ("padding_same_stride", dict(padding="same", stride=2), ["padding", "same", "stride", "2"]),
+    (
+        "padding_same_stride_pair",
+        dict(padding="same", stride=(1, 2)),
+        ["padding", "same", "stride", "2"],
+    ),
+    ("padding_float", dict(padding=0.5), ["padding", "0.5"]),
+    ("padding_triple", dict(padding=(1, 1, 1)), ["padding", "(1, 1, 1)"]),
+    ("stride_zero", dict(stride=0), ["stride", "0"]),
+    ("stride_negative", dict(stride=(1, -1)), ["stride", "-1"]),
+    ("stride_triple", dict(stride=(1, 1, 1)), ["stride", "(1, 1, 1)"]),
+    ("stride_float", dict(stride=1.5), ["stride", "1.5"]),
+    ("dilation_zero", dict(dilation=0), ["dilation", "0"]),
+    ("dilation_word", dict(dilation="same"), ["dilation", "same"]),
+    ("too_small", dict(input=_input(2, 8, 2, 2)), ["2", "3"]),
+    ("too_small_dilated", dict(dilation=3), ["6", "7"]),
+    ("strategy_unknown", dict(strategy="fts"), ["strategy", "fts", "fst"]),
+    ("strategy_type", dict(strategy=None), ["strategy", "None"]),
+    ("strategy_rule", dict(strategy=fst.NM("weight")), ["strategy"]),
+    ("input_type", dict(input=[[0.0]]), ["input"]),
+    ("weight_type", dict(weight=None), ["weight"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_arguments(arguments, words):
+    arguments = {"input": _input(), "weight": _weight(), "strategy": "fst", **arguments}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        fst.sparse_conv2d(**arguments)
+    message = str(caught.value)
+    missing = [word for word in words if word not in message]
+    assert not missing, f"{message!r} does not name {missing}"
+
+
+BAD_LINEAR = [
+    ("features", dict(weight=torch.zeros(4, 7)), ["7", "8"]),
+    ("weight_1d", dict(weight=torch.zeros(8)), ["weight", "(8,)"]),
+    ("weight_4d", dict(weight=torch.zeros(4, 8, 1, 1)), ["weight", "(4, 8, 1, 1)"]),
+    ("input_0d", dict(input=torch.tensor(1.0)), ["input", "()"]),
+    ("bias", dict(bias=torch.zeros(8)), ["bias", "(8,)", "(4,)"]),
+    ("dtype", dict(weight=torch.zeros(4, 8).double()), ["float32", "float64"]),
+    ("strategy", dict(strategy="sdpg"), ["strategy", "sdpg", "sdgp"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [b[1:] for b in BAD_LINEAR], ids=[b[0] for b in BAD_LINEAR]
+)
+def test_bad_arguments_of_linear(arguments, words):
+    arguments = {"input": torch.zeros(2, 8), "weight": torch.zeros(4, 8), **arguments}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        fst.sparse_linear(**arguments)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{caught.value} does not name {missing}"
+
+
+def test_padding_beyond_the_input_is_fine():
+    output = fst.sparse_conv2d(torch.ones(1, 4, 1, 1), torch.ones(4, 4, 3, 3), padding=5)
+    assert output.shape == (1, 4, 9, 9)
