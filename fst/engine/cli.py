@@ -197,7 +197,7 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
         model_config.setdefault("data_preprocessor", config.data_preprocessor)
     model = MODELS.build(model_config)
     root = getattr(model, "sparse_root", model)
-    options = {k: v for k, v in sparsity.items() if k != "interval"}
+    options = {k: v for k, v in sparsity.items() if k != "log_interval"}
     layers = {k: options.pop(k, None) for k in ("include", "exclude")}
     fst.convert(root, fst.get_strategy(options.pop("strategy"), **options), **layers)
     try:

@@ -48,6 +48,10 @@ class Runner(mmengine.runner.Runner):
             torch.distributed.init_process_group("gloo")
         super().setup_env(env_cfg)
 
+    def set_randomness(self, seed: int | None = None, **options: Any) -> None:
+        """Draws a seed if the config's `randomness` gives none."""
+        super().set_randomness(seed, **options)
+
     def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
         """By default writes JSON lines and TensorBoard."""
         if visualizer is None:

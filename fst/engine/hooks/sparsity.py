@@ -23,7 +23,7 @@ class SparsityHook(Hook):
     It works in mmengine's own Runner too, with any model: `custom_imports=dict(
     imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
 
-    Logged every `interval` iterations, over all layers (log line, JSON, TensorBoard) and per layer
+    Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and per layer
     (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed since the last
     look), and the norm of the gradient that the optimizer sees.
 
@@ -31,8 +31,8 @@ class SparsityHook(Hook):
         strategy: Name of a registered strategy.
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
-        interval: Iterations between two looks.
-        **overrides: Arguments of the strategy, such as n, m, decay.
+        log_interval: Iterations between two looks.
+        **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
     """
 
     priority = "HIGH"
@@ -42,13 +42,15 @@ class SparsityHook(Hook):
         strategy: str,
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
-        interval: int = 50,
+        log_interval: int = 50,
         **overrides: Any,
     ) -> None:
-        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            raise ValueError(f"interval={interval!r} must be a positive number of iterations")
+        if not isinstance(log_interval, int) or isinstance(log_interval, bool) or log_interval < 1:
+            raise ValueError(
+                f"log_interval={log_interval!r} must be a positive number of iterations"
+            )
         self.strategy = fst.get_strategy(strategy, **overrides)
-        self.include, self.exclude, self.interval = include, exclude, interval
+        self.include, self.exclude, self.log_interval = include, exclude, log_interval
         self._is_due = False
         self._layers: dict[str, nn.Module] = {}
         self._masks: dict[str, torch.Tensor] = {}
@@ -97,7 +99,7 @@ class SparsityHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Decides whether the next optimizer step is looked at."""
-        self._is_due |= self.every_n_train_iters(runner, self.interval)
+        self._is_due |= self.every_n_train_iters(runner, self.log_interval)
 
     @torch.no_grad()
     def _look(self, *_: Any) -> None:
