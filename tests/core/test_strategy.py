@@ -1,0 +1,271 @@
+"""Rules, strategies and the registry: frozen, hashable, self-checking, extensible."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+import fst
+from fst import NM, Alternating, SameAsOutput, Strategy, Transposable
+from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS
+
+
+@pytest.mark.parametrize("row", SETTINGS)
+def test_frozen_hashable_equal_and_printable(row):
+    strategy, again = row.build(), row.build()
+    assert strategy == again and hash(strategy) == hash(again)
+    assert len({strategy, again}) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        strategy.decay = 1.0
+    for gemm in GEMMS:
+        rule = getattr(strategy, gemm)
+        if rule is not None:
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                rule.operand = "weight"
+    assert eval(repr(strategy), vars(fst)) == strategy
+    for copied in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
+        assert copied == strategy
+    for gemm in GEMMS:
+        assert gemm in str(strategy)
+    assert strategy.name in str(strategy)
+
+
+def test_different_options_are_different_strategies():
+    built = [row.build() for row in SETTINGS]
+    assert len(set(built)) == len(built)
+    texts = {str(strategy) for strategy in built}
+    assert len(texts) == len(built), "two strategies print alike: a state check cannot tell them"
+
+
+def test_every_registered_strategy_has_rows():
+    assert set(fst.list_strategies()) == {row.name for row in SETTINGS} - {"custom"}
+    assert fst.list_strategies() == sorted(fst.list_strategies())
+
+
+@pytest.mark.parametrize("row", DEFAULTS)
+def test_unpruned_gemms_are_none(row):
+    strategy = row.build()
+    for gemm in row.dense:
+        if gemm == "grad_weight" and strategy.decay:
+            continue
+        assert getattr(strategy, gemm) is None
+
+
+def test_defaults_of_the_papers():
+    """METHODS: 2:4 everywhere, λ = 2e-4, channel order, row pairing, phase 0, refresh every 40."""
+    weight = NM("weight", 2, 4, rule="magnitude", group_order="channel")
+    alternating = Alternating("input", pairing="row", phase=0, block=(1, 2), restore=True)
+    common = dict(decay=2e-4, decay_mode="gradient")
+    grad_output = NM("grad_output", 2, 4)
+    expected = [
+        Strategy("dense"),
+        Strategy("srste", output=weight, **common),
+        Strategy("fst", weight, NM("weight", 2, 4), alternating, **common),
+        Strategy("fst_w", weight, NM("weight", 2, 4), **common),
+        Strategy(
+            "sdgp",
+            grad_input=NM("grad_output", 2, 4, rule="magnitude_rescaled", rescale="sample_channel"),
+            min_in_channels=4,
+        ),
+        Strategy("wg", weight, NM("weight", 2, 4), grad_output, **common),
+        Strategy("wx", weight, NM("weight", 2, 4), NM("input", 2, 4), **common),
+        Strategy("gg", weight, grad_output, grad_output, **common),
+        Strategy("gx", weight, grad_output, NM("input", 2, 4), **common),
+        Strategy("tsm", Transposable(interval=40), Transposable(interval=40)),
+    ]
+    assert sorted(s.name for s in expected) == fst.list_strategies()
+    for strategy in expected:
+        assert fst.get_strategy(strategy.name) == strategy
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [(5, 4), (0, 4), (-1, 4), (1, 0), (2, 33), (0, 0), (2.0, 4), (2, 4.0), ("2", 4), (2, None)],
+)
+@pytest.mark.parametrize("rule", [NM, Transposable])
+def test_bad_patterns(rule, n, m):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        rule("weight", n, m)
+    message = str(caught.value)
+    bad = n if not (isinstance(n, int) and n >= 1) else m
+    assert repr(bad) in message or f"{n}" in message
+    assert "32" in message or "integer" in message
+
+
+def test_bool_is_no_number():
+    with pytest.raises((ValueError, TypeError), match="True"):
+        NM("weight", True, 4)
+    with pytest.raises((ValueError, TypeError), match="True"):
+        Alternating(phase=True)
+    with pytest.raises((ValueError, TypeError), match="True"):
+        Transposable(interval=True)
+
+
+BAD_RULES = [
+    (NM, dict(operand="wieght"), ["operand", "wieght", "weight"]),
+    (NM, dict(operand="output"), ["operand", "output", "grad_output"]),
+    (NM, dict(operand="weight", rule="magnitud"), ["rule", "magnitud", "magnitude"]),
+    (NM, dict(operand="weight", rule="alternating"), ["rule", "alternating"]),
+    (NM, dict(operand="weight", rule=None), ["rule", "None"]),
+    (NM, dict(operand="weight", rule="magnitude_rescaled"), ["rescaled", "weight"]),
+    (NM, dict(operand="input", rule="magnitude_rescaled"), ["rescaled", "input"]),
+    (NM, dict(operand="grad_output", rescale="sample"), ["rescale", "sample_channel"]),
+    (NM, dict(operand="weight", group_order="channels"), ["group_order", "channels", "channel"]),
+    (Alternating, dict(operand="weight"), ["operand", "weight", "input"]),
+    (Alternating, dict(operand="grad_output"), ["operand", "grad_output", "input"]),
+    (Alternating, dict(pairing="rows"), ["pairing", "rows", "row"]),
+    (Alternating, dict(phase=2), ["phase", "2", "random"]),
+    (Alternating, dict(phase="rand"), ["phase", "rand", "random"]),
+    (Alternating, dict(block=(2, 1)), ["block", "(2, 1)"]),
+    (Alternating, dict(block=(2, 2, 2)), ["block"]),
+    (Alternating, dict(block=2), ["block", "2"]),
+    (Alternating, dict(block=(2, 2), phase=1), ["block", "phase", "1"]),
+    (Alternating, dict(block=(2, 2), phase="random"), ["block", "phase", "random"]),
+    (Alternating, dict(block=(2, 2), pairing="flat"), ["block", "pairing", "flat"]),
+    (Alternating, dict(restore="yes"), ["restore", "yes"]),
+    (Transposable, dict(operand="input"), ["operand", "input", "weight"]),
+    (Transposable, dict(interval=0), ["interval", "0"]),
+    (Transposable, dict(interval=-3), ["interval", "-3"]),
+    (Transposable, dict(interval=1.5), ["interval", "1.5"]),
+    (Transposable, dict(group_order="nhwc"), ["group_order", "nhwc"]),
+    (SameAsOutput, dict(operand="input"), ["operand", "input", "weight"]),
+    (SameAsOutput, dict(operand="grad_output"), ["operand", "grad_output", "weight"]),
+    (Strategy, dict(name=""), ["name"]),
+    (Strategy, dict(name=None), ["name", "None"]),
+    (Strategy, dict(output=NM("grad_output")), ["output", "grad_output", "weight"]),
+    (Strategy, dict(output=NM("input")), ["output", "input", "weight"]),
+    (Strategy, dict(grad_input=NM("input")), ["grad_input", "input", "weight"]),
+    (Strategy, dict(grad_weight=NM("weight")), ["grad_weight", "weight", "input"]),
+    (Strategy, dict(grad_input=Alternating()), ["grad_input", "input"]),
+    (Strategy, dict(output="magnitude"), ["output", "magnitude"]),
+    (Strategy, dict(grad_weight=Alternating), ["grad_weight"]),
+    (Strategy, dict(output=SameAsOutput()), ["output"]),
+    (Strategy, dict(grad_input=SameAsOutput()), ["grad_input"]),
+    (Strategy, dict(output=Transposable()), ["output", "grad_input"]),
+    (Strategy, dict(grad_input=Transposable()), ["output", "grad_input"]),
+    (Strategy, dict(output=NM("weight"), decay=-1e-4), ["decay", "-0.0001"]),
+    (Strategy, dict(output=NM("weight"), decay=float("nan")), ["decay", "nan"]),
+    (Strategy, dict(output=NM("weight"), decay=float("inf")), ["decay", "inf"]),
+    (Strategy, dict(output=NM("weight"), decay="2e-4"), ["decay", "2e-4"]),
+    (Strategy, dict(output=NM("weight"), decay=True), ["decay", "True"]),
+    (Strategy, dict(decay=2e-4), ["decay", "output"]),
+    (Strategy, dict(output=NM("weight"), decay_mode="decouple"), ["decay_mode", "decoupled"]),
+    (Strategy, dict(min_in_channels="4"), ["min_in_channels", "4"]),
+    (Strategy, dict(min_in_channels=-1), ["min_in_channels", "-1"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"), BAD_RULES, ids=[f"{k.__name__}-{o}" for k, o, _ in BAD_RULES]
+)
+def test_bad_options(kind, options, words):
+    if kind is Strategy:
+        options = {"name": "mine", **options}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        kind(**options)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("fts", {}, ["fts", "'fst'"]),
+        ("SDGP", {}, ["SDGP", "sdgp"]),
+        ("", {}, ["strategy", "fst", "sdgp"]),
+        (None, {}, ["None", "fst"]),
+        (3, {}, ["3", "fst"]),
+        ("fst", dict(decays=1e-3), ["decays", "'decay'"]),
+        ("fst", dict(rescale="group"), ["rescale", "fst"]),
+        ("dense", dict(n=2), ["n", "dense"]),
+        ("sdgp", dict(rescal="group"), ["rescal", "'rescale'"]),
+        ("fst", dict(n=5), ["5", "4"]),
+        ("wx", dict(rule="magnitud"), ["magnitud", "magnitude"]),
+        ("gx", dict(rule="magnitude_rescaled"), ["magnitude_rescaled"]),
+        ("srste", dict(backward="sparse"), ["backward", "sparse", "dense"]),
+        ("srste", dict(rule="alternating"), ["rule", "alternating"]),
+        ("tsm", dict(interval=0), ["interval", "0"]),
+    ],
+    ids=str,
+)
+def test_bad_names_and_overrides(name, overrides, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        fst.get_strategy(name, **overrides)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+def test_block_may_be_a_list():
+    """What JSON and YAML make of a tuple."""
+    assert fst.get_strategy("fst", block=[2, 2]) == fst.get_strategy("fst", block=(2, 2))
+
+
+def test_a_finished_strategy_passes_through():
+    strategy = fst.get_strategy("fst", n=1)
+    assert fst.get_strategy(strategy) is strategy
+    with pytest.raises(ValueError, match="n"):
+        fst.get_strategy(strategy, n=2)
+
+
+# ---------------------------------------------------------------- the registry
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy of the registry that the test may write to."""
+    import fst.strategies as strategies
+
+    monkeypatch.setattr(strategies, "_RECIPES", dict(strategies._RECIPES))
+
+
+def test_user_defined_strategy(registry):
+    @fst.register_strategy("mine")
+    def mine(m: int = 8) -> Strategy:
+        return Strategy("mine", output=NM("weight", 1, m), grad_weight=Alternating())
+
+    assert "mine" in fst.list_strategies()
+    assert fst.get_strategy("mine", m=4).output.m == 4
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU())
+    report = fst.convert(model, "mine")
+    assert list(report.converted) == ["0"]
+    model(torch.randn(2, 16, 6, 6)).sum().backward()
+    assert int((fst.fold(model)[0].weight != 0).sum()) == 2 * 8 * 9
+    with pytest.raises(ValueError, match="'m'"):
+        fst.get_strategy("mine", mm=4)
+
+
+def test_registering_a_taken_name_is_noticed(registry):
+    def impostor() -> Strategy:
+        return Strategy("fst")
+
+    with pytest.raises(ValueError, match="'fst'"):
+        fst.register_strategy("fst")(impostor)
+    assert fst.get_strategy("fst").decay == 2e-4
+
+
+def test_registering_the_same_name_twice_is_noticed(registry):
+    """Two functions that happen to have one name in two modules are two functions."""
+
+    def make(decay):
+        def mine() -> Strategy:
+            return Strategy("mine", output=NM("weight"), decay=decay)
+
+        mine.__qualname__, mine.__module__ = "mine", f"package{int(decay)}"
+        return mine
+
+    fst.register_strategy("mine")(make(1.0))
+    with pytest.raises(ValueError, match="'mine'"):
+        fst.register_strategy("mine")(make(2.0))
+
+
+def test_overrides_need_defaults(registry):
+    with pytest.raises(ValueError, match="n"):
+
+        @fst.register_strategy("mine")
+        def mine(n) -> Strategy:
+            return Strategy("mine", output=NM("weight", n, 4))
