@@ -28,10 +28,9 @@ class OptionAction(DictAction):
         for value in values:
             if not value.partition("=")[0] or "=" not in value:
                 parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
-        try:
-            super().__call__(parser, namespace, values, option_string)
-        except AssertionError as error:
-            parser.error(f"argument {option_string}: {error}")
+            if any(value.count(a) != value.count(b) for a, b in ("()", "[]")):
+                parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
+        super().__call__(parser, namespace, values, option_string)
 
 
 @contextmanager

@@ -22,7 +22,9 @@ CONFIG = """
 model = dict(
     type="Classifier",
     architecture=dict(source="fst", name="tiny_net", num_classes=10),
-    data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[96.0], translate=1, flip=0.3),
+    data_preprocessor=dict(
+        type="ImagePreprocessor", mean=[78.0], std=[96.0], translate=1, flip=0.3
+    ),
 )
 sparsity = {sparsity}
 train_dataloader = dict(
@@ -36,7 +38,10 @@ train_cfg = dict(by_epoch=True, max_epochs=2)
 val_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9))
 param_scheduler = dict(type="CosineAnnealingLR", convert_to_iter_based=True)
-default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=2))
+default_hooks = dict(
+    checkpoint=dict(type="CheckpointHook", interval=1),
+    logger=dict(type="LoggerHook", interval=2),
+)
 randomness = dict(seed=3)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
     from torchvision import transforms
 
     name = config.pop("type", None)
-    known = {**{n: getattr(transforms, n) for n in transforms.__all__}, **_OWN}
+    known = {n: v for n, v in vars(transforms).items() if inspect.isclass(v)} | _OWN
     if name not in known:
         raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
     if name in ("ToTensor", "Normalize", "ConvertImageDtype"):

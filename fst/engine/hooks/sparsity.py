@@ -23,9 +23,9 @@ class SparsityHook(Hook):
     It works in mmengine's own Runner too, with any model: `custom_imports=dict(
     imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
 
-    Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and per layer
-    (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed since the last
-    look), and the norm of the gradient that the optimizer sees.
+    Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and for
+    each layer (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed
+    since the last look), and the norm of the gradient that the optimizer sees.
 
     Args:
         strategy: Name of a registered strategy.

@@ -1,0 +1,175 @@
+"""Bad input is refused before any work, with a message that says what to do."""
+
+import re
+
+import pytest
+import torch
+from mmengine.registry import DATASETS
+
+from fst.engine import cli
+from fst.engine.config import load_config
+
+CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
+
+
+@DATASETS.register_module(force=True)
+class OfAnotherPackage:
+    pass
+
+
+def refused(capsys, tmp_path, *argv, command=cli.train):
+    """The one-line message with which a command refuses its arguments, before any work."""
+    with pytest.raises(SystemExit) as stopped:
+        command([*argv, "--work-dir", str(tmp_path / "never")])
+    assert stopped.value.code == 2
+    assert not (tmp_path / "never").exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "expected"),
+    [
+        ('dict(strategy="sdpg")', "Did you mean 'sdgp'"),
+        ('dict(strategy="fst", nn=2)', "nn"),
+        ('dict(strategy="fst", n=5)', "n=5"),
+        ('dict(strategy="fst", log_interval=0)', "log_interval=0"),
+        ("dict(n=2)", "must be a dict with the key 'strategy'"),
+        ('"fst"', "must be a dict with the key 'strategy'"),
+    ],
+)
+def test_sparsity(capsys, tmp_path, write_config, sparsity, expected):
+    assert expected in refused(capsys, tmp_path, write_config(sparsity))
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("sparsety = dict()\n", "nothing reads 'sparsety'.* Did you mean 'sparsity'"),
+        ("max_epochs = 3\n", "nothing reads 'max_epochs'"),
+        ("a = 1\nb = a\n", "nothing reads 'b'"),
+        ("x, y = 1, 2\nload_from = y and None\n", "nothing reads 'x'"),
+    ],
+)
+def test_top_level_names_that_nothing_reads(capsys, tmp_path, write_config, extra, expected):
+    assert re.search(expected, refused(capsys, tmp_path, write_config(extra=extra)))
+
+
+def test_helper_variables(tmp_path):
+    base, heir = tmp_path / "base.py", tmp_path / "heir.py"
+    base.write_text("side = 8\nmodel = dict(type='Classifier', side=side)\n")
+    assert load_config(str(base)).model.side == 8
+    base.write_text("side = 8\nmodel = dict(type='Classifier')\n")
+    heir.write_text("_base_ = 'base.py'\nmodel = dict(side={{_base_.side}})\n")
+    assert load_config(str(heir)).model.side == 8
+    # an heir cannot change what its base has already used
+    base.write_text("side = 8\nmodel = dict(type='Classifier', side=side)\n")
+    heir.write_text("_base_ = 'base.py'\nside = 16\n")
+    with pytest.raises(ValueError, match=r"heir\.py: nothing reads 'side'"):
+        load_config(str(heir))
+
+
+def test_package_bases_are_trusted(tmp_path):
+    pytest.importorskip("mmdet")
+    heir = tmp_path / "heir.py"
+    heir.write_text("_base_ = 'mmdet::ssd/ssd300_coco.py'\nsparsity = dict(strategy='fst')\n")
+    assert load_config(str(heir)).sparsity.strategy == "fst"
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("train_cfg", "not of the form key=value"),
+        ("=3", "not of the form key=value"),
+        ("optim_wraper.optimizer.lr=1", "Did you mean 'optim_wrapper'"),
+        ("model.data_preprocessor.mean=[1", "unbalanced brackets"),
+    ],
+)
+def test_cfg_options(capsys, tmp_path, write_config, option, expected):
+    message = refused(capsys, tmp_path, write_config(), "--cfg-options", option)
+    assert expected in message
+
+
+def test_cfg_options_of_a_helper_variable(tmp_path):
+    (tmp_path / "a.py").write_text("side = 8\nmodel = dict(side=side)\n")
+    with pytest.raises(ValueError, match="helper variable of the config, already used"):
+        load_config(str(tmp_path / "a.py"), {"side": 9})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ('dict(type="ImageFolder", data_root="no/where", split="train")', "image-net.org"),
+        ('dict(type="CIFAR10", data_root="no/where")', "cs.toronto.edu"),
+        ('dict(type="Digitz")', "Did you mean 'Digits'"),
+        (f'dict(type="RepeatDataset", times=2, dataset={CIFAR})', "download"),
+        (f'dict(type="ConcatDataset", datasets=[{CIFAR}])', "download"),
+        ('dict(type="OfAnotherPackage", data_root="no/where")', "put or link it there"),
+    ],
+)
+def test_missing_data(capsys, tmp_path, write_config, dataset, expected):
+    config = write_config(extra=f'train_dataloader["dataset"] = {dataset}\n')
+    message = refused(capsys, tmp_path, config)
+    assert expected in message and ("no/where" in message or "Digitz" in message)
+
+
+def test_missing_files(capsys, tmp_path, write_config):
+    assert "absent.py" in refused(capsys, tmp_path, "absent.py")
+    message = refused(capsys, tmp_path, write_config(), "--resume", "absent.pth")
+    assert "'absent.pth'" in message and "does not exist" in message
+    message = refused(capsys, tmp_path, write_config(), "absent.pth", command=cli.test)
+    assert "'absent.pth'" in message
+    broken = tmp_path / "broken.py"
+    broken.write_text("model = dict(\n")
+    assert "broken.py" in refused(capsys, tmp_path, str(broken))
+
+
+def test_launcher_without_torchrun(capsys, tmp_path, write_config, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    message = refused(capsys, tmp_path, write_config(), "--launcher", "pytorch")
+    assert "torchrun --nproc-per-node=2" in message and "RANK" in message
+
+
+def test_no_images(tmp_path, train):
+    (tmp_path / "data" / "cat").mkdir(parents=True)
+    dataset = dict(type="ImageFolder", data_root=str(tmp_path / "data"))
+    extra = f'train_dataloader["dataset"] = {dataset}\n'
+    with pytest.raises(ValueError, match="holds no images"):
+        train(extra=extra)
+
+
+def test_more_classes_than_outputs(train):
+    with pytest.raises(ValueError, match="10 classes, but the model num_classes=4"):
+        train(extra='model["architecture"]["num_classes"] = 4\n')
+
+
+def test_fsdp_is_refused(train):
+    with pytest.raises(ValueError, match="FSDP is not supported"):
+        train(extra='model_wrapper_cfg = dict(type="MMFullyShardedDataParallel")\n')
+
+
+def test_two_sparsity_hooks(train):
+    with pytest.raises(ValueError, match="several SparsityHooks"):
+        train(extra='custom_hooks = [dict(type="SparsityHook", strategy="fst")]\n')
+
+
+def test_nothing_to_convert(train):
+    with pytest.raises(ValueError):
+        train(sparsity='dict(strategy="fst", include="nowhere.*")')
+
+
+@pytest.mark.parametrize("command", [cli.train, cli.test, cli.verify, cli.fold])
+def test_help_is_complete(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command(["--help"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.count("\n") > 10
+
+
+def test_amp_on_cpu(train):
+    if torch.cuda.is_available():
+        pytest.skip("checks the CPU's rules")
+    train("amp", "--amp")
+    with pytest.raises(ValueError, match="needs a GPU"):
+        train("fp16", "--amp", "--cfg-options", "optim_wrapper.dtype=float16")
+    with pytest.raises(SystemExit):
+        train("other", "--amp", extra='optim_wrapper["type"] = "Mine"\n')
