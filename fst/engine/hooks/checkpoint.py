@@ -38,21 +38,16 @@ class CrashSafeCheckpointHook(CheckpointHook):
             self.keep_ckpt_ids = deque(kept, self.max_keep_ckpts)
             runner.message_hub.update_info("keep_ckpt_ids", kept)
         self.last_ckpt = str(Path(self.out_dir) / self.filename_tmpl.format(step))
-        previous = runner.message_hub.get_info("last_ckpt")
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        try:
-            runner.save_checkpoint(
-                self.out_dir,
-                self.filename_tmpl.format(step),
-                save_optimizer=self.save_optimizer,
-                save_param_scheduler=self.save_param_scheduler,
-                meta=meta,
-                by_epoch=self.by_epoch,
-                **self.args,
-            )
-        except BaseException:
-            runner.message_hub.update_info("last_ckpt", previous)
-            raise
+        runner.save_checkpoint(
+            self.out_dir,
+            self.filename_tmpl.format(step),
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=self.by_epoch,
+            **self.args,
+        )
         if is_main_process():
             write_text_atomically(self.last_ckpt, Path(runner.work_dir) / "last_checkpoint")
             for old in outdated:

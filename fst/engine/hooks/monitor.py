@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ class LossMonitorHook(RuntimeInfoHook):
         for name, value in checkpoint["state_dict"].items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FloatingPointError(
-                    f"{name} is not finite after iteration {runner.iter + 1}; "
-                    f"{self._where_it_stands(runner)}"
+                    f"{name} is not finite at epoch {runner.epoch + 1}, although the loss still "
+                    f"was; {self._where_it_stands(runner)}"
                 )
 
     def _is_logged(self, runner: Any, batch_idx: int) -> bool:
@@ -93,5 +94,6 @@ class LossMonitorHook(RuntimeInfoHook):
         if self._last_finite is not None:
             iteration, value = self._last_finite
             last = f"the last finite loss was {value:.6g}, at iteration {iteration + 1}"
-        kept = runner.message_hub.get_info("last_ckpt")
-        return f"{last}. Training stopped; the last good checkpoint: {kept or 'none was saved yet'}"
+        pointer = Path(runner.work_dir) / "last_checkpoint"  # written after each complete save
+        kept = pointer.read_text().strip() if pointer.is_file() else "none was saved yet"
+        return f"{last}. Training stopped; the last good checkpoint: {kept}"

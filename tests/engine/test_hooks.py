@@ -1,0 +1,163 @@
+"""What the hooks log, and that a run stops at a loss that is not finite."""
+
+import json
+import math
+
+import mmengine.runner
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS, MODELS
+from torch import nn
+from torch.utils.data import DataLoader
+
+import fst
+from fst.engine import load_checkpoint_safely
+
+
+@HOOKS.register_module(force=True)
+class BreakWeights(Hook):
+    """Makes the third iteration of the second epoch give NaN."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.epoch == 1 and batch_idx == 2:
+            with torch.no_grad():
+                runner.model.architecture[3].bias.fill_(math.nan)
+
+
+@HOOKS.register_module(force=True)
+class BreakWeightsAfterwards(Hook):
+    """Breaks a weight after the loss of the last iteration was finite."""
+
+    priority = "VERY_HIGH"
+
+    def after_train_epoch(self, runner):
+        if runner.epoch == 1:
+            with torch.no_grad():
+                runner.model.architecture[3].bias.fill_(math.inf)
+
+
+def test_non_finite_loss_stops_the_run(train, tmp_path):
+    expected = (
+        r"loss is nan at epoch 2, iteration 7 \(number 3 of the epoch\); the last finite loss was "
+        r"[\d.]+, at iteration 6\. .* last good checkpoint: .*epoch_1\.pth"
+    )
+    with pytest.raises(FloatingPointError, match=expected):
+        train(extra='custom_hooks = [dict(type="BreakWeights")]\n')
+    (kept,) = (tmp_path / "run").glob("*.pth")
+    state = load_checkpoint_safely(kept)["state_dict"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_non_finite_weights_are_not_saved(train, tmp_path):
+    expected = r"architecture\.3\.bias is not finite at epoch 2, .* at iteration 8\. .*epoch_1\.pth"
+    with pytest.raises(FloatingPointError, match=expected):
+        train(extra='custom_hooks = [dict(type="BreakWeightsAfterwards")]\n')
+    assert [path.name for path in (tmp_path / "run").glob("*.pth")] == ["epoch_1.pth"]
+
+
+def scalars_of(work_dir):
+    (path,) = work_dir.glob("*/vis_data/scalars.json")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_scalars(train):
+    work_dir = train(sparsity='dict(strategy="fst", log_interval=2)')
+    lines = scalars_of(work_dir)
+    layers = [line for line in lines if "density/3" in line]
+    assert [line["step"] for line in layers] == [2, 4, 6, 8]
+    assert layers[0]["density/3"] == 0.5 and layers[0]["density/0"] == 1.0
+    assert "mask_flip_rate/3" not in layers[0] and 0 < layers[1]["mask_flip_rate/3"] < 0.5
+    assert all(line["grad_norm/3"] > 0 for line in layers)
+    totals = [line for line in lines if "loss" in line]
+    sizes = 8 * 9, 64 * 9
+    assert totals[0]["density"] == pytest.approx((sizes[0] + 0.5 * sizes[1]) / sum(sizes))
+    assert {"mask_flip_rate", "sparse_grad_norm", "lr", "time"} <= totals[-1].keys()
+    assert any("accuracy/top3" in line for line in lines)
+    assert list(work_dir.glob("*/vis_data/events.out.tfevents*"))
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert "eta:" in log and "2 converted, 1 skipped" in log
+
+
+def test_dense_outputs_have_no_mask(train):
+    lines = scalars_of(train(sparsity='dict(strategy="sdgp", log_interval=1)'))
+    assert any("grad_norm/3" in line for line in lines)
+    assert not any("density/3" in line for line in lines)
+
+
+def test_looking_changes_nothing(train, assert_same_state):
+    for strategy in ('"tsm", interval=3', '"sdgp", rule="random"'):
+        runs = [
+            train(
+                f"{strategy[1:3]}{every}",
+                sparsity=f"dict(strategy={strategy}, log_interval={every})",
+            )
+            for every in (1, 100)
+        ]
+        assert_same_state(*(run / "epoch_2.pth" for run in runs))
+
+
+def test_gradient_accumulation_is_looked_at_with_the_next_step(train):
+    lines = scalars_of(train(extra='optim_wrapper["accumulative_counts"] = 3\n'))
+    assert [line["step"] for line in lines if "grad_norm/3" in line][0] == 3
+
+
+@MODELS.register_module(force=True)
+class StockModel(BaseModel):
+    """A model that knows nothing of FST."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Conv2d(4, 8, 3)
+        self.head = nn.Conv2d(8, 2, 3)
+
+    def forward(self, inputs, mode="loss"):
+        return {"loss": self.head(self.backbone(inputs)).square().mean()}
+
+
+def stock_runner(work_dir, name, **arguments):
+    data = [{"inputs": torch.ones(4, 8, 8) * i} for i in range(8)]
+    return mmengine.runner.Runner(
+        model=dict(type="StockModel"),
+        work_dir=str(work_dir),
+        train_dataloader=DataLoader(data, batch_size=2),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1)),
+        experiment_name=name,
+        cfg=Config(dict()),
+        **arguments,
+    )
+
+
+def test_sparsity_hook_in_the_stock_runner(tmp_path):
+    hook = dict(type="SparsityHook", strategy="fst", include="backbone", log_interval=1)
+    runner = stock_runner(tmp_path, "stock1", custom_hooks=[dict(hook)])
+    parameter = runner.model.backbone.weight
+    runner.train()
+    assert type(runner.model.backbone) is fst.SparseConv2d and type(runner.model.head) is nn.Conv2d
+    assert runner.model.backbone.weight is parameter
+    assert any(group["params"][0] is parameter for group in runner.optim_wrapper.param_groups)
+    saved = load_checkpoint_safely(tmp_path / "epoch_1.pth")
+    assert saved["sparsity"].keys() == {"backbone"}
+    again = stock_runner(
+        tmp_path,
+        "stock2",
+        custom_hooks=[dict(hook)],
+        resume=True,
+        load_from=str(tmp_path / "epoch_1.pth"),
+    )
+    again.train()
+    torch.testing.assert_close(again.model.backbone.weight, parameter)
+    other = dict(hook, strategy="srste")
+    runner = stock_runner(
+        tmp_path,
+        "stock3",
+        custom_hooks=[other],
+        resume=True,
+        load_from=str(tmp_path / "epoch_1.pth"),
+    )
+    with pytest.raises(ValueError, match="srste"):
+        runner.train()
