@@ -124,7 +124,7 @@ def check_config(config: Config) -> None:
     for name in DATALOADERS:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
-                _check_dataset(dataset, name)
+                _check_dataset(dataset, name, config.get("default_scope") or "mmengine")
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(
@@ -152,11 +152,11 @@ def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
             yield from _datasets(part)
 
 
-def _check_dataset(dataset: Mapping[str, Any], where: str) -> None:
+def _check_dataset(dataset: Mapping[str, Any], where: str, scope: str) -> None:
     kind = dataset.get("type")
     if isinstance(kind, str):
         found = DATASETS.get(kind)
-        if found is None and "." not in kind and not DATASETS.children:
+        if found is None and "." not in kind and scope == "mmengine":
             known = DATASETS.module_dict
             raise ValueError(f"{where}: dataset type {kind!r} is unknown.{suggest(kind, known)}")
         kind = found

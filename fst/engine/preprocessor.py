@@ -79,7 +79,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         draws = self._draws(keys, inputs) if augmented else None
         if augmented:
             inputs = self._move(inputs, draws)
-        inputs = inputs.to(self.mean.dtype).sub_(self.mean).div_(self.std)
+        inputs = (inputs.to(self.mean.dtype) - self.mean).div_(self.std)
         if augmented and self.cutout:
             inputs.masked_fill_(self._hole(inputs, draws), 0.0)
         return {**batch, "inputs": inputs}

@@ -117,12 +117,12 @@ def run_python():
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def repo():
     return REPO
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def shared_data():
     """Data beside the repository; tests that need it are skipped without it."""
     if not SHARED_DATA.is_dir():

@@ -47,10 +47,9 @@ class ImageDataset(Dataset):
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             keys[chosen] = sample_keys(samples[0].seed, int(epoch), np.array(indices)[chosen])
-        rows = torch.tensor(indices, device=self.labels.device)
         return {
             "inputs": self.load_images(indices, samples[0].epoch, keys),
-            "labels": self.labels[rows],
+            "labels": self.labels[rows_on(indices, self.labels.device)],
             "keys": torch.from_numpy(keys.view(np.int64)),
         }
 
@@ -87,7 +86,12 @@ class InMemoryDataset(ImageDataset):
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Gathers the batch in one indexing operation; the preprocessor augments it."""
-        return self.images[torch.tensor(indices, device=self.images.device)]
+        return self.images[rows_on(indices, self.images.device)]
+
+
+def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Indices on a device, without waiting for the work queued there."""
+    return torch.tensor(indices).to(device, non_blocking=True)
 
 
 def resolve_device(device: str) -> torch.device:

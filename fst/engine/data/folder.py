@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,9 @@ class ImageFolder(ImageDataset):
         root = _root(data_root, split)
         self.classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
         found = [
-            (str(path), label)
+            (path, label)
             for label, name in enumerate(self.classes)
-            for path in sorted((root / name).rglob("*"))
-            if path.suffix.lower() in EXTENSIONS
+            for path in sorted(_images_below(root / name))
         ]
         if not found:
             raise ValueError(
@@ -97,6 +97,13 @@ class ImageFolder(ImageDataset):
             for transform in self.transforms:
                 image = transform(image)
             return to_uint8(image)
+
+
+def _images_below(folder: Path) -> Iterator[str]:
+    for parent, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if name.lower().endswith(EXTENSIONS):
+                yield os.path.join(parent, name)
 
 
 def _root(data_root: str, split: str | None) -> Path:

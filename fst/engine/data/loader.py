@@ -36,6 +36,7 @@ def build_dataloader(
         loader = _image_dataloader(config, None if diff_rank_seed else seed)
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
+        config.pop("disable_subprocess_warning", None)  # of the default worker_init_fn only
         loader = mmengine.runner.Runner.build_dataloader(config, seed, diff_rank_seed)
     loader.generator = torch.Generator()
     if seed is not None:

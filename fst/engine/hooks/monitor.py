@@ -70,6 +70,7 @@ class LossMonitorHook(RuntimeInfoHook):
         tensors = [
             v.float().reshape(()) for _, _, o in pending for v in o.values() if torch.is_tensor(v)
         ]
+        tensors = [t.to(tensors[0].device, non_blocking=True) for t in tensors]
         numbers = iter(torch.stack(tensors).tolist() if tensors else ())
         for iteration, batch_idx, outputs in pending:
             values = {k: next(numbers) if torch.is_tensor(v) else v for k, v in outputs.items()}

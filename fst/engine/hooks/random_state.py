@@ -66,10 +66,10 @@ class RandomStateHook(Hook):
             self._to_restore = None
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Gives the workers of each epoch and rank seeds of their own."""
+        """Gives the workers of each epoch (or resumed part of a run) and rank their own seeds."""
         generator = runner.train_dataloader.generator
         if generator is not None:
-            generator.manual_seed(mixed_seed(runner.seed, runner.epoch, get_rank()))
+            generator.manual_seed(mixed_seed(runner.seed, runner.iter, get_rank()))
 
     def before_val(self, runner: Any) -> None:
         """Saves the states."""
