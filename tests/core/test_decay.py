@@ -119,6 +119,39 @@ def test_activation_checkpointing_changes_nothing(row, reentrant):
     assert_close(gradients(net), expected)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_looking_in_the_middle_of_a_step_changes_nothing(autocast):
+    """S(W) is asked for in float32 while the step itself may run in bfloat16."""
+
+    def train(look):
+        layer = decaying(small_net(double=False)[0])
+        output = 0
+        for seed in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output = output + layer(batch(seed, dtype=torch.float32)).float()
+            if look:
+                layer.output_mask(), layer.effective_weight()
+        output.square().sum().backward()
+        return layer.weight.grad
+
+    assert torch.equal(train(look=True), train(look=False))
+
+
+def test_decay_of_tied_layers():
+    """Two layers with one Parameter: it decays once, as it does under decoupled decay."""
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))).double()
+    net[1].weight = net[0].weight
+    decaying(net)
+    net(batch()).square().sum().backward()
+    actual = net[0].weight.grad.clone()
+    for layer in net:
+        layer.strategy = fst.get_strategy("srste", decay=0.0)
+    net.zero_grad()
+    net(batch()).square().sum().backward()
+    expected = 0.5 * (net[0].weight - net[0].effective_weight()).detach()
+    assert error(actual - net[0].weight.grad, expected) <= 1e-12
+
+
 class _Scaler:
     """What GradScaler does to a loss."""
 
