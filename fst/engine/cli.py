@@ -111,7 +111,7 @@ def train(argv: Sequence[str] | None = None) -> int:
             _use_mixed_precision(config)
         if config.get("train_cfg") is None or config.get("train_dataloader") is None:
             raise ValueError(f"config {arguments.config!r} has no train_cfg or no train_dataloader")
-        check_config(config)
+        check_config(config, ("train_dataloader", "val_dataloader"))
     Runner.from_cfg(config).train()
     return 0
 
@@ -140,7 +140,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                 raise ValueError(
                     f"config {arguments.config!r} has neither test_{part} nor val_{part}"
                 )
-        check_config(config)
+        check_config(config, ("test_dataloader",))
     Runner.from_cfg(config).test()
     return 0
 

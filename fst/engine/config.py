@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
 from fst.engine.text import nearest
 
-DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 KNOWN_KEYS = frozenset(
     """model work_dir train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
     auto_scale_lr optim_wrapper param_scheduler val_evaluator test_evaluator default_hooks
@@ -111,8 +110,12 @@ def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
                     yield (path.parent / name).resolve()
 
 
-def check_config(config: Config) -> None:
-    """Checks what can be checked without building anything: sparsity, data, checkpoints, launcher.
+def check_config(config: Config, dataloaders: Sequence[str]) -> None:
+    """Checks what can be checked without building anything: sparsity, data, checkpoints.
+
+    Args:
+        config: The whole config.
+        dataloaders: Which of its dataloaders are going to be used.
 
     Raises:
         FileNotFoundError: a data folder or a checkpoint is missing.
@@ -121,7 +124,7 @@ def check_config(config: Config) -> None:
     if "model" not in config:
         raise ValueError(f"config {config.filename!r} has no `model`")
     check_sparsity(config.get("sparsity"))
-    for name in DATALOADERS:
+    for name in dataloaders:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
                 _check_dataset(dataset, name, config.get("default_scope") or "mmengine")

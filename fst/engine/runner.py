@@ -21,6 +21,7 @@ from fst.engine.checkpoint import (
     newest_checkpoint,
     state_dict_of,
 )
+from fst.engine.classifier import Classifier
 from fst.engine.data import build_dataloader
 from fst.engine.hooks import RandomStateHook, SparsityHook
 
@@ -135,6 +136,14 @@ class Runner(mmengine.runner.Runner):
                 self.logger.warning(f"Resuming with the checkpoint's seed {seed}, not {configured}")
             self._randomness_cfg = {**self._randomness_cfg, "seed": seed}
             self.set_randomness(**self._randomness_cfg)
+
+    def _maybe_compile(self, target: str) -> None:
+        """Compiles a classifier's architecture; of other models, as mmengine does, `target`."""
+        options = self.cfg.get("compile")
+        if not options or not isinstance(self._bare_model, Classifier):
+            super()._maybe_compile(target)
+        else:
+            self._bare_model.architecture.compile(**({} if options is True else options))
 
     def load_checkpoint(
         self,

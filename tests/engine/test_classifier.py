@@ -137,3 +137,7 @@ def test_accuracy():
         Accuracy(topk=0)
     with pytest.raises(ValueError, match="no image was evaluated"):
         Accuracy().evaluate(3)
+
+
+def test_compiled_architecture(train):
+    train(extra='compile = dict(backend="eager")\n')
