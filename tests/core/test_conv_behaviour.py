@@ -239,15 +239,16 @@ def test_compiles_in_one_graph(row):
         torch.testing.assert_close(traced, eager)
 
 
-def test_compiles_with_dynamic_shapes():
+def test_compiles_with_a_dynamic_batch():
+    """A last batch that is smaller must not break the graph."""
     torch._dynamo.reset()
 
-    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(input, weight):
         return fst.sparse_conv2d(input, weight, padding=1, strategy="fst")
 
-    for batch, width in ((2, 6), (3, 7)):
-        shape = Case("dynamic", (4, 8), (5, width), padding=1, batch=batch)
+    for batch in (4, 3):
+        shape = Case("dynamic", (4, 8), (5, 7), padding=1, batch=batch)
         operands = shape.operands(torch.float32)
         leaves = _leaves(operands)[:2]
         output = compiled(*leaves)
