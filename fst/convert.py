@@ -18,6 +18,14 @@ from fst.strategy import Strategy
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
     sparse.dense_class: sparse for sparse in (SparseConv2d, SparseLinear)
 }
+UNSUPPORTED_CLASSES = (
+    nn.Conv1d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Bilinear,
+)
 Selector = str | type[nn.Module]
 
 
@@ -54,7 +62,7 @@ def convert(
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, tuple(SPARSE_CLASSES)) or _is_lazy(module)
+        if isinstance(module, (*SPARSE_CLASSES, *UNSUPPORTED_CLASSES)) or _is_lazy(module)
     }
     included = _matches("include", include, candidates)
     excluded = _matches("exclude", exclude, candidates)
@@ -92,6 +100,8 @@ def _reason_to_skip(module: nn.Module) -> str | None:
         return f"already converted ({module.strategy.name})"
     if parametrize.is_parametrized(module):
         return "parametrized: its weight is computed from other parameters"
+    if isinstance(module, UNSUPPORTED_CLASSES):
+        return f"{type(module).__name__} is not supported; only Conv2d and Linear are"
     if type(module) not in SPARSE_CLASSES:
         base = "Conv2d" if isinstance(module, nn.Conv2d) else "Linear"
         return f"{type(module).__name__} is a subclass of {base} that may compute something else"
@@ -113,7 +123,7 @@ def _matches(argument: str, selectors: Any, candidates: dict[str, nn.Module]) ->
     """Names of the candidates that any selector matches."""
     if selectors is None:
         return set()
-    if isinstance(selectors, str | type):
+    if isinstance(selectors, str) or not isinstance(selectors, Iterable):
         selectors = [selectors]
     found: set[str] = set()
     for selector in selectors:

@@ -8,7 +8,7 @@ values are. Ties keep the lower index; NaN counts as an infinite magnitude.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,14 @@ from torch import Tensor
 from fst._text import suggest
 
 MAX_M = 32
+CPU_BLOCK = 2**18
+# The integer type of a float's bits, and what infinity looks like in it.
+_INTEGERS = {
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
 RESCALES = ("sample_channel", "channel", "group")
 
 
@@ -55,49 +63,104 @@ def nm_mask(
         IndexError: ``dim`` out of range.
     """
     check_pattern(n, m)
-    scores = _scores(tensor, rule, generator)
+    _check_rule(tensor, rule)
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}.")
     dim %= tensor.dim()
     if n == m or tensor.numel() == 0:
         return torch.ones_like(tensor, dtype=torch.bool)
-    size = tensor.shape[dim]
+    values = tensor if rule == "magnitude" else _random_like(tensor, generator)
+    mask = torch.empty_like(tensor, dtype=torch.bool)
+    for block, kept in _blocks(values, mask, m, dim):
+        _keep_largest(_magnitude(block), n, m, dim, kept)
+    return mask
+
+
+def _check_rule(tensor: Tensor, rule: str) -> None:
+    if tensor.dtype not in _INTEGERS:
+        allowed = ", ".join(map(str, _INTEGERS))
+        raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point: {allowed}.")
+    if rule not in ("magnitude", "random"):
+        raise ValueError(
+            f"rule={rule!r} is not a mask rule.{suggest(rule, ('magnitude', 'random'))}"
+        )
+
+
+def _random_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers in float64: in lower precision ties would favour low indices."""
+    device = tensor.device if generator is None else generator.device
+    draws = torch.rand(tensor.shape, generator=generator, device=device, dtype=torch.float64)
+    return draws.to(tensor.device)
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    """Absolute values as integers of the same order; NaN becomes infinity."""
+    width, infinity = _INTEGERS[tensor.dtype]
+    return (tensor.view(width) & torch.iinfo(width).max).clamp_(max=infinity)
+
+
+def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole groups at a time, small enough to stay in a CPU's cache; elsewhere all at once."""
+    if values.device.type != "cpu" or torch.compiler.is_compiling() or values.numel() <= CPU_BLOCK:
+        yield values, mask
+        return
+    axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
+    size = values.shape[axis]
+    step = max(1, CPU_BLOCK // (values.numel() // size))
+    if axis == dim:
+        step = max(m, step // m * m)
+    yield from zip(values.split(step, axis), mask.split(step, axis), strict=True)
+
+
+def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> None:
+    """Fill ``mask`` by comparing all pairs: on groups this small several times faster than a sort.
+
+    ``scores`` are non-negative integers. An element is beaten by a larger one, and by an equal one
+    of lower index, so exactly n elements are beaten by fewer than n.
+    """
+    size = scores.shape[dim]
     if size % m:
-        padding = [0, 0] * (tensor.dim() - 1 - dim) + [0, -size % m]
-        scores = F.pad(scores, padding, value=-1.0)
-    groups = scores.unflatten(dim, (-1, m))
-    mask = _keep_largest(groups, n, dim + 1).flatten(dim, dim + 1)
-    return mask.narrow(dim, 0, size)
+        padding = [0, 0] * (scores.dim() - 1 - dim) + [0, -size % m]
+        scores = F.pad(scores, padding, value=-1)
+    elements = scores.unflatten(dim, (-1, m)).unbind(dim + 1)
+    kept = _two_of_four(elements) if (n, m) == (2, 4) else _n_of_m(elements, n)
+    if size % m:
+        padded = torch.empty_like(scores, dtype=torch.bool)
+        _interleave(kept, padded, dim)
+        mask.copy_(padded.narrow(dim, 0, size))
+    else:
+        _interleave(kept, mask, dim)
 
 
-def _scores(tensor: Tensor, rule: str, generator: torch.Generator | None) -> Tensor:
-    """Non-negative scores of which the largest in each group are kept."""
-    if not tensor.is_floating_point():
-        raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point types.")
-    if rule == "magnitude":
-        return tensor.abs().nan_to_num_(nan=float("inf"), posinf=float("inf"))
-    if rule == "random":
-        device = tensor.device if generator is None else generator.device
-        # float64: in lower precision ties would favour low indices
-        draws = torch.rand(tensor.shape, generator=generator, device=device, dtype=torch.float64)
-        return draws.to(tensor.device)
-    raise ValueError(f"rule={rule!r} is not a mask rule.{suggest(rule, ('magnitude', 'random'))}")
+def _interleave(kept: Sequence[Tensor], mask: Tensor, dim: int) -> None:
+    targets = mask.unflatten(dim, (-1, len(kept))).unbind(dim + 1)
+    for target, source in zip(targets, kept, strict=True):
+        target.copy_(source)
 
 
-def _keep_largest(groups: Tensor, n: int, dim: int) -> Tensor:
-    """Rank by comparing all pairs: on groups this small several times faster than a sort."""
-    elements = groups.unbind(dim)
+def _n_of_m(elements: Sequence[Tensor], n: int) -> list[Tensor]:
     m = len(elements)
-    # An element's rank is the number of elements of its group that beat it.
-    ranks = [torch.full_like(e, m - 1 - i, dtype=torch.int8) for i, e in enumerate(elements)]
+    beaten = [torch.full_like(e, m - 1 - i, dtype=torch.int8) for i, e in enumerate(elements)]
     for i, j in itertools.combinations(range(m), 2):
         lower_wins = (elements[i] >= elements[j]).view(torch.int8)
-        ranks[i].sub_(lower_wins)
-        ranks[j].add_(lower_wins)
-    mask = torch.empty_like(groups, dtype=torch.bool)
-    for kept, rank in zip(mask.unbind(dim), ranks, strict=True):
-        kept.copy_(rank < n)
-    return mask
+        beaten[i].sub_(lower_wins)
+        beaten[j].add_(lower_wins)
+    return [count < n for count in beaten]
+
+
+def _two_of_four(elements: Sequence[Tensor]) -> list[Tensor]:
+    """`_n_of_m` for the common case: kept is who wins a majority of its three comparisons."""
+    w01, w02, w03, w12, w13, w23 = (p >= q for p, q in itertools.combinations(elements, 2))
+
+    def majority(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return (a & b) | (c & (a | b))
+
+    return [
+        majority(w01, w02, w03),
+        majority(~w01, w12, w13),
+        majority(~w02, ~w12, w23),
+        ~majority(w03, w13, w23),
+    ]
 
 
 def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:
@@ -160,10 +223,11 @@ def transposable_mask(matrix: Tensor, n: int = 2, m: int = 4) -> Tensor:
     check_pattern(n, m)
     if matrix.dim() < 2:
         raise ValueError(f"matrix has shape {tuple(matrix.shape)}; at least two axes are needed.")
-    scores = _scores(matrix, "magnitude", None)
+    _check_rule(matrix, "magnitude")
     if n == m or matrix.numel() == 0:
         return torch.ones_like(matrix, dtype=torch.bool)
     rows, columns = matrix.shape[-2:]
+    scores = matrix.abs().nan_to_num_(nan=float("inf"), posinf=float("inf"))
     scores = F.pad(scores, (0, -columns % m, 0, -rows % m))
     tiles = scores.unflatten(-2, (-1, m)).unflatten(-1, (-1, m)).transpose(-3, -2)
     flat = tiles.reshape(-1, m * m)
@@ -187,7 +251,8 @@ def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
     wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
     limit = torch.finfo(wide).max / (4 * m * m)
     patterns = torch.tensor(_transposable_patterns(n, m), device=tiles.device)
-    totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
+    with torch.autocast(tiles.device.type, enabled=False):
+        totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
     return patterns.bool()[totals.argmax(1)]
 
 

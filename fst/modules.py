@@ -6,24 +6,21 @@ references held elsewhere stay valid.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from fst.ops.conv import (
-    IntPair,
-    check_linear,
-    check_tensors,
-    compute_dtype,
-    convolve_pruned,
-    linear_as_conv,
-)
-from fst.ops.prune import PrunedWeight, prune_weight, weight_mask
+from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
+from fst.ops.conv import convolve_pruned, linear_as_conv
+from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
 from fst.report import GemmReport, LayerReport, describe_gemms
 from fst.strategy import Strategy, Transposable
 
@@ -31,9 +28,10 @@ from fst.strategy import Strategy, Transposable
 _OF_THIS_RUN: dict[str, Any] = {
     "attached": False,
     "scale_decay": None,
-    "_pruned": None,
+    "_pruned": {},
     "_pruned_from": None,
-    "_decay_pending": False,
+    "_spare": {},
+    "_mask_step": None,
     "_calls": 0,
 }
 
@@ -44,7 +42,7 @@ class SparseLayer(nn.Module):
     Attributes:
         strategy: what is pruned.
         layer_name: the layer's name in the converted model.
-        step: training steps seen (distinct weights that were trained on).
+        step: training steps whose gradient has arrived.
         kept_mask: mask of a rule that keeps its mask for several steps, else None.
     """
 
@@ -59,9 +57,10 @@ class SparseLayer(nn.Module):
     attached: bool
     scale_decay: Callable[[Tensor], Tensor] | None
     _seed: tuple[int, int] | None
-    _pruned: PrunedWeight | None
+    _pruned: dict[torch.dtype, PrunedWeight]
     _pruned_from: tuple[object, ...] | None
-    _decay_pending: bool
+    _spare: dict[torch.dtype, PrunedWeight]
+    _mask_step: int | None
     _calls: int
 
     @classmethod
@@ -69,7 +68,7 @@ class SparseLayer(nn.Module):
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
         kept = {"strategy": strategy, "layer_name": name, "step": 0, "kept_mask": None}
-        layer.__dict__.update(kept, _seed=None, **_OF_THIS_RUN)
+        layer.__dict__.update(kept, _seed=None, **copy.deepcopy(_OF_THIS_RUN))
         return layer
 
     def densify(self, weight: Tensor) -> None:
@@ -118,11 +117,16 @@ class SparseLayer(nn.Module):
 
     def train(self, mode: bool = True) -> SparseLayer:
         """Also drops S(W): weights may have been exchanged through ``.data`` in between."""
-        self._pruned = None
+        self.forget_pruned()
         return super().train(mode)
 
+    def forget_pruned(self) -> None:
+        """Drop S(W): the next call prunes the weight anew."""
+        if self._pruned:
+            self._pruned, self._spare = {}, self._pruned
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **_OF_THIS_RUN}
+        return {**self.__dict__, **copy.deepcopy(_OF_THIS_RUN)}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, strategy={self.strategy}"
@@ -137,17 +141,18 @@ class SparseLayer(nn.Module):
         weight = self.weight_as_conv()
         groups, strategy = self.conv_groups, self.strategy
         check_tensors(input, weight, self.bias, groups)
-        dtype = compute_dtype(input, weight)
+        dtype = compute_dtype(input, weight, self.bias)
+        decay = 0.0
         if torch.compiler.is_compiling():
             self._check_traceable()
             with torch.no_grad():
                 pruned = prune_weight(weight, strategy, groups, dtype)
-            decay, generator, phase, consumed = strategy.gradient_decay, None, None, None
+            decay, generator, phase = strategy.gradient_decay, None, None
         else:
+            if self.training and torch.is_grad_enabled():
+                decay = self._prepare_step(dtype)
             pruned = self._current(dtype)
-            decay = self._take_decay(dtype)
             generator, phase = self._draws(input.device)
-            consumed = self._consume
         return convolve_pruned(
             input,
             weight,
@@ -161,66 +166,92 @@ class SparseLayer(nn.Module):
             decay=decay,
             generator=generator,
             phase=phase,
-            scale_decay=self.scale_decay,
-            on_backward=consumed,
         )
 
     def _current(self, dtype: torch.dtype) -> PrunedWeight:
         """S(W) and S(Wᵀ), pruned anew only when the weight has changed.
 
-        A weight has changed when its version or storage has, when a backward pass has used it, or
-        when the layer was switched between train and eval.
+        A weight has changed when its version or storage has, when its gradient has arrived since,
+        or when the layer was switched between train and eval.
         """
         weight = self.weight
-        version = None if weight.is_inference() else weight._version
-        origin = (version, weight.data_ptr(), weight.device, dtype)
-        if self._pruned is not None and version is not None and self._pruned_from == origin:
-            return self._pruned
-        with torch.no_grad():
-            mask = self._mask_to_keep()
-            generator = self._generator(weight.device, ranked=False)
-            self._pruned = prune_weight(
-                self.weight_as_conv(), self.strategy, self.conv_groups, dtype, generator, mask
-            )
-        self._pruned_from = origin
-        self._decay_pending = True
-        self._calls = 0
-        if self.training and torch.is_grad_enabled():
-            self.step += 1
-        return self._pruned
+        origin = (None if weight.is_inference() else weight._version, weight.data_ptr())
+        if self._pruned_from != origin or origin[0] is None:
+            self.forget_pruned()
+        if dtype not in self._pruned:
+            # Memory is written over only once the weight has changed in place, which is when
+            # autograd forbids the backward pass of earlier calls anyway.
+            reuse = self._spare.pop(dtype, None) if self._pruned_from != origin else None
+            known = next(iter(self._pruned.values()), None)
+            with torch.no_grad():
+                self._pruned[dtype] = prune_weight(
+                    self.weight_as_conv(),
+                    self.strategy,
+                    self.conv_groups,
+                    dtype,
+                    self._generator(weight.device, ranked=False),
+                    self._mask_to_keep() if known is None else known.mask,
+                    reuse,
+                )
+            self._pruned_from = origin
+        return self._pruned[dtype]
 
     def _mask_to_keep(self) -> Tensor | None:
         rule = self.strategy.output
         if not isinstance(rule, Transposable):
             return None
-        training = self.training and torch.is_grad_enabled()
-        if self.kept_mask is None or (training and self.step % rule.interval == 0):
+        if self.kept_mask is None:
             self.kept_mask = weight_mask(
                 self.weight_as_conv().detach(), rule, "output", self.conv_groups
             )
         self.kept_mask = self.kept_mask.to(self.weight.device)
         return self.kept_mask
 
-    def _take_decay(self, dtype: torch.dtype) -> float:
-        """λ for the first call after the weight changed, 0 for further calls in the same step."""
-        if not (self.training and torch.is_grad_enabled() and self.strategy.decay):
+    def _prepare_step(self, dtype: torch.dtype) -> float:
+        """Before a training call; returns the λ that the op itself must add to the gradient."""
+        rule = self.strategy.output
+        if isinstance(rule, Transposable) and self._mask_step != self.step:
+            if self.step % rule.interval == 0:
+                self.kept_mask = None
+                self.forget_pruned()
+            self._mask_step = self.step
+        if self.strategy.decay:
+            self._check_decay(dtype)
+        if not self.weight.requires_grad:
             return 0.0
-        if self.strategy.decay_mode == "decoupled" and not self.attached:
-            raise RuntimeError(
-                f"layer {self.layer_name!r}: decay_mode='decoupled' works at the optimizer's step; "
-                "call fst.attach(model, optimizer) before training."
-            )
-        if dtype == torch.float16 != self.weight.dtype and self.scale_decay is None:
+        if not self.weight.is_leaf:
+            return self.strategy.gradient_decay
+        _watch_gradient(self)
+        return 0.0
+
+    def _check_decay(self, dtype: torch.dtype) -> None:
+        if self.strategy.decay_mode == "decoupled":
+            if not self.attached:
+                raise RuntimeError(
+                    f"layer {self.layer_name!r}: decay_mode='decoupled' works at the optimizer's "
+                    "step; call fst.attach(model, optimizer) before training."
+                )
+        elif dtype == torch.float16 != self.weight.dtype and self.scale_decay is None:
             warnings.warn(
                 "float16 autocast without fst.set_grad_scaler(model, scaler): if the loss is "
                 "scaled, SR-STE's decay is too weak by that scale.",
-                stacklevel=3,
+                stacklevel=4,
             )
-        pending, self._decay_pending = self._decay_pending, False
-        return self.strategy.gradient_decay if pending else 0.0
 
-    def _consume(self) -> None:
-        self._pruned = None
+    def gradient_arrived(self, new_step: bool) -> None:
+        """After a backward pass: the weight may change from now on."""
+        self.forget_pruned()
+        self._calls = 0
+        self.step += new_step
+
+    def add_decay(self, gradient: Tensor) -> None:
+        """gradient += λ(W − S(W)), scaled as the loss is."""
+        decay, mask = self.strategy.gradient_decay, self.output_mask()
+        if decay and mask is not None:
+            residual = apply_mask(self.weight.detach(), ~mask)
+            if self.scale_decay is not None:
+                residual = self.scale_decay(residual)
+            gradient.add_(residual, alpha=decay)
 
     def _check_traceable(self) -> None:
         rule = self.strategy.output
@@ -235,8 +266,9 @@ class SparseLayer(nn.Module):
         if self._seed is None or not any(rule is not None and rule.is_random for rule in rules):
             return None
         seed, rank = self._seed
-        parts = (seed, self.layer_name, self.step, self._calls if ranked else "w")
-        digest = hashlib.blake2b(repr((*parts, rank if ranked else 0)).encode(), digest_size=7)
+        where = (self._calls, rank) if ranked else ()
+        key = repr((seed, self.layer_name, self.step, *where))
+        digest = hashlib.blake2b(key.encode(), digest_size=7)
         generator = torch.Generator(device)
         return generator.manual_seed(int.from_bytes(digest.digest(), "big"))
 
@@ -281,6 +313,44 @@ class SparseLinear(SparseLayer, nn.Linear):
         """(N, ..., in_features) -> (N, ..., out_features)."""
         check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._run)
+
+
+class _GradientWatcher:
+    """Runs when the gradient of a weight has arrived: once per backward pass, whatever the number
+    of calls and layers that share the weight.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[weakref.ref[SparseLayer]] = []
+        self._last: tuple[int, int, int] | None = None
+
+    def __call__(self, weight: Tensor) -> None:
+        gradient = weight.grad
+        layers = [layer for layer in (ref() for ref in self.layers) if layer is not None]
+        self.layers.clear()
+        if gradient is None or not layers:
+            return
+        # Another backward pass of the same step only adds to the gradient it left behind.
+        place = (weight._version, gradient.data_ptr())
+        accumulates = self._last == (*place, gradient._version - 1)
+        if not accumulates:
+            with torch.no_grad():
+                layers[0].add_decay(gradient)
+        self._last = (*place, gradient._version)
+        for layer in layers:
+            layer.gradient_arrived(new_step=not accumulates)
+
+
+_WATCHERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _watch_gradient(layer: SparseLayer) -> None:
+    watcher = _WATCHERS.get(layer.weight)
+    if watcher is None:
+        watcher = _WATCHERS[layer.weight] = _GradientWatcher()
+        layer.weight.register_post_accumulate_grad_hook(watcher)
+    if not any(ref() is layer for ref in watcher.layers):
+        watcher.layers.append(weakref.ref(layer))
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

@@ -33,6 +33,11 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         ValueError: the state belongs to other layers or to another strategy.
     """
     layers = _layers(model)
+    fields = {"strategy", "step", "kept_mask"}
+    if not isinstance(state, Mapping) or not all(
+        isinstance(entry, Mapping) and fields <= entry.keys() for entry in state.values()
+    ):
+        raise ValueError(f"state={state!r:.200} is not what fst.sparsity_state returned.")
     if layers.keys() != state.keys():
         missing, extra = sorted(layers.keys() - state.keys()), sorted(state.keys() - layers.keys())
         raise ValueError(
@@ -48,7 +53,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         layer.step = state[name]["step"]
         mask = state[name]["kept_mask"]
         layer.kept_mask = None if mask is None else mask.to(layer.weight.device)
-        layer._consume()
+        layer.forget_pruned()
 
 
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
@@ -88,7 +93,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> Attachment:
     Right before the optimizer changes the weights, W ← W − λ(W − S(W)) (FST, Eq. 6).
 
     Raises:
-        ValueError: a weight that needs it is not among the optimizer's parameters.
+        ValueError: the model is attached already, or a weight that needs it is not among the
+            optimizer's parameters.
     """
     layers = _layers(model)
     decoupled = {
@@ -96,6 +102,8 @@ def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> Attachment:
         for name, layer in layers.items()
         if layer.strategy.decay and layer.strategy.decay_mode == "decoupled"
     }
+    if any(layer.attached for layer in layers.values()):
+        raise ValueError("model is attached to an optimizer already; remove() that handle first.")
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, layer in decoupled.items():
         if layer.weight.requires_grad and id(layer.weight) not in owned:

@@ -196,6 +196,9 @@ class SameAsOutput(Rule):
 
     operand: str = "weight"
 
+    def __post_init__(self) -> None:
+        _one_of("operand", self.operand, ("weight",))
+
     def __str__(self) -> str:
         return f"{self.operand} as in output"
 
@@ -244,8 +247,9 @@ class Strategy:
         if self.decay and self.output is None:
             raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")
         _one_of("decay_mode", self.decay_mode, DECAY_MODES)
-        if isinstance(self.min_in_channels, bool) or not isinstance(self.min_in_channels, int):
-            raise ValueError(f"min_in_channels={self.min_in_channels!r} must be an integer.")
+        least = self.min_in_channels
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise ValueError(f"min_in_channels={least!r} must be an integer >= 1.")
 
     def _check_masks_shared_by_gemms(self) -> None:
         transposable = any(isinstance(r, Transposable) for r in (self.output, self.grad_input))

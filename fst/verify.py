@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -122,7 +121,11 @@ def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool
         return found
     if isinstance(target, Mapping):
         return _of_state_dict(target, group_order)
-    return _of_state_dict(load_tensors(Path(target)), group_order)
+    if isinstance(target, str | os.PathLike):
+        return _of_state_dict(load_tensors(Path(target)), group_order)
+    raise TypeError(
+        f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
+    )
 
 
 def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def load_tensors(path: Path) -> Mapping[str, Any]:
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # torch's unpickler fails in many ways on foreign bytes
         raise ValueError(
             f"{str(path)!r} is not a checkpoint that can be read safely: {error}"
         ) from error

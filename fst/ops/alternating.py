@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry, gradients
+from fst.ops.geometry import Geometry
+from fst.ops.strided import strided_grad_weight
 from fst.strategy import Alternating
 
 
@@ -109,7 +110,7 @@ def grad_weight(
             window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
         else:
             window, strided = _strided(inputs[0], lattice, output_size, kernel, geometry)
-        part = gradients(grad_output, window, weight, strided, (False, True, False))[1]
+        part = strided_grad_weight(grad_output, window, weight, strided)
         total = part if total is None else total + part
     return total
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fst.ops import alternating
+from fst.ops.arguments import (
+    IntPair,
+    check_linear,
+    check_tensors,
+    compute_dtype,
+    padded_geometry,
+)
 from fst.ops.geometry import Geometry, convolve, gradients, input_gradient
 from fst.ops.prune import (
     PrunedWeight,
+    apply_mask,
     grad_weight_pruned_input,
     prune_grad_output,
     prune_weight,
 )
 from fst.strategies import default_strategy
 from fst.strategy import Alternating, Strategy
-
-IntPair = int | Sequence[int]
 
 
 class Call(NamedTuple):
@@ -30,8 +35,6 @@ class Call(NamedTuple):
         phase: which of a pair the alternating rule keeps in this call.
         generator: source of randomness of random rules on grad_output and input.
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
-        scale_decay: applied to that term (loss scaling); None for none.
-        on_backward: called when grad_weight has been computed; None for nothing.
     """
 
     geometry: Geometry
@@ -39,8 +42,6 @@ class Call(NamedTuple):
     phase: int
     generator: torch.Generator | None
     decay: float
-    scale_decay: Callable[[Tensor], Tensor] | None = None
-    on_backward: Callable[[], None] | None = None
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -79,44 +80,41 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        weight, weight_grad_input, decay_mask, *inputs = ctx.saved_tensors
-        call: Call = ctx.call
-        geometry, strategy = call.geometry, call.strategy
-        need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_input = grad_weight = grad_bias = None
+        with torch.autocast(grad_output.device.type, enabled=False):
+            return _gradients(ctx, grad_output)
 
-        rule = strategy.grad_input
-        if need_input and rule is not None and rule.operand == "grad_output":
-            pruned = prune_grad_output(
-                grad_output, rule, "grad_input", geometry.groups, call.generator
-            )
-            grad_input = input_gradient(pruned, weight_grad_input, geometry, ctx.input_shape)
-            need_input = False
-        if need_weight and strategy.grad_weight is None:
-            needed = (need_input, True, need_bias)
-            dense = gradients(grad_output, inputs[0], weight_grad_input, geometry, needed)
-            grad_input = dense[0] if need_input else grad_input
-            grad_weight, grad_bias = dense[1:]
-        else:
-            if need_input:
-                grad_input = input_gradient(
-                    grad_output, weight_grad_input, geometry, ctx.input_shape
-                )
-            if need_weight:
-                grad_weight = _grad_weight_pruned(ctx, grad_output, weight_grad_input, inputs)
-            if need_bias:
-                grad_bias = grad_output.sum((0, 2, 3))
 
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight.dtype)
-            if decay_mask is not None:
-                residual = weight * ~decay_mask
-                if call.scale_decay is not None:
-                    residual = call.scale_decay(residual)
-                grad_weight = grad_weight.add(residual, alpha=call.decay)
-            if call.on_backward is not None:
-                call.on_backward()
-        return grad_input, grad_weight, grad_bias, None, None, None, None
+def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    weight, weight_grad_input, decay_mask, *inputs = ctx.saved_tensors
+    call: Call = ctx.call
+    geometry, strategy = call.geometry, call.strategy
+    need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
+    grad_input = grad_weight = grad_bias = None
+
+    rule = strategy.grad_input
+    if need_input and rule is not None and rule.operand == "grad_output":
+        pruned = prune_grad_output(grad_output, rule, "grad_input", geometry.groups, call.generator)
+        grad_input = input_gradient(pruned, weight_grad_input, geometry, ctx.input_shape)
+        need_input = False
+    if need_weight and strategy.grad_weight is None:
+        needed = (need_input, True, need_bias)
+        dense = gradients(grad_output, inputs[0], weight_grad_input, geometry, needed)
+        grad_input = dense[0] if need_input else grad_input
+        grad_weight, grad_bias = dense[1:]
+    else:
+        if need_input:
+            grad_input = input_gradient(grad_output, weight_grad_input, geometry, ctx.input_shape)
+        if need_weight:
+            grad_weight = _grad_weight_pruned(ctx, grad_output, weight_grad_input, inputs)
+        if need_bias:
+            grad_bias = grad_output.sum((0, 2, 3))
+
+    if grad_weight is not None:
+        grad_weight = grad_weight.to(weight.dtype)
+        if decay_mask is not None:
+            residual = apply_mask(weight, ~decay_mask)
+            grad_weight = grad_weight.add(residual, alpha=call.decay)
+    return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
 def _grad_weight_pruned(
@@ -166,10 +164,10 @@ def sparse_conv2d(
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
     """
-    if isinstance(strategy, str):
+    if not isinstance(strategy, Strategy):
         strategy = default_strategy(strategy)
     check_tensors(input, weight, bias, groups)
-    dtype = compute_dtype(input, weight)
+    dtype = compute_dtype(input, weight, bias)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)
     return convolve_pruned(
@@ -239,39 +237,17 @@ def convolve_pruned(
     decay: float,
     generator: torch.Generator | None = None,
     phase: int | None = None,
-    scale_decay: Callable[[Tensor], Tensor] | None = None,
-    on_backward: Callable[[], None] | None = None,
 ) -> Tensor:
     """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments."""
-    input, geometry = _geometry(input, weight, stride, padding, dilation, groups)
+    input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
     dtype = pruned.output.dtype
     input = input.to(dtype)
     if bias is not None:
         bias = bias.to(dtype)
     if phase is None:
         phase = _draw_phase(strategy, generator)
-    call = Call(geometry, strategy, phase, generator, decay, scale_decay, on_backward)
+    call = Call(geometry, strategy, phase, generator, decay)
     return _SparseConv2d.apply(input, weight, bias, *pruned, call)
-
-
-def compute_dtype(input: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype of the GEMMs: autocast's where it is on, else that of the tensors.
-
-    Raises:
-        TypeError: not floating point, or input and weight differ without autocast.
-    """
-    device = input.device.type
-    for name, tensor in (("input", input), ("weight", weight)):
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are floating point types.")
-    if torch.is_autocast_enabled(device) and torch.float64 not in (input.dtype, weight.dtype):
-        return torch.get_autocast_dtype(device)
-    if input.dtype != weight.dtype:
-        raise TypeError(
-            f"input has dtype {input.dtype}, weight {weight.dtype}: they must be the same, "
-            "or autocast must be on."
-        )
-    return input.dtype
 
 
 def _draw_phase(strategy: Strategy, generator: torch.Generator | None) -> int:
@@ -287,94 +263,3 @@ def _draw_phase(strategy: Strategy, generator: torch.Generator | None) -> int:
         )
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2, (), generator=generator, device=device))
-
-
-def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
-    values = (value, value) if isinstance(value, int) else tuple(value)
-    if len(values) == 1:
-        values = values * 2
-    if len(values) != 2 or not all(isinstance(v, int) and v >= least for v in values):
-        raise ValueError(f"{name}={value!r} must be an integer >= {least}, or two of them.")
-    return values
-
-
-def _geometry(
-    input: Tensor,
-    weight: Tensor,
-    stride: IntPair,
-    padding: IntPair | str,
-    dilation: IntPair,
-    groups: int,
-) -> tuple[Tensor, Geometry]:
-    """Symmetric padding as a `Geometry`; what is left of an asymmetric "same" is padded here."""
-    strides = _pair("stride", stride, 1)
-    dilations = _pair("dilation", dilation, 1)
-    kernel = (weight.shape[2], weight.shape[3])
-    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-    if isinstance(padding, str):
-        if padding not in ("same", "valid"):
-            raise ValueError(
-                f"padding={padding!r} is unknown; allowed: integers >= 0, 'same', 'valid'."
-            )
-        if padding == "same" and strides != (1, 1):
-            raise ValueError(f"padding='same' needs stride=1, not stride={stride!r}.")
-        total = reach if padding == "same" else [0, 0]
-        paddings = (total[0] // 2, total[1] // 2)
-        if total[0] % 2 or total[1] % 2:
-            input = F.pad(input, (0, total[1] % 2, 0, total[0] % 2))
-    else:
-        paddings = _pair("padding", padding, 0)
-    for axis, name in enumerate(("height", "width")):
-        if input.shape[2 + axis] + 2 * paddings[axis] <= reach[axis]:
-            raise ValueError(
-                f"input has shape {tuple(input.shape)}: its {name} with padding={paddings[axis]} "
-                f"is smaller than the kernel's reach of {reach[axis] + 1} "
-                f"(weight {tuple(weight.shape)}, dilation={dilations[axis]})."
-            )
-    return input, Geometry(strides, paddings, dilations, groups)
-
-
-def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Raise ValueError unless shapes, groups and devices fit."""
-    if input.dim() != 4:
-        raise ValueError(f"input has shape {tuple(input.shape)}; it must be (N, Cin, H, W).")
-    if weight.dim() != 4:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw)."
-        )
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups={groups!r} must be an integer >= 1.")
-    outputs, channels = weight.shape[:2]
-    if outputs % groups:
-        raise ValueError(
-            f"groups={groups} must divide the output channels of weight {tuple(weight.shape)}."
-        )
-    if input.shape[1] != channels * groups:
-        raise ValueError(
-            f"input {tuple(input.shape)} has {input.shape[1]} channels; weight "
-            f"{tuple(weight.shape)} with groups={groups} needs {channels * groups}."
-        )
-    if 0 in weight.shape or 0 in input.shape[1:]:
-        raise ValueError(
-            f"input {tuple(input.shape)}, weight {tuple(weight.shape)}: only the batch may be 0."
-        )
-    if bias is not None and bias.shape != (outputs,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({outputs},).")
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.device != input.device:
-            raise ValueError(
-                f"{name} is on {tensor.device}, input on {input.device}: they must be the same."
-            )
-
-
-def check_linear(input: Tensor, weight: Tensor) -> None:
-    """Raise ValueError unless the shapes of a linear layer fit."""
-    if weight.dim() != 2:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; it must be (out_features, in_features)."
-        )
-    if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"input has shape {tuple(input.shape)}; its last axis must be "
-            f"in_features={weight.shape[1]}."
-        )

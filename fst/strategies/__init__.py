@@ -25,7 +25,7 @@ def register_strategy(name: str) -> Callable[[Recipe], Recipe]:
 
     def register(recipe: Recipe) -> Recipe:
         taken = _RECIPES.get(name)
-        if taken is not None and taken.__qualname__ != recipe.__qualname__:
+        if taken is not None and _origin(taken) != _origin(recipe):
             raise ValueError(f"name={name!r} is already registered by {taken.__module__}.")
         for parameter in inspect.signature(recipe).parameters.values():
             if parameter.default is inspect.Parameter.empty:
@@ -37,6 +37,10 @@ def register_strategy(name: str) -> Callable[[Recipe], Recipe]:
         return recipe
 
     return register
+
+
+def _origin(recipe: Callable[..., Strategy]) -> tuple[str, str]:
+    return recipe.__module__, recipe.__qualname__
 
 
 def list_strategies() -> list[str]:

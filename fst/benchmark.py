@@ -1,0 +1,253 @@
+"""Side-by-side timing of convolutions, GEMM by GEMM, and of whole training steps.
+
+Everything that is compared is timed in one run, in turns, in both orders; a result is a ratio of
+medians. Used by `tools/benchmark.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst.convert import convert
+from fst.modules import sparse_layers
+from fst.ops.conv import convolve_pruned
+from fst.ops.geometry import Geometry
+from fst.ops.prune import prune_weight
+from fst.ops.strided import program
+from fst.strategy import GEMMS, Alternating, Strategy
+
+PLAIN = "torch"
+Function = Callable[[], object]
+
+
+class Timing(NamedTuple):
+    """Milliseconds: median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+
+class ConvShape(NamedTuple):
+    """A convolution and its input: what its time depends on."""
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    geometry: Geometry
+    batch: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        kernel, stride = "x".join(map(str, self.kernel)), self.geometry.stride[0]
+        size = f"{self.height}x{self.width}"
+        groups = f" g{self.geometry.groups}" if self.geometry.groups > 1 else ""
+        return f"{self.in_channels}->{self.out_channels} {kernel} s{stride}{groups} {size}"
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of one distinct convolution.
+
+    Attributes:
+        count: how often the model has this shape.
+        times: GEMM, or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing; the contestant "torch"
+            is `F.conv2d` itself.
+        programs: strategy -> how its alternating grad_weight was computed.
+    """
+
+    shape: ConvShape
+    count: int
+    times: dict[str, dict[str, Timing]]
+    programs: dict[str, str]
+
+    def ratio(self, gemm: str, strategy: str) -> float:
+        """Time of torch's dense GEMM over that of the strategy: above 1 is faster."""
+        return self.times[gemm][PLAIN].median / self.times[gemm][strategy].median
+
+
+def compare(
+    functions: Mapping[str, Function], repeats: int, device: torch.device, warmup: int = 3
+) -> dict[str, Timing]:
+    """Time all functions in turns, every other round in reverse order."""
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(warmup):
+            function()
+    order = list(functions)
+    for _ in range(repeats):
+        for name in order:
+            samples[name].append(_milliseconds(functions[name], device))
+        order.reverse()
+    return {name: _timing(values) for name, values in samples.items()}
+
+
+def _milliseconds(function: Function, device: torch.device) -> float:
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(end)
+    begin = time.perf_counter()
+    function()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def _timing(values: list[float]) -> Timing:
+    if len(values) < 2:
+        return Timing(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Timing(median, low, high)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def conv_shapes(model: nn.Module, images: Tensor) -> dict[ConvShape, int]:
+    """The distinct `nn.Conv2d` of ``model`` run on ``images``, with how often each occurs."""
+    found: dict[ConvShape, int] = {}
+
+    def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        padding = module.padding if isinstance(module.padding, tuple) else (0, 0)
+        geometry = Geometry(module.stride, padding, module.dilation, module.groups)
+        kernel = (module.kernel_size[0], module.kernel_size[1])
+        shape = ConvShape(
+            module.in_channels, module.out_channels, kernel, geometry, *inputs[0].shape[::2], 0
+        )._replace(height=inputs[0].shape[2], width=inputs[0].shape[3])
+        found[shape] = found.get(shape, 0) + 1
+
+    hooks = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    training = model.training
+    with torch.no_grad():
+        model.eval()(images)
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def time_layer(
+    shape: ConvShape,
+    count: int,
+    strategies: Mapping[str, Strategy],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    repeats: int,
+) -> LayerTimes:
+    """Time the GEMMs and the pruning of one convolution under each strategy, on random data."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        values = torch.randn(size, generator=generator).to(device, dtype)
+        return values.contiguous(memory_format=memory_format)
+
+    geometry = shape.geometry
+    images = random(shape.batch, shape.in_channels, shape.height, shape.width).requires_grad_()
+    channels = shape.in_channels // geometry.groups
+    weight = random(shape.out_channels, channels, *shape.kernel).requires_grad_()
+    plain = F.conv2d(images, weight, None, *geometry)
+    grad_output = random(*plain.shape)
+    functions = {gemm: {} for gemm in (*GEMMS, "pruning")}
+
+    def add(name: str, output: Tensor, forward: Function) -> None:
+        functions["output"][name] = forward
+        for gemm, operand in (("grad_input", images), ("grad_weight", weight)):
+            functions[gemm][name] = lambda operand=operand: torch.autograd.grad(
+                output, operand, grad_output, retain_graph=True
+            )
+
+    add(PLAIN, plain, torch.no_grad()(lambda: F.conv2d(images, weight, None, *geometry)))
+    programs = {}
+    for name, strategy in strategies.items():
+        pruned = prune_weight(weight, strategy, geometry.groups, dtype)
+
+        def forward(pruned: object = pruned, strategy: Strategy = strategy) -> Tensor:
+            return convolve_pruned(images, weight, None, pruned, *geometry, strategy, decay=0.0)
+
+        add(name, forward(), torch.no_grad()(forward))
+        functions["pruning"][name] = lambda strategy=strategy: prune_weight(
+            weight, strategy, geometry.groups, dtype
+        )
+        if isinstance(strategy.grad_weight, Alternating):
+            step = Geometry(
+                tuple(
+                    s * b for s, b in zip(geometry.stride, strategy.grad_weight.block, strict=True)
+                ),
+                *geometry[1:],
+            )
+            kept = grad_output[:, :, :: strategy.grad_weight.block[0], ::2]
+            programs[name] = program(kept, shape.kernel, step)
+    times = {gemm: compare(contestants, repeats, device) for gemm, contestants in functions.items()}
+    return LayerTimes(shape, count, times, programs)
+
+
+def time_steps(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    strategies: Mapping[str, Strategy],
+    repeats: int,
+    amp_dtype: torch.dtype | None = None,
+) -> dict[str, dict[str, Timing]]:
+    """Time a training step (forward, backward, SGD) of the plain model and of each strategy.
+
+    Returns:
+        {"step": contestant -> timing, "pruning": strategy -> S(W) and S(Wᵀ) of all layers}.
+    """
+    device = images.device
+    steps: dict[str, Function] = {}
+    pruning: dict[str, Function] = {}
+    contestants: dict[str, Strategy | None] = {PLAIN: None, **strategies}
+    for name, strategy in contestants.items():
+        trained = copy.deepcopy(model).train()
+        if strategy is not None:
+            convert(trained, strategy)
+            pruning[name] = _pruning_of(trained, amp_dtype)
+        steps[name] = _training_step(trained, images, labels, amp_dtype)
+    return {
+        "step": compare(steps, repeats, device),
+        "pruning": compare(pruning, repeats, device),
+    }
+
+
+def _training_step(
+    model: nn.Module, images: Tensor, labels: Tensor, amp_dtype: torch.dtype | None
+) -> Function:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        with torch.autocast(images.device.type, amp_dtype, enabled=amp_dtype is not None):
+            loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
+    def prune() -> None:
+        for layer in sparse_layers(model).values():
+            weight = layer.weight_as_conv()
+            dtype = amp_dtype or weight.dtype
+            prune_weight(weight, layer.strategy, layer.conv_groups, dtype)
+
+    return torch.no_grad()(prune)

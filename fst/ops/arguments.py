@@ -1,0 +1,138 @@
+"""Arguments of the op, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst.ops.geometry import Geometry
+
+IntPair = int | Sequence[int]
+
+
+def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
+    """The dtype of the GEMMs: autocast's where it is on, else that of the tensors.
+
+    Raises:
+        TypeError: not floating point, or dtypes differ without autocast.
+    """
+    device = input.device.type
+    given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, tensor in given.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are floating point types.")
+    if torch.is_autocast_enabled(device) and torch.float64 not in (input.dtype, weight.dtype):
+        return torch.get_autocast_dtype(device)
+    for name, tensor in given.items():
+        if tensor.dtype != weight.dtype:
+            raise TypeError(
+                f"{name} has dtype {tensor.dtype}, weight {weight.dtype}: they must be the same, "
+                "or autocast must be on."
+            )
+    return input.dtype
+
+
+def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
+    values = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(values) == 1:
+        values = values * 2
+    if len(values) != 2 or not all(_is_int(v) and v >= least for v in values):
+        raise ValueError(f"{name}={value!r} must be an integer >= {least}, or two of them.")
+    return values
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+
+
+def padded_geometry(
+    input: Tensor,
+    weight: Tensor,
+    stride: IntPair,
+    padding: IntPair | str,
+    dilation: IntPair,
+    groups: int,
+) -> tuple[Tensor, Geometry]:
+    """Symmetric padding as a `Geometry`; what is left of an asymmetric "same" is padded here."""
+    strides = _pair("stride", stride, 1)
+    dilations = _pair("dilation", dilation, 1)
+    kernel = (weight.shape[2], weight.shape[3])
+    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ValueError(
+                f"padding={padding!r} is unknown; allowed: integers >= 0, 'same', 'valid'."
+            )
+        if padding == "same" and strides != (1, 1):
+            raise ValueError(f"padding='same' needs stride=1, not stride={stride!r}.")
+        total = reach if padding == "same" else [0, 0]
+        paddings = (total[0] // 2, total[1] // 2)
+        if total[0] % 2 or total[1] % 2:
+            input = F.pad(input, (0, total[1] % 2, 0, total[0] % 2))
+    else:
+        paddings = _pair("padding", padding, 0)
+    for axis, name in enumerate(("height", "width")):
+        if input.shape[2 + axis] + 2 * paddings[axis] <= reach[axis]:
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}: its {name} with padding={paddings[axis]} "
+                f"is smaller than the kernel's reach of {reach[axis] + 1} "
+                f"(weight {tuple(weight.shape)}, dilation={dilations[axis]})."
+            )
+    return input, Geometry(strides, paddings, dilations, groups)
+
+
+def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    """Raise ValueError unless shapes, groups and devices fit."""
+    _check_are_tensors(input, weight, bias)
+    if input.dim() != 4:
+        raise ValueError(f"input has shape {tuple(input.shape)}; it must be (N, Cin, H, W).")
+    if weight.dim() != 4:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw)."
+        )
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups={groups!r} must be an integer >= 1.")
+    outputs, channels = weight.shape[:2]
+    if outputs % groups:
+        raise ValueError(
+            f"groups={groups} must divide the output channels of weight {tuple(weight.shape)}."
+        )
+    if input.shape[1] != channels * groups:
+        raise ValueError(
+            f"input {tuple(input.shape)} has {input.shape[1]} channels; weight "
+            f"{tuple(weight.shape)} with groups={groups} needs {channels * groups}."
+        )
+    if 0 in weight.shape or 0 in input.shape[1:]:
+        raise ValueError(
+            f"input {tuple(input.shape)}, weight {tuple(weight.shape)}: only the batch may be 0."
+        )
+    if bias is not None and bias.shape != (outputs,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({outputs},).")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != input.device:
+            raise ValueError(
+                f"{name} is on {tensor.device}, input on {input.device}: they must be the same."
+            )
+
+
+def _check_are_tensors(input: object, weight: object, bias: object) -> None:
+    for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+            raise TypeError(f"{name}={value!r} must be a torch.Tensor.")
+
+
+def check_linear(input: Tensor, weight: Tensor) -> None:
+    """Raise ValueError unless the shapes of a linear layer fit."""
+    _check_are_tensors(input, weight, None)
+    if weight.dim() != 2:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; it must be (out_features, in_features)."
+        )
+    if input.dim() == 0 or input.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; its last axis must be "
+            f"in_features={weight.shape[1]}."
+        )
