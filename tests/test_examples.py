@@ -23,3 +23,21 @@ def test_own_loop_learns_and_folds(strategy: str) -> None:
     folded = float(re.search(r"folded: ([\d.]+)", done.stdout).group(1))
     assert trained > 90
     assert folded == pytest.approx(trained, abs=0.5)
+
+
+def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
+    options = ["--epochs", "2", "--seeds", "1", "--repeats", "1", "--strategies", "fst", "sdgp"]
+    command = [sys.executable, "tools/demo.py", *options, "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {}
+    for line in (tmp_path / "table.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        rows[cells[0]] = cells[1:]
+    assert rows["fst"][1:4] == ["weight 50 %", "weight 50 %", "input 50 %"]
+    assert rows["sdgp"][1:4] == ["dense", "grad_output 50 %", "dense"]
+    assert float(rows["fst"][0]) > 30
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -203,11 +204,10 @@ def time_weight_gradients(calls: dict[str, list[Call]], repeats: int) -> dict[st
         None: [weight_gradient(call, None) for call in reference]
     }
     for name, recorded in calls.items():
-        work[name] = [
-            weight_gradient(call, call.layer.strategy)
-            if isinstance(call.layer, fst.SparseConv2d)
-            else weight_gradient(call, None)
-            for call in recorded
+        strategies = [getattr(call.layer, "strategy", None) for call in recorded]
+        work[name] = [  # on the same tensors
+            weight_gradient(call, strategy)
+            for call, strategy in zip(reference, strategies, strict=True)
         ]
     turns: list[dict[str | None, float]] = []
     threads = torch.get_num_threads()
@@ -231,7 +231,7 @@ def rows(results: dict[str, Result]) -> list[tuple[str, ...]]:
     for name, result in results.items():
         accuracy = f"{statistics.mean(result.final):.1f}"
         if len(result.final) > 1:
-            accuracy += f" ({min(result.final):.1f} to {max(result.final):.1f})"
+            accuracy += f" ± {(max(result.final) - min(result.final)) / 2:.1f}"
         kept = [result.kept[gemm] for gemm in GEMMS]
         body.append((name, accuracy, *kept, f"{result.time_ratio:.2f} x"))
     return body
@@ -248,7 +248,7 @@ def write_markdown(
         "|" + "---|" * len(COLUMNS),
         *("| " + " | ".join(row) + " |" for row in rows(results)),
         "",
-        f"Test accuracy (360 images) after {arguments.epochs} epochs: mean and range over "
+        f"Test accuracy (360 images) after {arguments.epochs} epochs: mean ± half the range of "
         f"{arguments.seeds} seed(s). {', '.join(GEMMS)}: the pruned operand and the share of "
         "multiply-adds kept, measured. dW time: that of the weight gradients relative to PyTorch's "
         f"dense ones, batch {TIMED_BATCH}, one thread, median of {arguments.repeats} turns in "
@@ -356,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, result in results.items():
             result.kept, result.time_ratio = describe_kept(calls[name]), ratios[name]
 
-    table = Table(*COLUMNS, title="Digits: what training sparsely costs and saves")
+    table = Table(*COLUMNS, box=box.SIMPLE, title="Digits: what training sparsely costs and saves")
     for row in rows(results):
         table.add_row(*row)
     console.print(table)
