@@ -22,7 +22,7 @@ from fst.convert import convert
 from fst.modules import sparse_layers
 from fst.ops.conv import convolve_pruned
 from fst.ops.geometry import Geometry
-from fst.ops.prune import prune_weight
+from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.strided import program
 from fst.strategy import GEMMS, Alternating, Strategy
 
@@ -160,41 +160,40 @@ def time_layer(
         return values.contiguous(memory_format=memory_format)
 
     geometry = shape.geometry
-    images = random(shape.batch, shape.in_channels, shape.height, shape.width).requires_grad_()
+    images = random(shape.batch, shape.in_channels, shape.height, shape.width)
     channels = shape.in_channels // geometry.groups
-    weight = random(shape.out_channels, channels, *shape.kernel).requires_grad_()
-    plain = F.conv2d(images, weight, None, *geometry)
-    grad_output = random(*plain.shape)
-    functions = {gemm: {} for gemm in (*GEMMS, "pruning")}
+    weight = random(shape.out_channels, channels, *shape.kernel)
+    output_size = F.conv2d(images[:1], weight, None, *geometry).shape[1:]
+    grad_output = random(shape.batch, *output_size)
+    functions: dict[str, dict[str, Function]] = {gemm: {} for gemm in (*GEMMS, "pruning")}
 
-    def add(name: str, output: Tensor, forward: Function) -> None:
-        functions["output"][name] = forward
-        for gemm, operand in (("grad_input", images), ("grad_weight", weight)):
-            functions[gemm][name] = lambda operand=operand: torch.autograd.grad(
+    def add(name: str, convolution: Callable[[Tensor, Tensor], Tensor]) -> None:
+        functions["output"][name] = torch.no_grad()(lambda: convolution(images, weight))
+        for gemm, position in (("grad_input", 0), ("grad_weight", 1)):
+            operands = [images.detach(), weight.detach()]
+            operand = operands[position].requires_grad_()
+            output = convolution(*operands)
+            functions[gemm][name] = lambda output=output, operand=operand: torch.autograd.grad(
                 output, operand, grad_output, retain_graph=True
             )
 
-    add(PLAIN, plain, torch.no_grad()(lambda: F.conv2d(images, weight, None, *geometry)))
+    add(PLAIN, lambda x, w: F.conv2d(x, w, None, *geometry))
     programs = {}
     for name, strategy in strategies.items():
         pruned = prune_weight(weight, strategy, geometry.groups, dtype)
+        functions["pruning"][name] = _repruning(weight, strategy, geometry.groups, dtype)
 
-        def forward(pruned: object = pruned, strategy: Strategy = strategy) -> Tensor:
-            return convolve_pruned(images, weight, None, pruned, *geometry, strategy, decay=0.0)
+        def convolution(
+            x: Tensor, w: Tensor, pruned: PrunedWeight = pruned, strategy: Strategy = strategy
+        ) -> Tensor:
+            return convolve_pruned(x, w, None, pruned, *geometry, strategy, decay=0.0)
 
-        add(name, forward(), torch.no_grad()(forward))
-        functions["pruning"][name] = lambda strategy=strategy: prune_weight(
-            weight, strategy, geometry.groups, dtype
-        )
-        if isinstance(strategy.grad_weight, Alternating):
-            step = Geometry(
-                tuple(
-                    s * b for s, b in zip(geometry.stride, strategy.grad_weight.block, strict=True)
-                ),
-                *geometry[1:],
-            )
-            kept = grad_output[:, :, :: strategy.grad_weight.block[0], ::2]
-            programs[name] = program(kept, shape.kernel, step)
+        add(name, convolution)
+        rule = strategy.grad_weight
+        if isinstance(rule, Alternating):
+            step = tuple(s * b for s, b in zip(geometry.stride, rule.block, strict=True))
+            kept = grad_output[:, :, :: rule.block[0], :: rule.block[1]]
+            programs[name] = program(kept, shape.kernel, geometry._replace(stride=step))
     times = {gemm: compare(contestants, repeats, device) for gemm, contestants in functions.items()}
     return LayerTimes(shape, count, times, programs)
 
@@ -243,11 +242,24 @@ def _training_step(
     return step
 
 
-def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
+def _repruning(weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype) -> Function:
+    """Pruning as a training step does it: into the memory of the step before."""
+    memory: list[PrunedWeight | None] = [None]
+
     def prune() -> None:
-        for layer in sparse_layers(model).values():
-            weight = layer.weight_as_conv()
-            dtype = amp_dtype or weight.dtype
-            prune_weight(weight, layer.strategy, layer.conv_groups, dtype)
+        memory[0] = prune_weight(weight, strategy, groups, dtype, reuse=memory[0])
 
     return torch.no_grad()(prune)
+
+
+def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
+    layers = [
+        _repruning(
+            layer.weight_as_conv(),
+            layer.strategy,
+            layer.conv_groups,
+            amp_dtype or layer.weight.dtype,
+        )
+        for layer in sparse_layers(model).values()
+    ]
+    return lambda: [prune() for prune in layers]

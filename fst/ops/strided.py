@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fst.ops.geometry import Geometry, gradients
 
-SMALL_MAP = 32
+SMALL_MAP = 32  # output positions
+MANY_CHANNELS = 256  # below, gathering the windows costs more than the product
 
 
 def program(grad_output: Tensor, kernel: tuple[int, int], geometry: Geometry) -> str:
@@ -22,7 +23,8 @@ def program(grad_output: Tensor, kernel: tuple[int, int], geometry: Geometry) ->
     on_cpu = grad_output.device.type == "cpu" and grad_output.dtype == torch.float32
     if not on_cpu or geometry.groups > 1 or kernel == (1, 1):
         return "strided"
-    if grad_output.shape[2] * grad_output.shape[3] <= SMALL_MAP:
+    positions = grad_output.shape[2] * grad_output.shape[3]
+    if positions <= SMALL_MAP and grad_output.shape[1] >= MANY_CHANNELS:
         return "matmul"
     if geometry.stride[1] == 2 and kernel[1] > 1:
         return "transposed"

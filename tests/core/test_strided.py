@@ -1,0 +1,91 @@
+"""The half-cost weight gradient: its programs agree, and it really does half the work."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import fst
+from fst.ops import strided
+from fst.ops.geometry import Geometry
+
+CASES = [
+    # in, out, kernel, stride, padding, dilation, height, width
+    (8, 16, (3, 3), (1, 2), (1, 1), (1, 1), 9, 12),
+    (8, 16, (3, 3), (1, 2), (0, 1), (1, 1), 7, 7),
+    (4, 8, (5, 3), (2, 2), (2, 1), (1, 1), 11, 14),
+    (4, 8, (1, 7), (1, 2), (0, 3), (1, 1), 5, 9),
+    (4, 8, (3, 3), (2, 4), (1, 1), (1, 1), 14, 14),
+    (4, 8, (3, 2), (1, 2), (2, 1), (2, 1), 8, 10),
+]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_programs_agree(case, channels_last):
+    inputs, outputs, kernel, stride, padding, dilation, height, width = case
+    geometry = Geometry(stride, padding, dilation, 1)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    torch.manual_seed(0)
+    input = torch.randn(3, inputs, height, width, dtype=torch.float64).to(memory_format=layout)
+    weight = torch.randn(outputs, inputs, *kernel, dtype=torch.float64, requires_grad=True)
+    output = F.conv2d(input, weight, None, *geometry)
+    grad_output = torch.randn_like(output).to(memory_format=layout)
+    (expected,) = torch.autograd.grad(output, weight, grad_output)
+    transposed = strided._transposed(grad_output, input, weight, geometry)
+    matmul = strided._matmul(grad_output, input, kernel, geometry)
+    library = strided.strided_grad_weight(grad_output, input, weight, geometry)
+    for actual in (transposed, matmul, library):
+        torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_every_program_is_chosen_for_some_shape():
+    def chosen(outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3)):
+        grad_output = torch.empty(1, outputs, size, size, dtype=dtype)
+        return strided.program(grad_output, kernel, Geometry(stride, (1, 1), (1, 1), groups))
+
+    assert chosen(64, 56, (1, 2)) == "transposed"
+    assert chosen(512, 4, (1, 2)) == "matmul"
+    assert chosen(128, 28, (2, 4)) == "strided"
+    assert chosen(64, 56, (1, 2), dtype=torch.bfloat16) == "strided"
+    assert chosen(64, 56, (1, 2), groups=2) == "strided"
+    assert chosen(64, 56, (1, 2), kernel=(1, 1)) == "strided"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [({}, 1 / 2), ({"phase": 1}, 1 / 2), ({"pairing": "flat"}, 1 / 2), ({"block": (2, 2)}, 1 / 4)],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_multiply_adds_of_the_weight_gradient(kernel, overrides, share):
+    """Counted by torch: a dense product with a mask would count in full."""
+
+    def flops(strategy):
+        images = torch.randn(2, 8, 12, 12)
+        weight = torch.randn(8, 8, kernel, kernel, requires_grad=True)
+        output = fst.sparse_conv2d(images, weight, padding=kernel // 2, strategy=strategy)
+        with FlopCounterMode(display=False) as counter:
+            output.sum().backward()
+        return counter.get_total_flops()
+
+    assert flops(fst.get_strategy("fst", **overrides)) == share * flops("dense")
+
+
+@pytest.mark.parametrize(("overrides", "share"), [({}, 1 / 2), ({"block": (2, 2)}, 1 / 4)], ids=str)
+def test_what_a_1x1_convolution_saves_of_its_input(overrides, share):
+    images = torch.randn(2, 64, 12, 12)
+    weight = torch.randn(4, 64, 1, 1, requires_grad=True)
+    saved = []
+
+    def pack(tensor):
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        strategy = fst.get_strategy("fst", decay=0.0, **overrides)
+        fst.sparse_conv2d(images, weight, strategy=strategy)
+    of_input = [t for t in saved if t.shape[0] == 2]
+    assert sum(t.numel() for t in of_input) == share * images.numel()
+    for tensor in of_input:
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
