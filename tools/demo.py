@@ -196,8 +196,8 @@ def weight_gradient(call: Call, strategy: fst.Strategy | None) -> Callable[[], A
 def time_weight_gradients(calls: dict[str, list[Call]], repeats: int) -> dict[str, float]:
     """Time over PyTorch's dense one, all convolutions of the network together.
 
-    Each turn measures all of them, in alternating order and on one thread; the median of the turns'
-    ratios is returned.
+    Each turn measures all of them, in alternating order; the median of the turns' ratios is
+    returned.
     """
     reference = next(iter(calls.values()))
     work: dict[str | None, list[Callable[[], Any]]] = {
@@ -210,8 +210,6 @@ def time_weight_gradients(calls: dict[str, list[Call]], repeats: int) -> dict[st
             for call, strategy in zip(reference, strategies, strict=True)
         ]
     turns: list[dict[str | None, float]] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for turn in range(repeats + 2):
         seconds: dict[str | None, float] = {}
         for name in work if turn % 2 else reversed(work):
@@ -220,7 +218,6 @@ def time_weight_gradients(calls: dict[str, list[Call]], repeats: int) -> dict[st
                 gradient()
             seconds[name] = time.perf_counter() - start
         turns.append(seconds)
-    torch.set_num_threads(threads)
     timed = turns[2:]  # the first two warm up
     return {name: statistics.median(turn[name] / turn[None] for turn in timed) for name in calls}
 
@@ -251,13 +248,13 @@ def write_markdown(
         f"Test accuracy (360 images) after {arguments.epochs} epochs: mean ± half the range of "
         f"{arguments.seeds} seed(s). {', '.join(GEMMS)}: the pruned operand and the share of "
         "multiply-adds kept, measured. dW time: that of the weight gradients relative to PyTorch's "
-        f"dense ones, batch {TIMED_BATCH}, one thread, median of {arguments.repeats} turns in "
+        f"dense ones, batch {TIMED_BATCH}, median of {arguments.repeats} turns in "
         "alternating order.",
         "",
         "![Test accuracy and training loss](curves.png)",
         "",
         f"`{' '.join(['python', 'tools/demo.py', *sys.argv[1:]])}`: {seconds:.0f} s with "
-        f"{torch.get_num_threads()} threads, Python {platform.python_version()}, "
+        f"{torch.get_num_threads()} thread(s), Python {platform.python_version()}, "
         f"PyTorch {torch.__version__}, {platform.machine()}.",
         "",
     ]
@@ -313,6 +310,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=positive, default=8, help="per run (default: 8)")
     parser.add_argument("--seeds", type=positive, default=2, help="runs each (default: 2)")
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
+    )
     parser.add_argument("--repeats", type=positive, default=20, help="timings (default: 20)")
     parser.add_argument(
         "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
@@ -328,6 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains, measures, prints and writes."""
     arguments = parse(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(arguments.threads)
     console = Console()
     start = time.perf_counter()
     results = {name: Result() for name in arguments.strategies}
