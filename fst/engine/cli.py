@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def _configured(arguments: argparse.Namespace) -> Config:
     return config
 
 
+def _run(config: Config, action: Callable[[Runner], object]) -> None:
+    """Runs, and after success ends the process group that it has begun."""
+    begins = not torch.distributed.is_initialized()
+    action(Runner.from_cfg(config))
+    if begins and torch.distributed.is_initialized():
+        # gloo's threads abort the process if they outlive the interpreter: free their tensors first
+        gc.collect()
+        torch.distributed.destroy_process_group()
+
+
 def train(argv: Sequence[str] | None = None) -> int:
     """Trains the model of a config."""
     parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
@@ -112,7 +123,7 @@ def train(argv: Sequence[str] | None = None) -> int:
         if config.get("train_cfg") is None or config.get("train_dataloader") is None:
             raise ValueError(f"config {arguments.config!r} has no train_cfg or no train_dataloader")
         check_config(config, ("train_dataloader", "val_dataloader"))
-    Runner.from_cfg(config).train()
+    _run(config, Runner.train)
     return 0
 
 
@@ -141,7 +152,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                     f"config {arguments.config!r} has neither test_{part} nor val_{part}"
                 )
         check_config(config, ("test_dataloader",))
-    Runner.from_cfg(config).test()
+    _run(config, Runner.test)
     return 0
 
 

@@ -3,7 +3,7 @@
 import json
 
 SCRIPT = """
-import hashlib, json, os, sys
+import gc, hashlib, json, os, sys
 sys.path.insert(0, {tests!r})
 import torch
 import fst, fst.models
@@ -15,7 +15,8 @@ from mmengine.registry import HOOKS
 from fst.engine import cli, load_checkpoint_safely
 from fst.engine.runner import Runner
 
-rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
 runs = []
 
 
@@ -61,6 +62,7 @@ for index, config in enumerate({configs!r}):
 with open(os.path.join({out!r}, f"rank{{rank}}.json"), "w") as file:
     json.dump(runs, file)
 torch.distributed.barrier()
+gc.collect()
 torch.distributed.destroy_process_group()
 """
 

@@ -77,5 +77,7 @@ def test_command_line(repo, run_python, tmp_path):
         pytest.skip("configs/demo_digits.py is missing")
     config.write_text(f'_base_ = "{base}"\ntrain_cfg = dict(by_epoch=True, max_epochs=1)\n')
     options = ("--work-dir", tmp_path / "w", "--seed", 1, "--cfg-options")
-    run_python(repo / "tools" / "train.py", config, *options, "train_dataloader.dataset.subset=128")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    command = (*torchrun, repo / "tools" / "train.py", config, "--launcher", "pytorch")
+    run_python(*command, *options, "train_dataloader.dataset.subset=128")
     assert (tmp_path / "w" / "epoch_1.pth").exists()
