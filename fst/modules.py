@@ -274,7 +274,8 @@ class SparseLayer(nn.Module):
 
     def _draws(self, device: torch.device) -> tuple[torch.Generator | None, int | None]:
         """Generator of this call's random rules, and the phase where that is drawn."""
-        self._calls += 1
+        if self.training and torch.is_grad_enabled():  # so that validation shifts no draws
+            self._calls += 1
         generator = self._generator(device, ranked=True)
         if generator is None:
             return None, None
