@@ -357,7 +357,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, result in results.items():
             result.kept, result.time_ratio = describe_kept(calls[name]), ratios[name]
 
-    table = Table(*COLUMNS, box=box.SIMPLE, title="Digits: what training sparsely costs and saves")
+    table = Table(
+        *COLUMNS,
+        box=box.SIMPLE,
+        pad_edge=False,
+        title="Digits: what training sparsely costs and saves",
+    )
     for row in rows(results):
         table.add_row(*row)
     console.print(table)
