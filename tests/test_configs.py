@@ -42,7 +42,7 @@ def test_no_recipe_is_missing() -> None:
     }
     sdgp_cifar = {f"sdgp/sdgp_resnet9_cifar10_{setting}.py" for setting in SDGP_CIFAR}
     assert len(sdgp_cifar) == 14
-    assert set(RECIPES) == imagenet | cifar | sdgp | sdgp_cifar | {"demo_digits.py"}
+    assert set(RECIPES) >= imagenet | cifar | sdgp | sdgp_cifar | {"demo_digits.py"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
