@@ -3,7 +3,7 @@
 Flip, translation by up to 2 pixels, cutout of 4 pixels, label smoothing 0.1, flip averaging in
 validation. All parameters have weight decay, those of normalisation layers too: the published
 script exempts parameters by the substring "bn", which no name in its network contains. The
-published runs used fp16.
+published runs used fp16 (--amp, with --cfg-options optim_wrapper.dtype=float16).
 """
 
 _base_ = ["cifar10.py", "runtime.py"]
