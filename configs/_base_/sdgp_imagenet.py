@@ -2,10 +2,10 @@
 
 Images grow from 160 to 192 pixels in epochs 65 to 76 and are validated at 256 with flip averaging.
 The learning rate rises linearly for 2 epochs, then falls linearly to 0. Normalisation layers have
-no weight decay. The published runs used 4 GPUs with the batch size below on each, in fp16
-(--amp, with --cfg-options optim_wrapper.dtype=float16). Two things differ: images are read as JPEG files, not from ffcv's own format, and the strided
-convolutions of the published ResNet-50 and RegNet (and of most ResNet-18 runs) had a blur filter
-in front, which is left out here.
+no weight decay. The published runs used 4 GPUs with the batch size below on each, in fp16 (--amp,
+with --cfg-options optim_wrapper.dtype=float16). Two things differ: images are read as JPEG files,
+not from ffcv's own format, and the strided convolutions of the published ResNet-50 and RegNet (and
+of most ResNet-18 runs) had a blur filter in front, which is left out here.
 """
 
 _base_ = ["imagenet.py", "runtime.py"]
