@@ -17,7 +17,7 @@ from torch import Tensor
 from fst._text import suggest
 
 MAX_M = 32
-CPU_BLOCK = 2**18
+CPU_BLOCK = 2**19  # elements
 # The integer type of a float's bits, and what infinity looks like in it.
 _INTEGERS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -101,12 +101,12 @@ def _magnitude(tensor: Tensor) -> Tensor:
 
 def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Whole groups at a time, small enough to stay in a CPU's cache; elsewhere all at once."""
-    if values.device.type != "cpu" or torch.compiler.is_compiling() or values.numel() <= CPU_BLOCK:
+    on_cpu = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not on_cpu or values.numel() <= CPU_BLOCK:
         yield values, mask
         return
     axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
-    size = values.shape[axis]
-    step = max(1, CPU_BLOCK // (values.numel() // size))
+    step = max(1, CPU_BLOCK // (values.numel() // values.shape[axis]))
     if axis == dim:
         step = max(m, step // m * m)
     yield from zip(values.split(step, axis), mask.split(step, axis), strict=True)
@@ -236,7 +236,6 @@ def transposable_mask(matrix: Tensor, n: int = 2, m: int = 4) -> Tensor:
     return mask[..., :rows, :columns].contiguous()
 
 
-@torch.compiler.assume_constant_result
 def _transposable_patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     """All m x m 0/1 patterns with n ones in every row and column, rows enumerated in order."""
     rows = [tuple(int(i in kept) for i in range(m)) for kept in itertools.combinations(range(m), n)]
@@ -247,10 +246,13 @@ def _transposable_patterns(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
+_PATTERNS = {(n, m): _transposable_patterns(n, m) for m in (2, 3, 4) for n in range(1, m)}
+
+
 def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
     wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
     limit = torch.finfo(wide).max / (4 * m * m)
-    patterns = torch.tensor(_transposable_patterns(n, m), device=tiles.device)
+    patterns = torch.tensor(_PATTERNS[n, m], device=tiles.device)
     with torch.autocast(tiles.device.type, enabled=False):
         totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
     return patterns.bool()[totals.argmax(1)]

@@ -10,6 +10,7 @@ with all times, to OUT.md and OUT.json.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import shlex
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
+    keeps_memory = device.type == "cpu" and keep_freed_memory()
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     strategies = {name: fst.get_strategy(name) for name in options.strategies}
     model = torchvision.models.get_model(options.model, num_classes=options.classes)
@@ -81,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "dtype": options.dtype,
         "memory_format": str(memory_format),
         "rounds": options.repeats,
+        "allocator": "freed memory is kept" if keeps_memory else "default",
     }
     report = markdown(header, layers, steps, list(strategies))
     print(report)
@@ -90,6 +93,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         json.dumps(as_json(header, layers, steps), indent=1)
     )
     print(f"written: {options.out.with_suffix('.md')}, {options.out.with_suffix('.json')}")
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory, as jemalloc and CUDA's caching allocator do.
+
+    Else every large tensor is paged in anew, which costs up to a third of a small layer's time and
+    varies with what ran before. Returns whether it was done.
+    """
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26))
+    return all([mallopt(option, value) == 1 for option, value in settings])
 
 
 def parser() -> argparse.ArgumentParser:
