@@ -54,6 +54,9 @@ def test_help_and_bad_arguments(capsys):
     with pytest.raises(SystemExit) as done:
         tool.main(["--help"])
     assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        tool.main(["--strategies", "fts"])
-    assert "fts" in capsys.readouterr().err
+    bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
+    for arguments in bad:
+        with pytest.raises(SystemExit):
+            tool.main(arguments)
+        error = capsys.readouterr().err
+        assert arguments[0] in error and arguments[1] in error

@@ -25,6 +25,7 @@ from rich.progress import track
 
 import fst
 from fst import benchmark
+from fst._text import suggest
 from fst.benchmark import PLAIN, LayerTimes, geometric_mean
 from fst.strategy import GEMMS
 
@@ -95,6 +96,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"written: {options.out.with_suffix('.md')}, {options.out.with_suffix('.json')}")
 
 
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not an integer >= 1")
+    return value
+
+
+def model_name(text: str) -> str:
+    """A model of torchvision."""
+    known = torchvision.models.list_models(module=torchvision.models)
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown.{suggest(text, known)}")
+    return text
+
+
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory, as jemalloc and CUDA's caching allocator do.
 
@@ -115,10 +132,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--model", default="resnet18", help="a torchvision model (resnet18)")
-    made.add_argument("--classes", type=int, default=1000, help="number of classes (1000)")
-    made.add_argument("--batch", type=int, default=16, help="batch size (16)")
-    made.add_argument("--size", type=int, default=224, help="height and width of images (224)")
+    made.add_argument(
+        "--model", type=model_name, default="resnet18", help="a torchvision classifier (resnet18)"
+    )
+    made.add_argument("--classes", type=positive, default=1000, help="number of classes (1000)")
+    made.add_argument("--batch", type=positive, default=16, help="batch size (16)")
+    made.add_argument("--size", type=positive, default=224, help="height and width (224)")
     made.add_argument(
         "--strategies",
         nargs="+",
@@ -133,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="torch device (cuda where there is one)",
     )
-    made.add_argument("--repeats", type=int, default=15, help="rounds; the median counts (15)")
+    made.add_argument("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
     made.add_argument("--threads", type=int, default=0, help="CPU threads (torch's default)")
     made.add_argument(
         "--contiguous",
