@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst._autocast import without_autocast
 from fst._text import suggest
 
 MAX_M = 32
@@ -253,7 +254,7 @@ def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
     wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
     limit = torch.finfo(wide).max / (4 * m * m)
     patterns = torch.tensor(_PATTERNS[n, m], device=tiles.device)
-    with torch.autocast(tiles.device.type, enabled=False):
+    with without_autocast(tiles.device):
         totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
     return patterns.bool()[totals.argmax(1)]
 

@@ -90,7 +90,9 @@ class SparseLayer(nn.Module):
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
-        mask = self._current(self.weight.dtype).mask
+        self._drop_stale()
+        known = next(iter(self._pruned.values()), None) or self._current(self.weight.dtype)
+        mask = known.mask
         return None if mask is None else mask.view(self.weight.shape)
 
     def effective_weight(self) -> Tensor:
@@ -174,10 +176,7 @@ class SparseLayer(nn.Module):
         A weight has changed when its version or storage has, when its gradient has arrived since,
         or when the layer was switched between train and eval.
         """
-        weight = self.weight
-        origin = (None if weight.is_inference() else weight._version, weight.data_ptr())
-        if self._pruned_from != origin or origin[0] is None:
-            self.forget_pruned()
+        origin = self._drop_stale()
         if dtype not in self._pruned:
             # Memory is written over only once the weight has changed in place, which is when
             # autograd forbids the backward pass of earlier calls anyway.
@@ -189,12 +188,20 @@ class SparseLayer(nn.Module):
                     self.strategy,
                     self.conv_groups,
                     dtype,
-                    self._generator(weight.device, ranked=False),
+                    self._generator(self.weight.device, ranked=False),
                     self._mask_to_keep() if known is None else known.mask,
                     reuse,
                 )
             self._pruned_from = origin
         return self._pruned[dtype]
+
+    def _drop_stale(self) -> tuple[int | None, int]:
+        """Forget S(W) if the weight is not the one it was made of; returns what it is now."""
+        weight = self.weight
+        origin = (None if weight.is_inference() else weight._version, weight.data_ptr())
+        if self._pruned_from != origin or origin[0] is None:
+            self.forget_pruned()
+        return origin
 
     def _mask_to_keep(self) -> Tensor | None:
         rule = self.strategy.output

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst._autocast import autocast_dtype
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]
@@ -19,13 +20,13 @@ def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.d
     Raises:
         TypeError: not floating point, or dtypes differ without autocast.
     """
-    device = input.device.type
     given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
     for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are floating point types.")
-    if torch.is_autocast_enabled(device) and torch.float64 not in (input.dtype, weight.dtype):
-        return torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(input.device)
+    if dtype is not None and torch.float64 not in (input.dtype, weight.dtype):
+        return dtype
     for name, tensor in given.items():
         if tensor.dtype != weight.dtype:
             raise TypeError(

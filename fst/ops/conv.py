@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fst._autocast import without_autocast
 from fst.ops import alternating
 from fst.ops.arguments import (
     IntPair,
@@ -80,7 +81,7 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        with torch.autocast(grad_output.device.type, enabled=False):
+        with without_autocast(grad_output.device):
             return _gradients(ctx, grad_output)
 
 

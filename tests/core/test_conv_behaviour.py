@@ -349,3 +349,15 @@ def test_the_default_strategy_is_fst():
     operands = SMALL.operands()
     default = fst.sparse_conv2d(operands.input, operands.weight)
     assert torch.equal(default, fst.sparse_conv2d(operands.input, operands.weight, strategy="fst"))
+
+
+@pytest.mark.parametrize("name", fst.list_strategies())
+def test_meta_tensors(name):
+    """Shapes without memory: what FLOP counters and fake initialisation use."""
+    layer = torch.nn.Conv2d(8, 8, 3, padding=1, device="meta")
+    fst.convert(layer, name)
+    input = torch.empty(2, 8, 6, 6, device="meta", requires_grad=True)
+    output = layer(input)
+    output.sum().backward()
+    assert output.shape == (2, 8, 6, 6) and output.device.type == "meta"
+    assert input.grad.shape == input.shape and layer.weight.grad.shape == layer.weight.shape
