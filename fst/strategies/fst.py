@@ -5,8 +5,28 @@ AAAI 2022: Eq. 5 (output), S(Wᵀ) pruned separately (grad_input), Eq. 7 and 10 
 (SR-STE decay). All convolutions are pruned, the first one too; fully connected layers stay dense.
 """
 
+from dataclasses import replace
+
 from fst.strategies import register_strategy
 from fst.strategy import NM, Alternating, Strategy
+
+
+@register_strategy("fst_w")
+def fst_w(
+    n: int = 2,
+    m: int = 4,
+    group_order: str = "channel",
+    decay: float = 2e-4,
+    decay_mode: str = "gradient",
+) -> Strategy:
+    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW dense + λ(W − S(W)) (the "50%×2" rows of Table 3)."""
+    return Strategy(
+        "fst_w",
+        output=NM("weight", n, m, group_order=group_order),
+        grad_input=NM("weight", n, m),
+        decay=decay,
+        decay_mode=decay_mode,
+    )
 
 
 @register_strategy("fst")
@@ -21,30 +41,7 @@ def fst(
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW = (dY + dY·T)·S(Xᵀ) + λ(W − S(W)) (the "50%×3" rows)."""
-    return Strategy(
-        "fst",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("weight", n, m),
-        grad_weight=Alternating(pairing=pairing, phase=phase, block=block, restore=restore),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
-
-
-@register_strategy("fst_w")
-def fst_w(
-    n: int = 2,
-    m: int = 4,
-    group_order: str = "channel",
-    decay: float = 2e-4,
-    decay_mode: str = "gradient",
-) -> Strategy:
-    """FST with a dense grad_weight (the "50%×2" rows of Table 3)."""
-    return Strategy(
-        "fst_w",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("weight", n, m),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
+    """`fst_w` with dW = (dY + dY·T)·S(Xᵀ) + λ(W − S(W)) (the "50%×3" rows of Table 3)."""
+    grad_weight = Alternating(pairing=pairing, phase=phase, block=block, restore=restore)
+    base = fst_w(n, m, group_order, decay, decay_mode)
+    return replace(base, name="fst", grad_weight=grad_weight)

@@ -5,21 +5,14 @@ W for S(Wᵀ), G for S(dY), X for S(Xᵀ). Table 1 sorts every operand; ``rule="
 and gx the fixed mask of Eq. 7 instead, with or without information restoration.
 """
 
+from dataclasses import replace
+
 from fst._text import suggest
 from fst.strategies import register_strategy
-from fst.strategy import NM, Alternating, Rule, Strategy
+from fst.strategies.fst import fst_w
+from fst.strategy import NM, Alternating, Strategy
 
 X_RULES = ("magnitude", "random", "alternating")
-
-
-def _input_rule(
-    n: int, m: int, rule: str, pairing: str, phase: int | str, block: tuple[int, int], restore: bool
-) -> Rule:
-    if rule not in X_RULES:
-        raise ValueError(f"rule={rule!r} is unknown.{suggest(rule, X_RULES)}")
-    if rule == "alternating":
-        return Alternating(pairing=pairing, phase=phase, block=block, restore=restore)
-    return NM("input", n, m, rule=rule)
 
 
 @register_strategy("wg")
@@ -31,14 +24,21 @@ def wg(
     decay_mode: str = "gradient",
 ) -> Strategy:
     """dX = S(Wᵀ)·dY, dW = S(dY)·Xᵀ."""
-    return Strategy(
-        "wg",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("weight", n, m),
-        grad_weight=NM("grad_output", n, m),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
+    base = fst_w(n, m, group_order, decay, decay_mode)
+    return replace(base, name="wg", grad_weight=NM("grad_output", n, m))
+
+
+@register_strategy("gg")
+def gg(
+    n: int = 2,
+    m: int = 4,
+    group_order: str = "channel",
+    decay: float = 2e-4,
+    decay_mode: str = "gradient",
+) -> Strategy:
+    """dX = Wᵀ·S(dY), dW = S(dY)·Xᵀ."""
+    base = wg(n, m, group_order, decay, decay_mode)
+    return replace(base, name="gg", grad_input=NM("grad_output", n, m))
 
 
 @register_strategy("wx")
@@ -55,33 +55,12 @@ def wx(
     decay_mode: str = "gradient",
 ) -> Strategy:
     """dX = S(Wᵀ)·dY, dW = dY·S(Xᵀ)."""
-    return Strategy(
-        "wx",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("weight", n, m),
-        grad_weight=_input_rule(n, m, rule, pairing, phase, block, restore),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
-
-
-@register_strategy("gg")
-def gg(
-    n: int = 2,
-    m: int = 4,
-    group_order: str = "channel",
-    decay: float = 2e-4,
-    decay_mode: str = "gradient",
-) -> Strategy:
-    """dX = Wᵀ·S(dY), dW = S(dY)·Xᵀ."""
-    return Strategy(
-        "gg",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("grad_output", n, m),
-        grad_weight=NM("grad_output", n, m),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
+    if rule not in X_RULES:
+        raise ValueError(f"rule={rule!r} is unknown.{suggest(rule, X_RULES)}")
+    alternating = Alternating(pairing=pairing, phase=phase, block=block, restore=restore)
+    grad_weight = alternating if rule == "alternating" else NM("input", n, m, rule=rule)
+    base = fst_w(n, m, group_order, decay, decay_mode)
+    return replace(base, name="wx", grad_weight=grad_weight)
 
 
 @register_strategy("gx")
@@ -98,11 +77,5 @@ def gx(
     decay_mode: str = "gradient",
 ) -> Strategy:
     """dX = Wᵀ·S(dY), dW = dY·S(Xᵀ)."""
-    return Strategy(
-        "gx",
-        output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("grad_output", n, m),
-        grad_weight=_input_rule(n, m, rule, pairing, phase, block, restore),
-        decay=decay,
-        decay_mode=decay_mode,
-    )
+    base = wx(n, m, rule, group_order, pairing, phase, block, restore, decay, decay_mode)
+    return replace(base, name="gx", grad_input=NM("grad_output", n, m))
