@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains every strategy with every seed on a CIFAR-10 subset, two runs at a time, and tabulates them.
 #   benchmarks/cifar10_subset.sh DATA_ROOT OUT      (PYTHON, STRATEGIES, SEEDS can be set)
+# A strategy is a name, with options after commas: STRATEGIES="dense fst,phase=random".
 set -euo pipefail
 data=${1:?DATA_ROOT: the folder of CIFAR-10} out=${2:?OUT: the folder to write to}
 python=${PYTHON:-python}
@@ -12,7 +13,7 @@ train() {
   run="$out/$strategy-seed$seed"
   [ -e "$run/done" ] && return
   OMP_NUM_THREADS=1 "$python" tools/train.py configs/cifar10_subset.py --work-dir "$run" --seed "$seed" \
-    --resume --cfg-options "sparsity.strategy=$strategy" {train,val,test}_dataloader.dataset.data_root="$data" \
+    --resume --cfg-options "sparsity.strategy=${strategy%%,*}" $(tr , '\n' <<<"$strategy" | sed '1d; s/^/sparsity./') {train,val,test}_dataloader.dataset.data_root="$data" \
     >"$run.log" 2>&1 && touch "$run/done"
 }
 export -f train
