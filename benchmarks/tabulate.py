@@ -1,6 +1,8 @@
 """Table of runs named STRATEGY-seedN below a folder: accuracy and loss, mean ± standard deviation.
 
-python benchmarks/tabulate.py OUT
+    python benchmarks/tabulate.py OUT
+
+Prints the table as Markdown and writes the last scalars of each run to OUT/runs.json.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ def spread(values: list[float]) -> str:
 
 
 def main(out: Path) -> None:
-    """Print the table as Markdown."""
+    """Print and write."""
+    found = {folder.name: last_scalars(folder) for folder in sorted(out.glob("*-seed*/"))}
+    found = {name: scalars for name, scalars in found.items() if "accuracy/top1" in scalars}
+    (out / "runs.json").write_text(json.dumps(found, indent=1))
     runs: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for folder in sorted(out.glob("*-seed*/")):
-        scalars = last_scalars(folder)
-        if "accuracy/top1" in scalars:
-            runs[folder.name.split("-seed")[0]].append(scalars)
+    for name, scalars in found.items():
+        runs[name.split("-seed")[0]].append(scalars)
     print("| strategy | seeds | top-1 % | training loss | density of S(W) |")
     print("| --- | --- | --- | --- | --- |")
     for strategy, scalars in runs.items():
