@@ -23,7 +23,7 @@ class PrunedWeight(NamedTuple):
 
 def apply_mask(tensor: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
     """``tensor`` where kept, else 0. Inf and NaN stay visible even where they are dropped."""
-    factors = mask.view(torch.int8)  # several times faster than bool on a CPU
+    factors = masks.as_integers(mask)
     return tensor * factors if out is None else torch.mul(tensor, factors, out=out)
 
 
