@@ -55,6 +55,7 @@ def test_help_and_bad_arguments(capsys):
         tool.main(["--help"])
     assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
     bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
+    bad += [["--threads", "-3"], ["--device", "quantum"]]
     for arguments in bad:
         with pytest.raises(SystemExit):
             tool.main(arguments)

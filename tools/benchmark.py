@@ -35,12 +35,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = parser().parse_args(arguments)
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    device, dtype = options.device, getattr(torch, options.dtype)
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    keeps_memory = device.type == "cpu" and keep_freed_memory()
+    wants_memory = device.type == "cpu" and not options.default_allocator
+    keeps_memory = wants_memory and keep_freed_memory()
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     strategies = {name: fst.get_strategy(name) for name in options.strategies}
     model = torchvision.models.get_model(options.model, num_classes=options.classes)
@@ -104,6 +105,15 @@ def positive(text: str) -> int:
     return value
 
 
+def usable_device(text: str) -> torch.device:
+    """A device on which a tensor can be made."""
+    try:
+        torch.empty(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
+    return torch.device(text)
+
+
 def model_name(text: str) -> str:
     """A model of torchvision."""
     known = torchvision.models.list_models(module=torchvision.models)
@@ -149,16 +159,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
     made.add_argument(
         "--device",
+        type=usable_device,
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="torch device (cuda where there is one)",
     )
     made.add_argument("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
-    made.add_argument("--threads", type=int, default=0, help="CPU threads (torch's default)")
+    made.add_argument("--threads", type=positive, help="CPU threads (torch's default)")
     made.add_argument(
         "--contiguous",
         dest="channels_last",
         action="store_false",
         help="NCHW memory instead of channels_last",
+    )
+    made.add_argument(
+        "--default-allocator",
+        action="store_true",
+        help="on a CPU: let the allocator return freed memory to the system",
     )
     made.add_argument("--no-layers", action="store_true", help="skip the per-layer times")
     made.add_argument("--no-steps", action="store_true", help="skip the training steps")
