@@ -1,0 +1,13 @@
+"""Detectors of MMDetection, trained sparsely: the only part of FST that imports mmcv and mmdet.
+
+Importing it makes `mmcv.ops` work without mmcv's compiled extension (`fst.detection.ops`) and,
+where mmdet is installed, mends what stops its detectors (`fst.detection.fixes`).
+"""
+
+import importlib.util
+
+from fst.detection import fixes, ops
+
+ops.install()
+if importlib.util.find_spec("mmdet") is not None:
+    fixes.apply()

@@ -1,0 +1,69 @@
+"""`python -m fst.detection SCRIPT ARGS...`: any Python script, with mmcv's operators there."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+from fst.detection import ops
+
+DESCRIPTION = """\
+Run a Python script that imports mmdet, mmseg or mmpose where mmcv was installed without its
+compiled extension. The extension is used if there is one; if not, NMS, soft-NMS and RoIAlign come
+from torchvision. Faults of mmdet that stop SSD from predicting are mended.
+
+Without SCRIPT: print which operators are in use."""
+
+EPILOG = """\
+examples:
+  python -m fst.detection
+  python -m fst.detection path/to/mmdet/tools/train.py CONFIG --work-dir DIR
+  torchrun --nproc-per-node=2 -m fst.detection path/to/mmdet/tools/train.py CONFIG \\
+      --launcher pytorch"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script as `python SCRIPT ARGS...` would."""
+    parser = argparse.ArgumentParser(
+        "python -m fst.detection",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+    arguments = parser.parse_args(argv)
+    if arguments.script is None:
+        print(describe())
+        return 0
+    if not Path(arguments.script).is_file():
+        parser.error(f"SCRIPT {arguments.script!r} is no file")
+    sys.argv[:] = [arguments.script, *arguments.args]
+    sys.path[0] = str(Path(arguments.script).resolve().parent)
+    runpy.run_path(arguments.script, run_name="__main__")
+    return 0
+
+
+def describe() -> str:
+    """The installed packages, and where mmcv's operators come from."""
+    distributions = packages_distributions()
+    installed = [
+        f"{name} {version(name)}"
+        for package in ("torch", "torchvision", "mmengine", "mmcv", "mmdet")
+        for name in distributions.get(package, ())[:1]
+    ]
+    lines = [", ".join(installed), "", f"mmcv's operators: {ops.source()}"]
+    if ops.source() == "compiled":
+        return "\n".join([*lines, "  all operators   mmcv's compiled extension"])
+    table = [(name, f"torchvision's: fst.detection.ops.{name}") for name in ops.OPS]
+    table.append(("all others", "raise UnavailableOpError when called"))
+    lines += [f"  {name:<20}{origin}" for name, origin in table]
+    return "\n".join([*lines, "", f"To get all of them, compile mmcv, {ops.HOW_TO_COMPILE}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Tiny detectors on a few images, and what tests do with them."""
+
+import itertools
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
+
+from fst.engine import cli
+from tests.detection import toy
+from tests.engine.conftest import (  # noqa: F401 (fixtures)
+    assert_same_state,
+    repo,
+    run_python,
+    shared_data,
+)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory):
+    """Eight images to train on and four to test, laid out as bccd is. Do not write to it."""
+    return toy.draw_images(tmp_path_factory.mktemp("data") / "drawn")
+
+
+@pytest.fixture
+def own_drawn(tmp_path):
+    """A copy of the drawn images that the test may change."""
+    return toy.draw_images(tmp_path / "own_drawn")
+
+
+@pytest.fixture
+def bccd(shared_data, tmp_path):  # noqa: F811
+    """The first images of bccd."""
+    return toy.copy_bccd(shared_data / "bccd", tmp_path / "bccd")
+
+
+@pytest.fixture
+def write_config(tmp_path, drawn):
+    """Writes the config of a detector, each time under a new name, and returns its path.
+
+    Arguments as `toy.config_text`: detector, root, format, sparsity, lr, extra.
+    """
+
+    def write(detector, root=None, **options):
+        path = tmp_path / f"{detector}{os.getpid()}_{next(_numbers)}.py"
+        path.write_text(toy.config_text(detector, root or drawn, **options))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def train(tmp_path, write_config):
+    """Trains in this process and returns the work dir."""
+
+    def run(name, detector, *arguments, **options):
+        path = write_config(detector, **options)
+        cli.train([path, "--work-dir", str(tmp_path / name), *arguments])
+        return tmp_path / name
+
+    return run
