@@ -15,10 +15,15 @@ def suggest(name: object, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(names)}."
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Aligned plain-text table with a rule below the header."""
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, markdown: bool = False
+) -> str:
+    """Aligned table with a rule below the header, in plain text or Markdown."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
+    least = 3 if markdown else 0
+    widths = [max(least, *(len(row[i]) for row in cells)) for i in range(len(header))]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in cells]
+    if markdown:
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

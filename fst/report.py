@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,13 +14,16 @@ from fst.strategy import GEMMS, NM, Alternating, Rule
 if TYPE_CHECKING:
     from fst.modules import SparseLayer
 
+NOT_COMPUTED = "not computed"
+LONG = 30  # layers; longer reports are summed up by module, and similar layers share a row
+
 
 class GemmReport(NamedTuple):
     """How a GEMM of a layer is computed.
 
     Attributes:
         mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
-            is saved) or "accelerated" (fewer multiply-adds are done).
+            is saved), "accelerated" (fewer multiply-adds are done) or "not computed".
         rule: what is pruned; "" where dense.
         reason: why it is so.
     """
@@ -62,28 +68,79 @@ class ConversionReport:
 
     def __str__(self) -> str:
         lines = [f"{self.strategy}: {len(self.layers)} converted, {len(self.skipped)} skipped"]
+        is_long = len(self.layers) > LONG
+        if is_long:
+            lines += ["", self.by_module()]
         if self.layers:
-            rows = [
-                (layer.name, "x".join(map(str, layer.shape)), *(layer.gemms[g].mode for g in GEMMS))
-                for layer in self.layers
-            ]
-            lines += ["", table(("layer", "weight", *GEMMS), rows)]
+            lines += ["", self.by_layer(merged=is_long)]
             reasons = {r.reason: r.mode for layer in self.layers for r in layer.gemms.values()}
             lines += ["", *sorted(f"{mode}: {reason}" for reason, mode in reasons.items())]
         if self.skipped:
             lines += ["", table(("skipped", "reason"), self.skipped.items())]
         return "\n".join(lines)
 
+    def by_module(self) -> str:
+        """Table: per module of the model, how many layers are converted, and how."""
+        groups = group_names([*(layer.name for layer in self.layers), *self.skipped])
+        rows = []
+        for group in dict.fromkeys(groups.values()):
+            layers = [layer for layer in self.layers if groups[layer.name] == group]
+            skipped = sum(groups[name] == group for name in self.skipped)
+            modes = [Counter(layer.gemms[gemm].mode for layer in layers) for gemm in GEMMS]
+            cells = [", ".join(f"{n} {mode}" for mode, n in m.most_common()) for m in modes]
+            rows.append((group, len(layers), skipped, *cells))
+        return table(("module", "converted", "skipped", *GEMMS), rows)
+
+    def by_layer(self, *, merged: bool = False) -> str:
+        """Table of the converted layers.
+
+        ``merged``: layers whose names differ in numbers alone share a row if all else is equal.
+        """
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for layer in self.layers:
+            name = re.sub(r"\d+", "*", layer.name) if merged else layer.name
+            modes = (layer.gemms[gemm].mode for gemm in GEMMS)
+            rows.setdefault((name, "x".join(map(str, layer.shape)), *modes), []).append(layer.name)
+        named = [(_common_name(names), *row[1:]) for row, names in rows.items()]
+        return table(("layer", "weight", *GEMMS), named)
+
+
+def _common_name(names: list[str]) -> str:
+    """One name for names that differ in numbers alone: those numbers become "*"."""
+    if len(names) == 1:
+        return names[0]
+    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
+    common = "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    return f"{common} ({len(names)} layers)"
+
+
+def group_names(names: Iterable[str]) -> dict[str, str]:
+    """Layer name -> the module of the model that it belongs to.
+
+    That is the first part of the name ("backbone"), after any part that all names share.
+    """
+    paths = {name: name.split(".") for name in names}
+    depth = 0
+    while (
+        len({tuple(path[: depth + 1]) for path in paths.values()}) == 1
+        and min(map(len, paths.values())) > depth + 1
+    ):
+        depth += 1
+    return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}
+
 
 def describe_gemms(layer: SparseLayer) -> dict[str, GemmReport]:
-    """The three `GemmReport` of a converted layer."""
+    """The three `GemmReport` of a converted layer.
+
+    Whether grad_input is computed depends on the model's input, see `fst.analysis.count_macs`.
+    """
     outputs, channels = layer.weight.shape[:2]
     axis = {"output": channels, "grad_input": outputs // layer.conv_groups, "grad_weight": 0}
     reports = {}
     for gemm in GEMMS:
         rule = layer.strategy.rule(gemm)
         if gemm == "grad_weight" and not layer.weight.requires_grad:
-            reports[gemm] = GemmReport("dense", "", "not computed, the weight is frozen")
+            reports[gemm] = GemmReport(NOT_COMPUTED, "", "the weight is frozen")
         else:
             reports[gemm] = _describe(rule, axis[gemm])
     return reports

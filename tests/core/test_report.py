@@ -1,0 +1,95 @@
+"""Reports of large models are summed up by module; frozen layers are neither computed nor paid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst import modules
+from fst._text import table
+from fst.report import LONG, group_names
+
+
+def detector(blocks: int) -> nn.Module:
+    """Names as a detector has them; the first block is frozen."""
+    backbone = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(blocks)))
+    backbone[0].requires_grad_(False)
+    head = nn.ModuleDict({"cls": nn.Conv2d(8, 4, 1), "fc": nn.Linear(8, 4)})
+    return nn.ModuleDict({"backbone": backbone, "neck": nn.Conv2d(8, 8, 1), "head": head})
+
+
+def test_a_long_report_is_summed_up_by_module():
+    text = str(fst.convert(detector(LONG), "fst"))
+    lines = text.splitlines()
+    assert f"{LONG + 2} converted, 1 skipped" in lines[0]
+    cells = [line.split() for line in lines]
+    counts = f"{LONG} 0 {LONG} simulated {LONG} simulated {LONG - 1} accelerated, 1 not computed"
+    assert ["backbone", *counts.split()] in cells
+    assert ["head", "1", "1", "1", "simulated", "1", "simulated", "1", "accelerated"] in cells
+    assert ["backbone.0", "8x8x3x3", "simulated", "simulated", "not", "computed"] in cells
+    merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated accelerated"
+    assert merged.split() in cells
+    assert "not computed: the weight is frozen" in lines
+    assert len(lines) < LONG
+
+
+def test_a_short_report_names_every_layer():
+    report = fst.convert(detector(5), "sdgp")
+    text = str(report)
+    assert "module" not in text
+    assert all(f"\nbackbone.{i}" in text for i in range(5))
+    assert report.by_layer(merged=True).count("\n") == 5
+    assert report.by_layer(merged=True).count("4 layers") == 1
+
+
+def test_merged_names_keep_the_numbers_that_agree():
+    model = nn.Sequential(*(nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3)) for _ in range(3)))
+    assert "*.1 (3 layers)" in fst.convert(model, "fst").by_layer(merged=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["conv1", "layer1.0.conv", "layer1.1.conv", "fc"], ["conv1", "layer1", "layer1", "fc"]),
+        (["net.a.0", "net.a.1", "net.b.0"], ["net.a", "net.a", "net.b"]),
+        (["net.a.0", "net"], ["net", "net"]),
+        (["backbone.conv"], ["backbone.conv"]),
+        ([""], [""]),
+        ([], []),
+    ],
+)
+def test_layers_are_grouped_by_the_first_part_that_tells_them_apart(names, groups):
+    assert list(group_names(names).values()) == groups
+
+
+def test_tables_in_markdown():
+    assert table(("a", "bcde"), [(1, 2)], markdown=True) == (
+        "| a   | bcde |\n| --- | ---- |\n| 1   | 2    |"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fst", "srste", "tsm", "wg"])
+def test_a_frozen_weight_is_pruned_once_and_never_decays(strategy, monkeypatch):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    model[0].requires_grad_(False)
+    fst.convert(model, strategy)
+    pruned: list[tuple[int, ...]] = []
+    prune_weight = modules.prune_weight
+
+    def counted(weight, *arguments, **options):
+        pruned.append(weight.data_ptr())
+        return prune_weight(weight, *arguments, **options)
+
+    monkeypatch.setattr(modules, "prune_weight", counted)
+    before = model[0].weight.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(1, 8, 9, 9)).sum().backward()
+        optimizer.step()
+    assert pruned.count(model[0].weight.data_ptr()) == 1
+    assert pruned.count(model[1].weight.data_ptr()) == 3
+    assert torch.equal(model[0].weight, before) and model[0].weight.grad is None
+    assert model[0].step == 0
