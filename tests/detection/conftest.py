@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
 
+import fst.detection  # noqa: F401 (makes mmcv.ops importable in tests)
 from fst.engine import cli
 from tests.detection import toy
 from tests.engine.conftest import (  # noqa: F401 (fixtures)
