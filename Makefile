@@ -13,7 +13,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v[:2] <= (3, 12) else \
 	"error: FST needs Python 3.10, 3.11 or 3.12, and $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[det,dev]'
 	touch $(STAMP)
 
 demo: $(STAMP)
