@@ -1,7 +1,8 @@
 """Detectors of MMDetection, trained sparsely: the only part of FST that imports mmcv and mmdet.
 
 Importing it makes `mmcv.ops` work without mmcv's compiled extension (`fst.detection.ops`) and,
-where mmdet is installed, mends what stops its detectors (`fst.detection.fixes`).
+where mmdet is installed, mends what stops its detectors (`fst.detection.fixes`) and registers
+checked data sets (`fst.detection.data`), a metric and hooks.
 """
 
 import importlib.util
@@ -11,3 +12,6 @@ from fst.detection import fixes, ops
 ops.install()
 if importlib.util.find_spec("mmdet") is not None:
     fixes.apply()
+    import fst.detection.classes
+    import fst.detection.data
+    import fst.detection.metric  # noqa: F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,13 +25,23 @@ KNOWN_KEYS = frozenset(
     sparsity compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval""".split()
 )
+DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})
 
 
-def load_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    path: str, options: Mapping[str, Any] | None = None, checkpoint: Any = None
+) -> Config:
     """Reads a config and applies `options` ("train_cfg.max_epochs" -> 3) to it.
+
+    Args:
+        path: The config file.
+        options: Changes to it.
+        checkpoint: A loaded checkpoint that will be used with it, from which a detector's config
+            with classes="auto" takes them.
 
     Raises:
         FileNotFoundError: there is no such file.
+        ImportError: the config is of MMDetection, which is not installed.
         ValueError: a top-level name or an option that nothing reads.
     """
     if not Path(path).is_file():
@@ -38,10 +49,10 @@ def load_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
         raise ValueError(f"config {path!r} must be a .py, .json or .yaml file")
     check_names(Path(path))
-    config = Config.fromfile(path)
+    config = _read(path)
     for option in options or {}:
         root = option.split(".")[0]
-        if root in KNOWN_KEYS:
+        if root in KNOWN_KEYS | DETECTION_KEYS:
             continue
         helper = (
             f" {root!r} is a helper variable of the config, already used." if root in config else ""
@@ -54,7 +65,33 @@ def load_config(path: str, options: Mapping[str, Any] | None = None) -> Config:
         config.merge_from_dict(dict(options or {}))
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
+    if config.get("default_scope") == "mmdet":
+        _require_mmdet(path)
+        from fst.detection.config import prepare
+
+        prepare(config, checkpoint)
+    elif foreign := DETECTION_KEYS & set(config):
+        raise ValueError(
+            f"{path}: {min(foreign)!r} is read in configs of detectors alone "
+            "(default_scope='mmdet')"
+        )
     return config
+
+
+def _read(path: str) -> Config:
+    if "mmdet::" in Path(path).read_text(encoding="utf-8"):
+        _require_mmdet(path)
+    try:
+        return Config.fromfile(path)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"config {path!r}: {error}") from error
+
+
+def _require_mmdet(path: str) -> None:
+    if importlib.util.find_spec("mmdet") is None:
+        raise ImportError(
+            f"config {path!r} needs MMDetection: pip install -c constraints.txt '.[train,det]'"
+        )
 
 
 def check_names(path: Path) -> None:
@@ -75,7 +112,7 @@ def check_names(path: Path) -> None:
 def _unread_names(path: Path) -> dict[str, Path]:
     if path.suffix != ".py":
         keys = Config._file2dict(str(path))[0] if path.is_file() else {}
-        return {str(key): path for key in keys if key not in KNOWN_KEYS}
+        return {str(key): path for key in keys if key not in KNOWN_KEYS | DETECTION_KEYS}
     text = path.read_text(encoding="utf-8")
     # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
     references = set(re.findall(r"_base_\.(\w+)", text))
@@ -85,7 +122,7 @@ def _unread_names(path: Path) -> dict[str, Path]:
     inherited: dict[str, Path] = {}
     for base in _bases(path, tree):
         inherited |= _unread_names(base)
-    own = dict.fromkeys(assigned - read - KNOWN_KEYS - {"_base_"}, path)
+    own = dict.fromkeys(assigned - read - KNOWN_KEYS - DETECTION_KEYS - {"_base_"}, path)
     return {name: file for name, file in inherited.items() if name not in references} | own
 
 

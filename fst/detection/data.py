@@ -1,0 +1,288 @@
+"""Data sets in Pascal VOC's and COCO's layout, checked before training."""
+
+from __future__ import annotations
+
+import logging
+import os.path as osp
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
+from mmdet.registry import DATASETS
+from mmengine.fileio import exists, get_local_path, list_from_file
+from mmengine.logging import print_log
+
+from fst.detection.annotations import (
+    POLICIES,
+    Kind,
+    Probe,
+    Problems,
+    VOCObject,
+    category_ids,
+    check_box,
+    coco_box,
+    find_image,
+    probe_image,
+    read_coco,
+    read_voc,
+)
+
+_THREADS = 8  # that wait for the disk
+_SECONDS = 20.0  # between two lines of progress
+
+
+class _Checked:
+    """Looks at every annotation and image when the data set is built.
+
+    Args:
+        bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
+            reach out of their image are clipped) and log how much of each kind.
+        check_images: Look at the image files too. Files that are not local are never looked at.
+        **kwargs: As of mmdet's data set.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: anything else is bad; or, whatever the policy, no usable image is left.
+    """
+
+    def __init__(
+        self, *args: Any, bad_annotations: str = "error", check_images: bool = True, **kwargs: Any
+    ) -> None:
+        if bad_annotations not in POLICIES:
+            raise ValueError(
+                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}"
+            )
+        self.bad_annotations, self.check_images = bad_annotations, check_images
+        super().__init__(*args, **kwargs)
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """Reads and checks all annotations and images."""
+        if not self._metainfo.get("classes"):
+            raise ValueError(
+                f"{type(self).__name__} of {self.ann_file!r} needs its class names: "
+                "metainfo=dict(classes=[...]), or `classes` in the config"
+            )
+        if not exists(self.ann_file, backend_args=self.backend_args):
+            raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist")
+        problems = Problems(self.ann_file)
+        images = list(self._read(problems))
+        images = [info for info in self._with_sizes(images, problems)]
+        for info in images:
+            info["instances"] = list(self._checked(info, problems))
+        if self.bad_annotations == "error":
+            problems.raise_if_any()
+        elif problems.counts:
+            print_log(problems.report(with_effect=True), "current", logging.WARNING)
+        return images
+
+    def filter_data(self) -> list[dict[str, Any]]:
+        """As mmdet's; refuses an empty result."""
+        kept = super().filter_data()
+        if kept and (self.test_mode or any(info["instances"] for info in kept)):
+            return kept
+        boxes = sum(len(info["instances"]) for info in self.data_list)
+        raise ValueError(
+            f"no usable image is left in {self.ann_file!r}: {len(self.data_list)} images with "
+            f"{boxes} boxes of the classes {', '.join(self._metainfo['classes'])} could be read, "
+            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images"
+        )
+
+    def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
+        """Yields images; width and height may be None; instances are (instance, its text)."""
+        raise NotImplementedError
+
+    def _with_sizes(
+        self, images: list[dict[str, Any]], problems: Problems
+    ) -> Iterator[dict[str, Any]]:
+        """Leaves out unreadable images; puts sizes right."""
+        for info, probe in zip(images, self._probes(images), strict=True):
+            if probe.problem is not None:
+                where = info["img_path"] + (f" ({probe.detail})" if probe.detail else "")
+                problems.add(probe.problem, where)
+                continue
+            annotated = (info["width"], info["height"])
+            if probe.sizes and annotated not in probe.sizes:
+                if None not in annotated:
+                    sizes = " instead of ".join(
+                        "{} x {}".format(*s) for s in (annotated, probe.sizes[0])
+                    )
+                    problems.add(Kind.WRONG_SIZE, f"{info['img_path']}: {sizes}")
+                info["width"], info["height"] = probe.sizes[0]
+            yield info
+
+    def _probes(self, images: list[dict[str, Any]]) -> Iterator[Probe]:
+        is_local = self.backend_args is None and "://" not in self.ann_file
+        start = last = time.monotonic()
+        with ThreadPoolExecutor(_THREADS) as pool:
+
+            def look(info: dict[str, Any]) -> Probe:
+                needed = self.check_images or info["width"] is None
+                return probe_image(info["img_path"]) if is_local and needed else Probe()
+
+            for done, probe in enumerate(pool.map(look, images)):
+                if time.monotonic() - last > _SECONDS:
+                    last = time.monotonic()
+                    rate = done / (last - start)
+                    print_log(
+                        f"Checking images of {self.ann_file}: {done}/{len(images)}, "
+                        f"{(len(images) - done) / rate:.0f} s left",
+                        "current",
+                    )
+                yield probe
+
+    def _checked(self, info: dict[str, Any], problems: Problems) -> Iterator[dict[str, Any]]:
+        """The instances of an image whose boxes can be used."""
+        for instance, text in info["instances"]:
+            box, kind = check_box(instance["bbox"], (info["width"], info["height"]))
+            if kind is not None:
+                problems.add(
+                    kind, f"{info['img_path']} ({info['width']} x {info['height']}): {text}"
+                )
+            if box is not None:
+                instance["bbox"] = list(box)
+                yield instance
+
+
+@DATASETS.register_module()
+class VOCFormatDataset(_Checked, XMLDataset):
+    """Any data set in Pascal VOC's layout: mmdet's XMLDataset, checked.
+
+    Images are found with any usual extension; a missing size is read from the image.
+    """
+
+    def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
+        self.cat2label = {name: label for label, name in enumerate(self._metainfo["classes"])}
+        seen: set[str] = set()
+        for name in list_from_file(self.ann_file, backend_args=self.backend_args):
+            name = name.strip()
+            if name in seen:
+                problems.add(Kind.DUPLICATE, f"{self.ann_file}: {name}")
+            elif name:
+                seen.add(name)
+                yield from self._read_image(name, problems)
+
+    def _read_image(self, name: str, problems: Problems) -> Iterator[dict[str, Any]]:
+        xml_path = osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
+        try:
+            with get_local_path(xml_path, backend_args=self.backend_args) as path:
+                size, objects = read_voc(path)
+        except FileNotFoundError:
+            problems.add(Kind.MISSING_ANNOTATION, xml_path)
+            return
+        except ValueError as error:
+            problems.add(Kind.BROKEN_ANNOTATION, f"{xml_path} ({error})")
+            return
+        yield {
+            "img_id": name,
+            "img_path": find_image(osp.join(self.sub_data_root, self.img_subdir), name),
+            "xml_path": xml_path,
+            "width": size and size[0],
+            "height": size and size[1],
+            "instances": list(self._instances(xml_path, objects, problems)),
+        }
+
+    def _instances(
+        self, xml_path: str, objects: Sequence[VOCObject | str], problems: Problems
+    ) -> Iterator[tuple[dict[str, Any], str]]:
+        for number, item in enumerate(objects, start=1):
+            where = f"object {number}"
+            if isinstance(item, str):
+                problems.add(Kind.MALFORMED, f"{xml_path}: {where}: {item}")
+                continue
+            if item.name not in self.cat2label:
+                problems.add(Kind.UNKNOWN_CLASS, f"{xml_path}: {where}: {item.name!r}")
+                continue
+            box = [int(value) - 1 for value in item.box]
+            least = self.bbox_min_size or 0
+            is_small = box[2] - box[0] < least or box[3] - box[1] < least
+            instance = {
+                "bbox": box,
+                "bbox_label": self.cat2label[item.name],
+                "ignore_flag": int(item.is_difficult or is_small),
+            }
+            corners = ", ".join(f"{value:g}" for value in item.box)
+            yield instance, f"{where}, {item.name} ({corners})"
+
+
+@DATASETS.register_module()
+class CheckedVOCDataset(VOCFormatDataset, VOCDataset):
+    """mmdet's VOCDataset (PASCAL VOC, 20 classes), checked."""
+
+
+@DATASETS.register_module()
+class COCOFormatDataset(_Checked, CocoDataset):
+    """Any data set in COCO's layout: mmdet's CocoDataset, checked.
+
+    Labels follow the order of `classes`, whatever the order of the file's categories.
+    """
+
+    METAINFO: dict[str, Any] = {}
+
+    def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
+        with get_local_path(self.ann_file, backend_args=self.backend_args) as path:
+            data = read_coco(path)
+        self.cat_ids = category_ids(data, self._metainfo["classes"], self.ann_file)
+        self.cat2label = {cat_id: label for label, cat_id in enumerate(self.cat_ids)}
+        names = {category["id"]: category["name"] for category in data["categories"]}
+        images = {image["id"]: image for image in self._unique("image", data["images"], problems)}
+        self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
+        instances = defaultdict(list)
+        for annotation in self._unique("annotation", data["annotations"], problems):
+            image = images.get(annotation.get("image_id"))
+            where = f"{self.ann_file}: annotation {annotation['id']}"
+            box = coco_box(annotation)
+            category = annotation.get("category_id")
+            if image is None:
+                problems.add(Kind.ORPHAN, f"{where} of image {annotation.get('image_id')}")
+            elif box is None or category not in names:
+                problems.add(Kind.MALFORMED, f"{where} of {image['file_name']}")
+            elif category not in self.cat2label:
+                problems.add(
+                    Kind.UNKNOWN_CLASS, f"{where} of {image['file_name']}: {names[category]!r}"
+                )
+            elif not annotation.get("ignore", False):
+                self.cat_img_map[category].append(image["id"])
+                text = f"annotation {annotation['id']}, {names[category]} {annotation['bbox']}"
+                instances[image["id"]].append((self._instance(annotation, box), text))
+        for image in images.values():
+            sides = {side: image.get(side) or None for side in ("width", "height")}
+            raw = {**image, **sides, "img_id": image["id"]}
+            info = super().parse_data_info({"raw_img_info": raw, "raw_ann_info": []})
+            yield {**info, "instances": instances[image["id"]]}
+
+    def _unique(
+        self, what: str, entries: Sequence[Any], problems: Problems
+    ) -> Iterator[dict[str, Any]]:
+        """The entries of a list of the file that have an id of their own."""
+        seen: set[Any] = set()
+        for number, entry in enumerate(entries):
+            is_whole = isinstance(entry, dict) and entry.get("id") is not None
+            if not is_whole or (what == "image" and not entry.get("file_name")):
+                problems.add(Kind.MALFORMED, f"{self.ann_file}: {what} number {number}: {entry}")
+            elif entry["id"] in seen:
+                problems.add(Kind.DUPLICATE, f"{self.ann_file}: {what} id {entry['id']}")
+            else:
+                seen.add(entry["id"])
+                yield entry
+
+    def _instance(self, annotation: dict[str, Any], box: Sequence[float]) -> dict[str, Any]:
+        if annotation.get("area", 1) <= 0:
+            box = (*box[:2], *box[:2])
+        instance = {
+            "bbox": box,
+            "bbox_label": self.cat2label[annotation["category_id"]],
+            "ignore_flag": int(bool(annotation.get("iscrowd", False))),
+        }
+        if annotation.get("segmentation"):
+            instance["mask"] = annotation["segmentation"]
+        return instance
+
+
+@DATASETS.register_module()
+class CheckedCocoDataset(COCOFormatDataset):
+    """mmdet's CocoDataset (COCO, 80 classes), checked."""
+
+    METAINFO = CocoDataset.METAINFO

@@ -1,0 +1,54 @@
+"""COCO's average precision for data sets of any classes, some images of which may be left out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mmdet.evaluation import CocoMetric
+from mmdet.registry import METRICS
+from mmengine.logging import print_log
+
+from fst.detection.annotations import category_ids
+
+
+@METRICS.register_module()
+class COCOFormatMetric(CocoMetric):
+    """mmdet's CocoMetric where labels follow `classes`, not the file's order of categories.
+
+    It evaluates the images that were seen, and says so if the annotation file lists more. Boxes
+    that a data set left out still count as objects to find. `area` and `iscrowd` may be absent.
+    """
+
+    def compute_metrics(self, results: list[Any]) -> dict[str, float]:
+        """The metrics of the images in `results`."""
+        if self._coco_api is not None:
+            data = self._coco_api.dataset
+            self._ids_of_labels = category_ids(
+                data, self.dataset_meta["classes"], "of the evaluator"
+            )
+            self.cat_ids = sorted(self._ids_of_labels)  # the order of COCOeval's results
+            listed = self._coco_api.get_img_ids()
+            seen = {ground_truth["img_id"] for ground_truth, _ in results}
+            self.img_ids = [image for image in listed if image in seen]
+            if len(self.img_ids) < len(listed):
+                print_log(
+                    f"CocoMetric: {len(self.img_ids)} of {len(listed)} images of the annotation "
+                    "file were evaluated; the others do not count",
+                    "current",
+                    logging.WARNING,
+                )
+            for annotation in self._coco_api.anns.values():
+                annotation.setdefault("iscrowd", 0)
+                annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+        return super().compute_metrics(results)
+
+    def results2json(self, results: Any, outfile_prefix: str) -> dict[str, str]:
+        """Writes predictions with the category ids of their labels."""
+        if self._coco_api is None or self.cat_ids is None:
+            return super().results2json(results, outfile_prefix)
+        evaluated, self.cat_ids = self.cat_ids, self._ids_of_labels
+        try:
+            return super().results2json(results, outfile_prefix)
+        finally:
+            self.cat_ids = evaluated
