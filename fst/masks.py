@@ -27,6 +27,12 @@ _INTEGERS = {
     torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
 }
 RESCALES = ("sample_channel", "channel", "group")
+# ClickTrain's sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
+KERNEL_PATTERNS = (
+    *("000011011", "000110110", "011011000", "110110000"),
+    *("000001111", "000111010", "010011010", "010110010"),
+    *("111010000", "000100111", "111100000", "000101011"),
+)
 
 
 def check_pattern(n: int, m: int) -> None:
@@ -75,6 +81,70 @@ def nm_mask(
     for block, kept in _blocks(values, mask, m, dim):
         _keep_largest(_magnitude(block), n, m, dim, kept)
     return mask
+
+
+def top_k_mask(tensor: Tensor, k: int) -> Tensor:
+    """Mask that keeps the ``k`` largest absolute values of each sample, exactly.
+
+    Args:
+        tensor: (N, ...), floating point, any memory format.
+        k: 1 <= k <= elements of a sample. Ties keep the lower index in the order of the shape.
+
+    Returns:
+        Boolean tensor of the same shape.
+    """
+    _check_rule(tensor, "magnitude")
+    size = tensor[0].numel() if len(tensor) else k
+    if not 1 <= k <= size:
+        raise ValueError(f"k={k} must be in 1 .. {size}, the elements of a sample.")
+    if k == size or tensor.numel() == 0:
+        return torch.ones_like(tensor, dtype=torch.bool)
+    magnitude = _magnitude(tensor).flatten(1)
+    least = magnitude.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    kept, ties = magnitude > least, magnitude == least
+    kept |= ties & (ties.cumsum(1) <= k - kept.sum(1, keepdim=True))
+    return kept.unflatten(1, tensor.shape[1:])
+
+
+def largest_mask(scores: Tensor, keep: int) -> Tensor:
+    """Mask of the ``keep`` largest of all ``scores`` (any shape), signs included."""
+    order = scores.flatten().sort(descending=True, stable=True).indices
+    mask = torch.zeros_like(order, dtype=torch.bool)
+    return mask.index_fill(0, order[:keep], True).view(scores.shape)
+
+
+def kept_count(total: int, sparsity: float) -> int:
+    """How many of ``total`` are left when round(sparsity · total) are pruned, but never all."""
+    return max(1, total - round(sparsity * total))
+
+
+def unstructured_mask(weight: Tensor, sparsity: float) -> Tensor:
+    """Mask of the largest magnitudes of all ``weight``."""
+    return largest_mask(weight.abs(), kept_count(weight.numel(), sparsity))
+
+
+def kernel_scores(scores: Tensor) -> Tensor:
+    """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).sum((2, 3), keepdim=True)
+
+
+def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
+    """Mask that gives each 3x3 kernel the one of the first patterns whose ``scores`` sum highest.
+
+    ``scores`` (Cout, Cin/groups, kh, kw) are not negative; kernels of other sizes are kept whole.
+    """
+    if scores.shape[2:] != (3, 3):
+        return torch.ones_like(scores, dtype=torch.bool)
+    table = [[entry == "1" for entry in pattern] for pattern in KERNEL_PATTERNS[:patterns]]
+    kept = torch.tensor(table, device=scores.device).view(-1, 3, 3)
+    sums = torch.stack([kernel_scores(scores * pattern) for pattern in kept])
+    return kept[sums.squeeze((3, 4)).argmax(0)]
+
+
+def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
+    """Mask (Cout, Cin/groups, 1, 1) of the kernels whose ``scores`` sum highest."""
+    totals = kernel_scores(scores)
+    return largest_mask(totals, kept_count(totals.numel(), connectivity))
 
 
 def _check_rule(tensor: Tensor, rule: str) -> None:

@@ -141,6 +141,11 @@ def describe_gemms(layer: SparseLayer) -> dict[str, GemmReport]:
         rule = layer.strategy.rule(gemm)
         if gemm == "grad_weight" and not layer.weight.requires_grad:
             reports[gemm] = GemmReport(NOT_COMPUTED, "", "the weight is frozen")
+        elif rule is None and layer.strategy.count_zeros:
+            operand = "grad_output" if gemm == "grad_input" else "input"
+            share = layer.zero_shares().get(operand)
+            counted = "are counted in training" if share is None else f"so far: {float(share):.1%}"
+            reports[gemm] = GemmReport("dense", "", f"zeros of {operand} {counted}")
         else:
             reports[gemm] = _describe(rule, axis[gemm])
     return reports
@@ -159,4 +164,4 @@ def _describe(rule: Rule | None, axis: int) -> GemmReport:
         return GemmReport(
             "dense", str(rule), f"the reduction axis has at most n={rule.n} channels: all are kept"
         )
-    return GemmReport("simulated", str(rule), "dense arithmetic on pruned values")
+    return GemmReport("simulated", str(rule), rule.simulation)

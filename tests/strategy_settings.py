@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import fst
+from fst.rules_gradient import TopK
 from fst.strategy import NM, Strategy
 
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -153,6 +154,28 @@ SETTINGS: tuple[Setting, ...] = (
     _row("tsm", "im2col", dense="grad_weight", group_order="im2col"),
     _row("tsm", "interval1", dense="grad_weight", interval=1),
     _row("tsm", "4:8", dense="grad_weight", drawn="output", n=4, m=8),
+    # grad_output as a whole: the first step of resprop is dense
+    _row("meprop", dense="output"),
+    _row("meprop", "tenth", dense="output", density=0.1),
+    _row("resprop", dense=_ALL),
+    _row("resprop", "warmup", dense=_ALL, density=0.2, warmup=3),
+    # dense, and zeros are counted
+    _row("sparsetrain", dense=_ALL),
+    # one-shot mask, kept weights held at zero
+    _row("asp", dense="grad_weight"),
+    _row("asp", "4:8-im2col", dense="grad_weight", n=4, m=8, group_order="im2col"),
+    # unstructured masks of the weight; in layers they follow a schedule
+    _row("dpf", dense="grad_weight"),
+    _row("dpf", "uniform", dense="grad_weight", sparsity=0.9, allocation="uniform", ramp=0.0),
+    _row("rigl", dense="grad_weight"),
+    _row("rigl", "uniform", dense="grad_weight", sparsity=0.8, allocation="uniform", interval=2),
+    # kernel patterns
+    _row("clicktrain", dense="grad_weight"),
+    _row("clicktrain", "8", dense="grad_weight", patterns=8, connectivity=0.6),
+    _row("clicktrain", "12", dense="grad_weight", patterns=12, connectivity=0.0, choose=0.0),
+    # filters, zeroed between epochs
+    _row("asfp", dense=_ALL),
+    _row("asfp", "half", dense=_ALL, goal=0.5),
     # not in the registry: every operand and rule that a user can combine
     _row(
         "custom",
@@ -172,6 +195,18 @@ SETTINGS: tuple[Setting, ...] = (
             "custom-rescaled_sample",
             grad_weight=NM("grad_output", 1, 4, rule="magnitude_rescaled"),
         ),
+    ),
+    _row(
+        "custom",
+        "top_k_input",
+        dense="output grad_weight",
+        custom=lambda: Strategy("custom-top_k_input", grad_input=TopK(density=0.3)),
+    ),
+    _row(
+        "custom",
+        "top_k_weight",
+        dense="output grad_input",
+        custom=lambda: Strategy("custom-top_k_weight", grad_weight=TopK(density=0.3)),
     ),
     _row(
         "custom",

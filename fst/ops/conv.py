@@ -25,8 +25,10 @@ from fst.ops.prune import (
     prune_grad_output,
     prune_weight,
 )
+from fst.ops.reuse import ReuseMemory
+from fst.rules_gradient import WholeGradient
 from fst.strategies import default_strategy
-from fst.strategy import Alternating, Strategy
+from fst.strategy import Alternating, Rule, Strategy
 
 
 class Call(NamedTuple):
@@ -36,6 +38,7 @@ class Call(NamedTuple):
         phase: which of a pair the alternating rule keeps in this call.
         generator: source of randomness of random rules on grad_output and input.
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
+        memory: what the rule `Reuse` keeps from one backward pass to the next.
     """
 
     geometry: Geometry
@@ -43,6 +46,7 @@ class Call(NamedTuple):
     phase: int
     generator: torch.Generator | None
     decay: float
+    memory: ReuseMemory | None
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -93,8 +97,18 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     grad_input = grad_weight = grad_bias = None
 
     rule = strategy.grad_input
-    if need_input and rule is not None and rule.operand == "grad_output":
-        pruned = prune_grad_output(grad_output, rule, "grad_input", geometry.groups, call.generator)
+    both = isinstance(rule, WholeGradient) and rule == strategy.grad_weight
+    if both and need_weight:
+        pruned = _pruned(grad_output, rule, "grad_weight", call)
+        dense = pruned is grad_output  # nothing to reuse yet: the very call of a dense layer
+        needed = (need_input, True, need_bias and dense)
+        grad_input, grad_weight, grad_bias = gradients(
+            pruned, inputs[0], weight_grad_input, geometry, needed
+        )
+        need_bias = need_bias and not dense
+        need_input = need_weight = False
+    elif need_input and rule is not None and rule.operand == "grad_output":
+        pruned = _pruned(grad_output, rule, "grad_input", call)
         grad_input = input_gradient(pruned, weight_grad_input, geometry, ctx.input_shape)
         need_input = False
     if need_weight and strategy.grad_weight is None:
@@ -118,6 +132,11 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     return grad_input, grad_weight, grad_bias, None, None, None, None
 
 
+def _pruned(grad_output: Tensor, rule: Rule, gemm: str, call: Call) -> Tensor:
+    groups = call.geometry.groups
+    return prune_grad_output(grad_output, rule, gemm, groups, call.generator, call.memory)
+
+
 def _grad_weight_pruned(
     ctx: Any, grad_output: Tensor, weight: Tensor, inputs: list[Tensor]
 ) -> Tensor:
@@ -128,9 +147,7 @@ def _grad_weight_pruned(
         folded = alternating.fold_grad_output(grad_output, rule, call.phase, ctx.kept)
         return alternating.grad_weight(folded, inputs, weight, ctx.kept, size, geometry)
     if rule.operand == "grad_output":
-        pruned = prune_grad_output(
-            grad_output, rule, "grad_weight", geometry.groups, call.generator
-        )
+        pruned = _pruned(grad_output, rule, "grad_weight", call)
         return gradients(pruned, inputs[0], weight, geometry, (False, True, False))[1]
     kernel = (weight.shape[2], weight.shape[3])
     return grad_weight_pruned_input(grad_output, inputs[0], kernel, geometry, rule, call.generator)
@@ -156,7 +173,8 @@ def sparse_conv2d(
             (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
         bias: (Cout,) or None.
         stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
-        strategy: a name or a `Strategy`.
+        strategy: a name or a `Strategy`. One that reuses gradients of earlier steps (`resprop`)
+            does so in layers only: here every call is a first step, which is dense.
         generator: source of randomness of random rules; torch's default generator if None.
 
     Returns:
@@ -238,6 +256,7 @@ def convolve_pruned(
     decay: float,
     generator: torch.Generator | None = None,
     phase: int | None = None,
+    memory: ReuseMemory | None = None,
 ) -> Tensor:
     """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments."""
     input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
@@ -247,7 +266,7 @@ def convolve_pruned(
         bias = bias.to(dtype)
     if phase is None:
         phase = _draw_phase(strategy, generator)
-    call = Call(geometry, strategy, phase, generator, decay)
+    call = Call(geometry, strategy, phase, generator, decay, memory)
     return _SparseConv2d.apply(input, weight, bias, *pruned, call)
 
 

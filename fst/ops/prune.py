@@ -10,6 +10,9 @@ from torch import Tensor
 
 from fst import masks
 from fst.ops.geometry import Geometry
+from fst.ops.reuse import ReuseMemory, reuse_grad_output
+from fst.rules_gradient import Reuse, TopK
+from fst.rules_weight import KernelPatterns, Unstructured
 from fst.strategy import NM, Rule, SameAsOutput, Strategy, Transposable
 
 
@@ -31,6 +34,12 @@ def weight_mask(
     weight: Tensor, rule: Rule, gemm: str, groups: int, generator: torch.Generator | None = None
 ) -> Tensor:
     """Mask of ``weight`` (Cout, Cin/groups, kh, kw) for the "output" or "grad_input" GEMM."""
+    if isinstance(rule, Unstructured):
+        return masks.unstructured_mask(weight, rule.sparsity)
+    if isinstance(rule, KernelPatterns):
+        scores = weight.square()
+        kernels = masks.connectivity_mask(scores, rule.connectivity)
+        return masks.pattern_mask(scores, rule.patterns) & kernels
     if isinstance(rule, Transposable):
         grouped = weight.unflatten(0, (groups, -1))
         if rule.group_order == "im2col":
@@ -98,11 +107,21 @@ def _buffer(candidate: Tensor | None, like: Tensor, weight: Tensor) -> Tensor | 
 
 
 def prune_grad_output(
-    grad_output: Tensor, rule: NM, gemm: str, groups: int, generator: torch.Generator | None
+    grad_output: Tensor,
+    rule: Rule,
+    gemm: str,
+    groups: int,
+    generator: torch.Generator | None,
+    memory: ReuseMemory | None = None,
 ) -> Tensor:
     """grad_output (N, Cout, P, Q) pruned for "grad_input" (groups of M along the output channels of
-    a convolution group) or "grad_weight" (along the flattened P·Q).
+    a convolution group) or "grad_weight" (along the flattened P·Q); as a whole by `WholeGradient`.
     """
+    if isinstance(rule, TopK):
+        k = max(1, round(rule.density * grad_output.shape[1:].numel()))
+        return apply_mask(grad_output, masks.top_k_mask(grad_output, k))
+    if isinstance(rule, Reuse):
+        return reuse_grad_output(grad_output, rule, memory)
     if gemm == "grad_input":
         view, dim = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
     else:
