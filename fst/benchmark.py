@@ -11,8 +11,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -119,8 +119,8 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def conv_shapes(model: nn.Module, images: Tensor) -> dict[ConvShape, int]:
-    """The distinct `nn.Conv2d` of ``model`` run on ``images``, with how often each occurs."""
+def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
+    """The distinct calls of `nn.Conv2d` of ``model`` while ``run`` runs it, and their numbers."""
     found: dict[ConvShape, int] = {}
 
     def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
@@ -133,12 +133,12 @@ def conv_shapes(model: nn.Module, images: Tensor) -> dict[ConvShape, int]:
         found[shape] = found.get(shape, 0) + 1
 
     hooks = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, nn.Conv2d)]
-    training = model.training
-    with torch.no_grad():
-        model.eval()(images)
-    model.train(training)
-    for hook in hooks:
-        hook.remove()
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
     return found
 
 
@@ -198,48 +198,68 @@ def time_layer(
     return LayerTimes(shape, count, times, programs)
 
 
+@dataclass(frozen=True)
+class Training:
+    """What is trained when whole steps are compared; each contestant trains a copy.
+
+    Attributes:
+        model: the dense model.
+        loss: its training loss on a fixed batch, for the model or a copy of it.
+        root: the part of a model that is converted.
+        selection: ``include`` and ``exclude`` of `fst.convert`.
+        amp_dtype: autocast's type, or None without autocast.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+    root: Callable[[nn.Module], nn.Module] = lambda model: model
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    amp_dtype: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def contestant(self, strategy: Strategy | None) -> tuple[nn.Module, Function]:
+        """A copy of the model, converted unless ``strategy`` is None, and its training step."""
+        trained = copy.deepcopy(self.model).train()
+        if strategy is not None:
+            convert(self.root(trained), strategy, **self.selection)
+        optimizer = torch.optim.SGD(
+            (p for p in trained.parameters() if p.requires_grad), lr=1e-5, momentum=0.9
+        )
+
+        def step() -> None:
+            enabled = self.amp_dtype is not None
+            with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
+                loss = self.loss(trained)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return trained, step
+
+
 def time_steps(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    strategies: Mapping[str, Strategy],
-    repeats: int,
-    amp_dtype: torch.dtype | None = None,
+    training: Training, strategies: Mapping[str, Strategy], repeats: int
 ) -> dict[str, dict[str, Timing]]:
     """Time a training step (forward, backward, SGD) of the plain model and of each strategy.
 
     Returns:
-        {"step": contestant -> timing, "pruning": strategy -> S(W) and S(Wᵀ) of all layers}.
+        {"step": contestant -> timing, "pruning": strategy -> S(W) and S(Wᵀ) of all layers whose
+        weight is trained}.
     """
-    device = images.device
     steps: dict[str, Function] = {}
     pruning: dict[str, Function] = {}
-    contestants: dict[str, Strategy | None] = {PLAIN: None, **strategies}
-    for name, strategy in contestants.items():
-        trained = copy.deepcopy(model).train()
+    for name, strategy in {PLAIN: None, **strategies}.items():
+        trained, steps[name] = training.contestant(strategy)
         if strategy is not None:
-            convert(trained, strategy)
-            pruning[name] = _pruning_of(trained, amp_dtype)
-        steps[name] = _training_step(trained, images, labels, amp_dtype)
+            pruning[name] = _pruning_of(trained, training.amp_dtype)
     return {
-        "step": compare(steps, repeats, device),
-        "pruning": compare(pruning, repeats, device),
+        "step": compare(steps, repeats, training.device),
+        "pruning": compare(pruning, repeats, training.device),
     }
-
-
-def _training_step(
-    model: nn.Module, images: Tensor, labels: Tensor, amp_dtype: torch.dtype | None
-) -> Function:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-    def step() -> None:
-        with torch.autocast(images.device.type, amp_dtype, enabled=amp_dtype is not None):
-            loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def _repruning(weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype) -> Function:
@@ -261,5 +281,6 @@ def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
             amp_dtype or layer.weight.dtype,
         )
         for layer in sparse_layers(model).values()
+        if layer.weight.requires_grad
     ]
     return lambda: [prune() for prune in layers]

@@ -2,9 +2,10 @@
 
     python tools/benchmark.py --batch 16
     python tools/benchmark.py --model resnet50 --batch 256 --dtype bfloat16 --device cuda
+    python tools/benchmark.py --config configs/detection/fst_ssd300_voc0712.py --no-layers --batch 2
 
-Prints Markdown tables of ratios to torch's dense convolution (above 1 is faster) and writes them,
-with all times, to OUT.md and OUT.json.
+Prints Markdown tables of ratios to torch's dense convolution (above 1 is faster) and of each
+contestant's memory, and writes them, with all times, to OUT.md and OUT.json. The data are random.
 """
 
 from __future__ import annotations
@@ -17,84 +18,143 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torchvision
 from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fst
 from fst import benchmark
-from fst._text import suggest
-from fst.benchmark import PLAIN, LayerTimes, geometric_mean
+from fst._text import suggest, table
+from fst.benchmark import PLAIN, LayerTimes, Training, geometric_mean
+from fst.memory import StepMemory, measure_memory
 from fst.strategy import GEMMS
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+class Results(NamedTuple):
+    """What was measured; empty what was skipped."""
+
+    layers: list[LayerTimes]
+    steps: dict[str, Any]
+    memory: dict[str, StepMemory]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
-    options = parser().parse_args(arguments)
-    device, dtype = options.device, getattr(torch, options.dtype)
+    command_line = parser()
+    options = command_line.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    wants_memory = device.type == "cpu" and not options.default_allocator
+    wants_memory = options.device.type == "cpu" and not options.default_allocator
     keeps_memory = wants_memory and keep_freed_memory()
-    memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
-    strategies = {name: fst.get_strategy(name) for name in options.strategies}
-    model = torchvision.models.get_model(options.model, num_classes=options.classes)
-    model = model.to(device, memory_format=memory_format)
-    images = torch.randn(options.batch, 3, options.size, options.size, device=device)
-    images = images.contiguous(memory_format=memory_format)
+    try:
+        training, subject = from_config(options) if options.config else from_torchvision(options)
+    except (ValueError, FileNotFoundError) as error:
+        command_line.error(str(error))
+    results = measure(training, options)
+    header = {
+        "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
+        "device": _device_name(options.device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fst": fst.__version__,
+        **subject,
+        "dtype": options.dtype,
+        "rounds": options.repeats,
+        "allocator": "freed memory is kept" if keeps_memory else "default",
+    }
+    report = markdown(header, results, options.strategies)
+    print(report)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.with_suffix(".md").write_text(report)
+    options.out.with_suffix(".json").write_text(json.dumps(as_json(header, results), indent=1))
+    print(f"written: {options.out.with_suffix('.md')}, {options.out.with_suffix('.json')}")
 
+
+def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
+    """A classifier of torchvision on random images, and what the report says of it."""
+    height, width = options.size or (224, 224)
+    memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
+    model = torchvision.models.get_model(options.model, num_classes=options.classes)
+    model = model.to(options.device, memory_format=memory_format)
+    images = torch.randn(options.batch, 3, height, width, device=options.device)
+    images = images.contiguous(memory_format=memory_format)
+    labels = torch.randint(options.classes, (options.batch,), device=options.device)
+
+    def loss(trained: nn.Module) -> Tensor:
+        return F.cross_entropy(trained(images), labels)
+
+    subject = {
+        "model": options.model,
+        "batch": options.batch,
+        "size": f"{height}x{width}",
+        "memory_format": str(memory_format),
+    }
+    return Training(model, loss, amp_dtype=amp_dtype(options)), subject
+
+
+def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
+    """The model of a training config on random data, and what the report says of it."""
+    from fst.engine.config import load_config
+    from fst.engine.sample import sample_step, sparse_root
+
+    config = load_config(options.config)
+    step = sample_step(config, options.batch, options.size, options.device)
+    sparsity = config.get("sparsity") or {}
+    selection = {key: sparsity[key] for key in ("include", "exclude") if key in sparsity}
+    height, width = step.batch_shape[2:]
+    subject = {
+        "config": options.config,
+        "model": type(step.model).__name__,
+        "batch": options.batch,
+        "size": f"{height}x{width}, padding included",
+        **selection,
+        "memory_format": "as the config says",
+    }
+    training = Training(step.model, step.loss, sparse_root, selection, amp_dtype(options))
+    return training, subject
+
+
+def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
+    """Autocast's type in training steps."""
+    return None if options.dtype == "float32" else getattr(torch, options.dtype)
+
+
+def measure(training: Training, options: argparse.Namespace) -> Results:
+    """Everything that the options do not skip."""
+    strategies = {name: fst.get_strategy(name) for name in options.strategies}
     layers = []
     if not options.no_layers:
-        shapes = benchmark.conv_shapes(model, images)
+        shapes = benchmark.conv_shapes(training.model, lambda: training.loss(training.model))
         layers = [
             benchmark.time_layer(
                 shape,
                 count,
                 strategies,
-                device=device,
-                dtype=dtype,
-                memory_format=memory_format,
+                device=options.device,
+                dtype=getattr(torch, options.dtype),
+                memory_format=(
+                    torch.channels_last if options.channels_last else torch.contiguous_format
+                ),
                 repeats=options.repeats,
             )
             for shape, count in track(shapes.items(), "layers", transient=True)
         ]
-    steps: dict[str, Any] = {}
-    if not options.no_steps:
-        labels = torch.randint(options.classes, (options.batch,), device=device)
-        amp_dtype = None if dtype == torch.float32 else dtype
-        repeats = max(3, options.repeats // 3)
-        print(f"training steps: {repeats} rounds of {len(strategies) + 1} models …", flush=True)
-        steps = benchmark.time_steps(model, images, labels, strategies, repeats, amp_dtype)
-
-    header = {
-        "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
-        "device": _device_name(device),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "fst": fst.__version__,
-        "model": options.model,
-        "batch": options.batch,
-        "size": options.size,
-        "dtype": options.dtype,
-        "memory_format": str(memory_format),
-        "rounds": options.repeats,
-        "allocator": "freed memory is kept" if keeps_memory else "default",
-    }
-    report = markdown(header, layers, steps, list(strategies))
-    print(report)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(report)
-    options.out.with_suffix(".json").write_text(
-        json.dumps(as_json(header, layers, steps), indent=1)
-    )
-    print(f"written: {options.out.with_suffix('.md')}, {options.out.with_suffix('.json')}")
+    if options.no_steps:
+        return Results(layers, {}, {})
+    repeats = max(3, options.repeats // 3)
+    print(f"training steps: {repeats} rounds of {len(strategies) + 1} models …", flush=True)
+    steps = benchmark.time_steps(training, strategies, repeats)
+    memory = {} if options.no_memory else measure_memory(training, strategies)
+    return Results(layers, steps, memory)
 
 
 def positive(text: str) -> int:
@@ -103,6 +163,21 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not an integer >= 1")
     return value
+
+
+class Size(argparse.Action):
+    """Height and width from one number or two."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if len(values) > 2:
+            parser.error(f"argument {option_string}: {values} is not one number or two")
+        setattr(namespace, self.dest, (values[0], values[-1]))
 
 
 def usable_device(text: str) -> torch.device:
@@ -145,9 +220,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--model", type=model_name, default="resnet18", help="a torchvision classifier (resnet18)"
     )
+    made.add_argument(
+        "--config",
+        metavar="PATH",
+        help="a training config instead of --model: its model, and its sparsity's include/exclude",
+    )
     made.add_argument("--classes", type=positive, default=1000, help="number of classes (1000)")
     made.add_argument("--batch", type=positive, default=16, help="batch size (16)")
-    made.add_argument("--size", type=positive, default=224, help="height and width (224)")
+    made.add_argument(
+        "--size",
+        "--input-size",
+        type=positive,
+        nargs="+",
+        action=Size,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images; one number for squares (224; detectors: as the config resizes)",
+    )
     made.add_argument(
         "--strategies",
         nargs="+",
@@ -178,6 +266,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--no-layers", action="store_true", help="skip the per-layer times")
     made.add_argument("--no-steps", action="store_true", help="skip the training steps")
+    made.add_argument("--no-memory", action="store_true", help="skip the training steps' memory")
     made.add_argument(
         "--out",
         type=Path,
@@ -187,42 +276,65 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def markdown(
-    header: dict[str, Any],
-    layers: list[LayerTimes],
-    steps: dict[str, Any],
-    strategies: list[str],
-) -> str:
+def markdown(header: dict[str, Any], results: Results, strategies: list[str]) -> str:
     """The report as Markdown."""
     lines = [f"- {key}: `{value}`" for key, value in header.items()]
+    layers = results.layers
     for gemm in GEMMS if layers else ():
         lines += ["", f"### {gemm}: dense time over strategy's time", ""]
-        lines += _table(["layer", "n", "torch ms", *strategies], _ratio_rows(layers, gemm))
-    chosen = {name for layer in layers for name in layer.programs}
+        titles = ["layer", "n", "torch ms", *strategies]
+        lines.append(table(titles, _ratio_rows(layers, gemm), markdown=True))
+    chosen = sorted({name for layer in layers for name in layer.programs})
     if chosen:
         lines += ["", "### program of the alternating grad_weight", ""]
-        rows = [
-            [layer.shape, *(layer.programs[name] for name in sorted(chosen))] for layer in layers
-        ]
-        lines += _table(["layer", *sorted(chosen)], rows)
-    if steps:
-        plain = steps["step"][PLAIN].median
-        rows = []
-        for name, timing in steps["step"].items():
-            pruning = steps["pruning"].get(name)
-            rows.append(
-                [
-                    name,
-                    f"{timing.median:.1f} ({timing.low:.1f} to {timing.high:.1f})",
-                    f"{plain / timing.median:.3f}",
-                    f"{pruning.median / timing.median:.2%}" if pruning else "",
-                ]
-            )
+        rows = [[layer.shape, *(layer.programs[name] for name in chosen)] for layer in layers]
+        lines.append(table(["layer", *chosen], rows, markdown=True))
+    if results.steps:
         lines += ["", "### training step (forward, backward, SGD)", ""]
-        lines += _table(
-            ["strategy", "ms (quartiles)", "dense time / time", "S(W) + S(Wᵀ), share of step"], rows
-        )
+        lines.append(_step_table(results.steps))
+    if results.memory:
+        where = header["device"]
+        scratch = ", without oneDNN's scratch memory" if where.startswith("CPU") else ""
+        lines += ["", "### memory of a training step", "", _memory_table(results.memory), ""]
+        lines += [
+            "Peak: most that torch's allocator had given out at once, for parameters, gradients, "
+            f"momentum, activations and temporaries{scratch}. Saved: what autograd keeps for the "
+            "backward pass, parameters left out."
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _step_table(steps: dict[str, Any]) -> str:
+    plain = steps["step"][PLAIN].median
+    rows = []
+    for name, timing in steps["step"].items():
+        pruning = steps["pruning"].get(name)
+        rows.append(
+            [
+                name,
+                f"{timing.median:.1f} ({timing.low:.1f} to {timing.high:.1f})",
+                f"{plain / timing.median:.3f}",
+                f"{pruning.median / timing.median:.2%}" if pruning else "",
+            ]
+        )
+    titles = ["strategy", "ms (quartiles)", "dense time / time", "S(W) + S(Wᵀ), share of step"]
+    return table(titles, rows, markdown=True)
+
+
+def _memory_table(memory: dict[str, StepMemory]) -> str:
+    plain = memory[PLAIN]
+    rows = [
+        [
+            name,
+            f"{used.peak / 2**20:.1f}",
+            f"{used.peak / plain.peak:.3f}",
+            f"{used.saved / 2**20:.1f}",
+            f"{used.saved / plain.saved:.3f}",
+        ]
+        for name, used in memory.items()
+    ]
+    titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
+    return table(titles, rows, markdown=True)
 
 
 def _ratio_rows(layers: list[LayerTimes], gemm: str) -> list[list[Any]]:
@@ -241,18 +353,11 @@ def _ratio_rows(layers: list[LayerTimes], gemm: str) -> list[list[Any]]:
     return rows
 
 
-def _table(header: list[str], rows: list[list[Any]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines]
+def as_json(header: dict[str, Any], results: Results) -> dict[str, Any]:
+    """The report as plain data; times in milliseconds, memory in bytes."""
 
-
-def as_json(
-    header: dict[str, Any], layers: list[LayerTimes], steps: dict[str, Any]
-) -> dict[str, Any]:
-    """The report as plain data; times in milliseconds."""
-
-    def plain(times: dict[str, Any]) -> dict[str, Any]:
-        return {name: timing._asdict() for name, timing in times.items()}
+    def plain(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value._asdict() for name, value in values.items()}
 
     return {
         "header": header,
@@ -263,9 +368,10 @@ def as_json(
                 "programs": layer.programs,
                 "times": {gemm: plain(times) for gemm, times in layer.times.items()},
             }
-            for layer in layers
+            for layer in results.layers
         ],
-        "steps": {kind: plain(times) for kind, times in steps.items()},
+        "steps": {kind: plain(times) for kind, times in results.steps.items()},
+        "memory": plain(results.memory),
     }
 
 
