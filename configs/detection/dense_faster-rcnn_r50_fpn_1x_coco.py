@@ -1,0 +1,5 @@
+"""Faster R-CNN (ResNet-50, FPN) on COCO 2017, 12 epochs: dense."""
+
+_base_ = "_base_/faster-rcnn_r50_fpn_1x_coco.py"
+
+sparsity = dict(strategy="dense")

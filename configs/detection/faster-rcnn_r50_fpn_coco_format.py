@@ -1,0 +1,9 @@
+"""Faster R-CNN (ResNet-50, FPN) on any data set in COCO's format: set data_root."""
+
+_base_ = ["_base_/runtime.py", "_base_/coco_format.py", "_base_/faster-rcnn_r50_fpn.py"]
+
+train_dataloader = dict(dataset=dict(pipeline={{_base_.train_pipeline}}))
+val_dataloader = dict(dataset=dict(pipeline={{_base_.test_pipeline}}))
+test_dataloader = dict(dataset=dict(pipeline={{_base_.test_pipeline}}))
+
+sparsity = dict(strategy="fst")

@@ -1,0 +1,5 @@
+"""SSD300 (VGG16) on COCO 2017: sparse in both passes (FST)."""
+
+_base_ = "_base_/ssd300_coco.py"
+
+sparsity = dict(strategy="fst")

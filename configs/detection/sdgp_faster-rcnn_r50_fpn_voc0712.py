@@ -1,0 +1,5 @@
+"""Faster R-CNN (ResNet-50, FPN) on PASCAL VOC 07+12: gradients pruned (SDGP)."""
+
+_base_ = "_base_/faster-rcnn_r50_fpn_voc0712.py"
+
+sparsity = dict(strategy="sdgp")
