@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fst.ablation.results import Results
 from fst.reporting.document import Figure
-from fst.reporting.figures import draw_curves, figure, legend_below, save
+from fst.reporting.figures import draw_curves, figure, legend_below, save, skip_first_rise
 
 ROW_INCHES = 0.3
 
@@ -37,7 +37,7 @@ def _dots(results: Results, folder: Path) -> Figure:
             error = None if math.isnan(summary.std) else summary.std
             ours.errorbar(summary.mean, y, xerr=error, fmt="o", color="#0072b2", capsize=3)
             ours.plot(summary.values, [y] * len(summary.values), "|", color="#0072b2", alpha=0.7)
-        ours.set(xlabel=metric.label, title="measured")
+        ours.set(xlabel=metric.label, title="measured", ylim=(-0.6, len(names) - 0.4))
         ours.set_yticks(range(len(names)), [grid.settings[name].label for name in names])
         for axis, column in zip(axes[0][1:], grid.published, strict=True):
             for y, name in enumerate(names):
@@ -72,6 +72,7 @@ def _curves(results: Results, folder: Path) -> Figure:
     legend = 0.22 * math.ceil(len(quality) / 2)
     with figure(6.2 + legend, nrows=2, sharex=True) as (drawn, axes):
         draw_curves(axes[0], quality, "", metric.label)
+        skip_first_rise(axes[0], quality.values())
         draw_curves(axes[1], loss, x_label, "training loss")
         legend_below(drawn, axes[0], columns=2)
         file = save(drawn, folder, "curves")

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,16 @@ class Results:
 
 
 def collect(grid: Grid, work_dir: Path, names: Sequence[str]) -> Results:
-    """Reads every run of the settings `names` that has a folder in `work_dir`, whatever its seed."""
+    """Reads every run of the settings `names` that has a folder in `work_dir`, of any seed."""
+    settings = {name: setting for name, setting in grid.settings.items() if name in names}
+    grid = replace(
+        grid,
+        settings=settings,
+        baseline=grid.baseline if grid.baseline in settings else None,
+        heatmap=tuple(name for name in grid.heatmap if name in settings),
+    )
     runs = []
-    for name in names:
+    for name in settings:
         seeds = [path.name[4:] for path in (work_dir / name).glob("seed*")]
         for seed in sorted(int(seed) for seed in seeds if seed.isdigit()):
             runs.append(_read(RunFolder.of(work_dir, name, seed), name, seed))

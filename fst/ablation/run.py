@@ -132,9 +132,7 @@ class Trainer:
             source = (run.start_from, run.seed) if run.start_from else None
             if source in self._failures:
                 self._waiting.remove(run)
-                self._fail(
-                    run, f"not started: it needs the run of {run.start_from!r}, which failed"
-                )
+                self._fail(run, f"not started: {run.start_from!r}, which it needs, failed")
             elif len(self._running) < self.jobs and (source is None or source in self._done):
                 self._waiting.remove(run)
                 try:
@@ -172,10 +170,10 @@ class Trainer:
             self._running.remove(process)
             run, folder = process.run, process.folder
             if status != 0:
-                reason = (
-                    f"signal {signal.Signals(-status).name}" if status < 0 else f"exit {status}"
-                )
-                self._fail(run, f"{reason}\n{folder.log_tail(LOG_LINES)}")
+                how = f"exit status {status}"
+                if status < 0:
+                    how = f"ended by {signal.Signals(-status).name}"
+                self._fail(run, f"{how}\n{folder.log_tail(LOG_LINES)}")
                 continue
             logged = sorted(read_run(folder.path).validation) if is_run(folder.path) else []
             if self.metric not in logged:

@@ -57,7 +57,7 @@ def _main(results: Results) -> Table:
             row.append(_difference(summary.mean, base, name != baseline))
         for column in grid.published:
             value = setting.published.get(column.name, math.nan)
-            row.append(None if math.isnan(value) else f"{value:g}")
+            row.append(None if math.isnan(value) else str(value))
             if change:
                 reference = grid.settings[baseline or name].published.get(column.name, math.nan)
                 row.append(_difference(value, reference, name != baseline))
@@ -121,16 +121,16 @@ def _ordering_text(ordering: Ordering) -> str:
     total = len(ordering.reversals)
     beyond = sum(r.beyond_noise is True for r in ordering.reversals)
     return (
-        f"Of {ordering.pairs} pairs of settings with different published values "
-        f"({ordering.column.name}), {ordering.pairs - total} are in the same order or level here; "
-        f"{total} are reversed, {beyond} of them by more than {NOISE:g} standard errors."
+        f"Pairs of settings with different published values ({ordering.column.name}): "
+        f"{ordering.pairs}. In the same order here, or level: {ordering.pairs - total}. Reversed: "
+        f"{total}, of these by more than {NOISE:g} standard errors: {beyond}."
     )
 
 
 def _notes(results: Results) -> list[str]:
     grid = results.grid
     notes = [f"{s.label}: {s.note}" for s in grid.settings.values() if s.note]
-    notes += [_ordering_text(o) for o in results.orderings() if o.pairs]
+    notes += [_ordering_text(o) for o in results.orderings() if o.pairs and not o.reversals]
     for run in results.runs:
         if run.state == "failed":
             reason = (run.reason.strip().splitlines() or ["unknown"])[-1]

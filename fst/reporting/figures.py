@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import matplotlib
 from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK = "#010203"  # the report turns this one black into the page's text colour
 WIDTH = 6.6  # inches: fits a phone at a readable size
@@ -66,6 +68,20 @@ def draw_curves(
             colour = line.get_color()
             axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
     axis.set(xlabel=x_label, ylabel=y_label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def skip_first_rise(axis: Any, curves: Iterable[Sequence[Mapping[int, float]]]) -> None:
+    """Starts the y axis at the lowest value after the first third, so that the end can be seen."""
+    late = [
+        value
+        for curve in itertools.chain.from_iterable(curves)
+        for x, value in curve.items()
+        if x > (2 * min(curve) + max(curve)) / 3
+    ]
+    if late:
+        span = (max(late) - min(late)) or 1.0
+        axis.set_ylim(min(late) - 0.05 * span, max(late) + 0.05 * span)
 
 
 def legend_below(drawn: Figure, axis: Any, columns: int = 3) -> None:

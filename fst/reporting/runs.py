@@ -48,10 +48,8 @@ def read_run(folder: Path) -> RunLog:
     logs = sorted(folder.glob("*/vis_data/scalars.json"))
     if not logs:
         raise ValueError(f"{folder} holds no run of tools/train.py (no */vis_data/scalars.json)")
-    configs = [
-        path.with_name("config.py") for path in logs if path.with_name("config.py").is_file()
-    ]
-    config = read_config(configs[-1]) if configs else {}
+    dumped = logs[-1].with_name("config.py")
+    config = read_config(dumped) if dumped.is_file() else {}
     by_epoch = bool(config.get("train_cfg", {}).get("by_epoch"))
     validation: dict[str, Curve] = defaultdict(dict)
     lines: dict[int, tuple[int, Mapping[str, float]]] = {}

@@ -1,0 +1,8 @@
+"""Writes one HTML page from runs: python tools/report.py RUNS... -o report.html (--help)."""
+
+import sys
+
+from fst.reporting.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
