@@ -6,6 +6,9 @@ from fst.fold import fold
 from fst.modules import SparseConv2d, SparseLinear, sparse_layers
 from fst.ops.conv import sparse_conv2d, sparse_linear
 from fst.report import ConversionReport
+from fst.rules_gradient import Reuse, TopK
+from fst.rules_weight import KernelPatterns, Unstructured
+from fst.schedule import HeldMasks, Run, Schedule
 from fst.state import (
     attach,
     load_sparsity_state,
@@ -14,6 +17,11 @@ from fst.state import (
     sparsity_state,
 )
 from fst.strategies import get_strategy, list_strategies, register_strategy
+from fst.strategies.asfp import SoftFilters
+from fst.strategies.asp import OneShot
+from fst.strategies.clicktrain import PatternSelection
+from fst.strategies.dpf import GrowingSparsity
+from fst.strategies.rigl import DropAndGrow
 from fst.strategy import NM, Alternating, Rule, SameAsOutput, Strategy, Transposable
 from fst.verify import verify
 
@@ -22,12 +30,24 @@ __all__ = [
     "NM",
     "Alternating",
     "ConversionReport",
+    "DropAndGrow",
+    "GrowingSparsity",
+    "HeldMasks",
+    "KernelPatterns",
+    "OneShot",
+    "PatternSelection",
+    "Reuse",
     "Rule",
+    "Run",
     "SameAsOutput",
+    "Schedule",
+    "SoftFilters",
     "SparseConv2d",
     "SparseLinear",
     "Strategy",
+    "TopK",
     "Transposable",
+    "Unstructured",
     "attach",
     "convert",
     "fold",

@@ -11,6 +11,7 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,18 +22,29 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
 from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
+from fst.ops.reuse import ReuseMemory
 from fst.report import GemmReport, LayerReport, describe_gemms
 from fst.strategy import Strategy, Transposable
 
+# What a layer remembers, and copies and checkpoints with it (the seed is the caller's to set).
+_STATE: dict[str, Any] = {
+    "step": 0,
+    "kept_mask": None,
+    "schedule_state": {},
+    "memories": {},
+    "_seed": None,
+}
 # What copies and pickles of a layer start without.
 _OF_THIS_RUN: dict[str, Any] = {
     "attached": False,
+    "start_schedule": None,
     "scale_decay": None,
     "_pruned": {},
     "_pruned_from": None,
     "_spare": {},
     "_mask_step": None,
     "_calls": 0,
+    "_zeros": {},
 }
 
 
@@ -43,7 +55,9 @@ class SparseLayer(nn.Module):
         strategy: what is pruned.
         layer_name: the layer's name in the converted model.
         step: training steps whose gradient has arrived.
-        kept_mask: mask of a rule that keeps its mask for several steps, else None.
+        kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
+        schedule_state: what the strategy's schedule remembers of this layer, by name.
+        memories: what the rule `Reuse` keeps, by the call's number within a step.
     """
 
     dense_class: ClassVar[type[nn.Module]]
@@ -54,7 +68,10 @@ class SparseLayer(nn.Module):
     layer_name: str
     step: int
     kept_mask: Tensor | None
+    schedule_state: dict[str, Any]
+    memories: dict[int, ReuseMemory]
     attached: bool
+    start_schedule: Callable[[], None] | None
     scale_decay: Callable[[Tensor], Tensor] | None
     _seed: tuple[int, int] | None
     _pruned: dict[torch.dtype, PrunedWeight]
@@ -62,20 +79,21 @@ class SparseLayer(nn.Module):
     _spare: dict[torch.dtype, PrunedWeight]
     _mask_step: int | None
     _calls: int
+    _zeros: dict[str, tuple[Tensor, int]]
 
     @classmethod
     def sparsify(cls, layer: nn.Module, strategy: Strategy, name: str) -> SparseLayer:
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
-        kept = {"strategy": strategy, "layer_name": name, "step": 0, "kept_mask": None}
-        layer.__dict__.update(kept, _seed=None, **copy.deepcopy(_OF_THIS_RUN))
+        layer.__dict__.update(strategy=strategy, layer_name=name)
+        layer.__dict__.update(copy.deepcopy({**_STATE, **_OF_THIS_RUN}))
         return layer
 
     def densify(self, weight: Tensor) -> None:
         """Become `dense_class` again, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
-        for name in ("strategy", "layer_name", "step", "kept_mask", "_seed", *_OF_THIS_RUN):
+        for name in ("strategy", "layer_name", *_STATE, *_OF_THIS_RUN):
             delattr(self, name)
         self.__class__ = self.dense_class
 
@@ -95,6 +113,21 @@ class SparseLayer(nn.Module):
         mask = known.mask
         return None if mask is None else mask.view(self.weight.shape)
 
+    def rule_mask(self) -> Tensor:
+        """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
+        rule, weight = self.strategy.output, self.weight_as_conv().detach()
+        return weight_mask(weight, rule, "output", self.conv_groups)
+
+    def mask_of_weight(self) -> Tensor:
+        """The kept mask, in the weight's shape."""
+        return self.kept_mask.to(self.weight.device).reshape(self.weight.shape)
+
+    def keep(self, mask: Tensor) -> None:
+        """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
+        kept = torch.empty_like(self.weight_as_conv(), dtype=torch.bool)
+        self.kept_mask = kept.copy_(mask)
+        self.forget_pruned()
+
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
         mask = self.output_mask()
@@ -112,6 +145,18 @@ class SparseLayer(nn.Module):
         if mask is not None:
             with torch.no_grad():
                 self.weight.sub_(self.weight * ~mask, alpha=self.strategy.decay)
+
+    def zero_shares(self) -> dict[str, Tensor]:
+        """Share of zeros in "input" and "grad_output" in training, if the strategy counts them.
+
+        Over all steps since the layer was converted, or since `restart_counting`. The values stay
+        on the device. Not part of checkpoints, and not counted in compiled code.
+        """
+        return {operand: zeros / elements for operand, (zeros, elements) in self._zeros.items()}
+
+    def restart_counting(self) -> None:
+        """Start `zero_shares` anew."""
+        self._zeros = {}
 
     def seed_random_rules(self, seed: int, rank: int) -> None:
         """Draw random rules from (seed, layer, step), and rank where ranks must differ."""
@@ -147,15 +192,17 @@ class SparseLayer(nn.Module):
         decay = 0.0
         if torch.compiler.is_compiling():
             self._check_traceable()
+            kept = None if self.training else self.kept_mask
             with torch.no_grad():
-                pruned = prune_weight(weight, strategy, groups, dtype)
-            decay, generator, phase = strategy.gradient_decay, None, None
+                pruned = prune_weight(weight, strategy, groups, dtype, mask=kept)
+            decay, generator, phase, memory = strategy.gradient_decay, None, None, None
         else:
             if self.training and torch.is_grad_enabled():
                 decay = self._prepare_step(dtype)
             pruned = self._current(dtype)
             generator, phase = self._draws(input.device)
-        return convolve_pruned(
+            memory = self._memory()
+        output = convolve_pruned(
             input,
             weight,
             self.bias,
@@ -168,7 +215,18 @@ class SparseLayer(nn.Module):
             decay=decay,
             generator=generator,
             phase=phase,
+            memory=memory,
         )
+        counts = strategy.count_zeros and self.training and output.requires_grad
+        if counts and not torch.compiler.is_compiling():
+            self._count_zeros("input", input)
+            output.register_hook(partial(self._count_zeros, "grad_output"))
+        return output
+
+    def _count_zeros(self, operand: str, tensor: Tensor) -> None:
+        zeros, elements = self._zeros.get(operand, (0, 0))
+        zeros = tensor.numel() - torch.count_nonzero(tensor.detach()) + zeros
+        self._zeros[operand] = zeros, elements + tensor.numel()
 
     def _current(self, dtype: torch.dtype) -> PrunedWeight:
         """S(W) and S(Wᵀ), pruned anew only when the weight has changed.
@@ -204,14 +262,10 @@ class SparseLayer(nn.Module):
         return origin
 
     def _mask_to_keep(self) -> Tensor | None:
-        rule = self.strategy.output
-        if not isinstance(rule, Transposable):
-            return None
-        if self.kept_mask is None:
-            self.kept_mask = weight_mask(
-                self.weight_as_conv().detach(), rule, "output", self.conv_groups
-            )
-        self.kept_mask = self.kept_mask.to(self.weight.device)
+        if self.kept_mask is None and isinstance(self.strategy.output, Transposable):
+            self.kept_mask = self.rule_mask()
+        if self.kept_mask is not None:
+            self.kept_mask = self.kept_mask.to(self.weight.device)
         return self.kept_mask
 
     def _prepare_step(self, dtype: torch.dtype) -> float:
@@ -222,6 +276,8 @@ class SparseLayer(nn.Module):
                 self.kept_mask = None
                 self.forget_pruned()
             self._mask_step = self.step
+        if self.strategy.schedule is not None and "started" not in self.schedule_state:
+            self._start_schedule()
         if self.strategy.decay:
             self._check_decay(dtype)
         if not self.weight.requires_grad:
@@ -230,6 +286,14 @@ class SparseLayer(nn.Module):
             return self.strategy.gradient_decay
         _watch_gradient(self)
         return 0.0
+
+    def _start_schedule(self) -> None:
+        if self.start_schedule is None:
+            raise RuntimeError(
+                f"layer {self.layer_name!r}: strategy {self.strategy.name!r} works at the "
+                "optimizer's steps; call fst.attach(model, optimizer) before training."
+            )
+        self.start_schedule()
 
     def _check_decay(self, dtype: torch.dtype) -> None:
         if self.strategy.decay_mode == "decoupled":
@@ -248,6 +312,8 @@ class SparseLayer(nn.Module):
     def gradient_arrived(self, new_step: bool) -> None:
         """After a backward pass: the weight may change from now on."""
         self.forget_pruned()
+        for call in [call for call in self.memories if call >= self._calls]:
+            del self.memories[call]
         self._calls = 0
         self.step += new_step
 
@@ -260,7 +326,27 @@ class SparseLayer(nn.Module):
                 residual = self.scale_decay(residual)
             gradient.add_(residual, alpha=decay)
 
+    def _memory(self) -> ReuseMemory | None:
+        """The memory of this training call: the n-th call of a step continues the last n-th one."""
+        if not self.strategy.has_memory:
+            return None
+        # a frozen weight's gradient never arrives, so that steps could not be told apart
+        watched = self.weight.requires_grad and self.weight.is_leaf
+        if not (watched and self.training and torch.is_grad_enabled()):
+            return None
+        return self.memories.setdefault(self._calls - 1, ReuseMemory())
+
     def _check_traceable(self) -> None:
+        if self.training and self.strategy.schedule is not None:
+            raise RuntimeError(
+                f"layer {self.layer_name!r}: masks that {self.strategy.name!r} changes between "
+                "steps are state that torch.compile cannot trace; train uncompiled."
+            )
+        if self.training and self.strategy.has_memory:
+            raise RuntimeError(
+                f"layer {self.layer_name!r}: the previous step's gradients are state that "
+                "torch.compile cannot trace; train uncompiled."
+            )
         rule = self.strategy.output
         if isinstance(rule, Transposable) and rule.interval > 1 and self.training:
             raise RuntimeError(
@@ -272,9 +358,14 @@ class SparseLayer(nn.Module):
         rules = (self.strategy.output, self.strategy.grad_input, self.strategy.grad_weight)
         if self._seed is None or not any(rule is not None and rule.is_random for rule in rules):
             return None
-        seed, rank = self._seed
-        where = (self._calls, rank) if ranked else ()
-        key = repr((seed, self.layer_name, self.step, *where))
+        where = (self._calls, self._seed[1]) if ranked else ()
+        return self.seeded_generator(device, *where)
+
+    def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
+        """A generator of (seed, layer, step, where), equal on all ranks; None without a seed."""
+        if self._seed is None:
+            return None
+        key = repr((self._seed[0], self.layer_name, self.step, *where))
         digest = hashlib.blake2b(key.encode(), digest_size=7)
         generator = torch.Generator(device)
         return generator.manual_seed(int.from_bytes(digest.digest(), "big"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fst._text import suggest
 from fst.masks import RESCALES, check_pattern
+from fst.schedule import Schedule
 
 GEMMS = ("output", "grad_input", "grad_weight")
 OPERANDS = {
@@ -25,10 +26,17 @@ GROUP_ORDERS = ("channel", "im2col")
 DECAY_MODES = ("gradient", "decoupled")
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise ValueError unless ``value`` is among ``allowed``."""
     # bool is excluded explicitly because True == 1
     if isinstance(value, bool) != any(isinstance(a, bool) for a in allowed) or value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
+
+
+def check_interval(interval: object) -> None:
+    """Raise ValueError unless ``interval`` is a positive integer."""
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ValueError(f"interval={interval!r} must be an integer >= 1.")
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Rule:
     operand: str
 
     def __post_init__(self) -> None:
-        _one_of("operand", self.operand, ("input", "weight", "grad_output"))
+        one_of("operand", self.operand, ("input", "weight", "grad_output"))
 
     @property
     def is_random(self) -> bool:
@@ -50,9 +58,19 @@ class Rule:
         return False
 
     @property
+    def has_memory(self) -> bool:
+        """Whether the rule reuses gradients of earlier steps."""
+        return False
+
+    @property
     def density(self) -> float:
         """Share of the GEMM's multiply-adds that remain."""
         return 1.0
+
+    @property
+    def simulation(self) -> str:
+        """Why pruning saves no time where it is computed by dense arithmetic."""
+        return "dense arithmetic on pruned values"
 
 
 @dataclass(frozen=True)
@@ -77,9 +95,9 @@ class NM(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_pattern(self.n, self.m)
-        _one_of("rule", self.rule, ("magnitude", "random", "magnitude_rescaled"))
-        _one_of("rescale", self.rescale, RESCALES)
-        _one_of("group_order", self.group_order, GROUP_ORDERS)
+        one_of("rule", self.rule, ("magnitude", "random", "magnitude_rescaled"))
+        one_of("rescale", self.rescale, RESCALES)
+        one_of("group_order", self.group_order, GROUP_ORDERS)
         if self.rule == "magnitude_rescaled" and self.operand != "grad_output":
             raise ValueError(
                 f"rule='magnitude_rescaled' is defined for operand='grad_output', "
@@ -127,12 +145,12 @@ class Alternating(Rule):
         super().__post_init__()
         if self.operand != "input":
             raise ValueError(f"operand={self.operand!r}: 'alternating' prunes operand='input'.")
-        _one_of("pairing", self.pairing, ("row", "flat"))
-        _one_of("phase", self.phase, (0, 1, "random"))
+        one_of("pairing", self.pairing, ("row", "flat"))
+        one_of("phase", self.phase, (0, 1, "random"))
         if isinstance(self.block, list):  # what YAML and JSON make of a tuple
             object.__setattr__(self, "block", tuple(self.block))
-        _one_of("block", self.block, ((1, 2), (2, 2)))
-        _one_of("restore", self.restore, (True, False))
+        one_of("block", self.block, ((1, 2), (2, 2)))
+        one_of("restore", self.restore, (True, False))
         if self.block == (2, 2) and (self.pairing, self.phase) != ("row", 0):
             raise ValueError(
                 f"block=(2, 2) needs pairing='row' and phase=0, "
@@ -175,11 +193,8 @@ class Transposable(Rule):
         if self.operand != "weight":
             raise ValueError(f"operand={self.operand!r}: 'transposable' prunes operand='weight'.")
         check_pattern(self.n, self.m)
-        if isinstance(self.interval, bool) or not isinstance(self.interval, int):
-            raise ValueError(f"interval={self.interval!r} must be an integer >= 1.")
-        if self.interval < 1:
-            raise ValueError(f"interval={self.interval} must be an integer >= 1.")
-        _one_of("group_order", self.group_order, GROUP_ORDERS)
+        check_interval(self.interval)
+        one_of("group_order", self.group_order, GROUP_ORDERS)
 
     @property
     def density(self) -> float:
@@ -197,7 +212,7 @@ class SameAsOutput(Rule):
     operand: str = "weight"
 
     def __post_init__(self) -> None:
-        _one_of("operand", self.operand, ("weight",))
+        one_of("operand", self.operand, ("weight",))
 
     def __str__(self) -> str:
         return f"{self.operand} as in output"
@@ -215,6 +230,9 @@ class Strategy:
             does W ← W − λ(W − S(W)) at each optimizer step (FST, Eq. 6), see `fst.attach`.
         min_in_channels: `fst.convert` leaves convolutions with fewer input channels dense unless
             they are included by name.
+        count_zeros: whether layers count the zeros of input and grad_output in training; it
+            changes no value.
+        schedule: what happens to masks and weights around optimizer steps, see `fst.attach`.
     """
 
     name: str
@@ -224,6 +242,8 @@ class Strategy:
     decay: float = 0.0
     decay_mode: str = "gradient"
     min_in_channels: int = 1
+    count_zeros: bool = False
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -246,10 +266,13 @@ class Strategy:
             raise ValueError(f"decay={self.decay!r} must be a finite number >= 0.")
         if self.decay and self.output is None:
             raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")
-        _one_of("decay_mode", self.decay_mode, DECAY_MODES)
+        one_of("decay_mode", self.decay_mode, DECAY_MODES)
         least = self.min_in_channels
         if isinstance(least, bool) or not isinstance(least, int) or least < 1:
             raise ValueError(f"min_in_channels={least!r} must be an integer >= 1.")
+        if self.schedule is not None and not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule={self.schedule!r} must be a fst.Schedule or None.")
+        one_of("count_zeros", self.count_zeros, (True, False))
 
     def _check_masks_shared_by_gemms(self) -> None:
         transposable = any(isinstance(r, Transposable) for r in (self.output, self.grad_input))
@@ -257,6 +280,12 @@ class Strategy:
             raise ValueError(
                 "a transposable mask serves output and grad_input: both need the same rule, "
                 f"not output={self.output}, grad_input={self.grad_input}."
+            )
+        rules = (self.grad_input, self.grad_weight)
+        if all(r is not None and r.has_memory for r in rules) and rules[0] != rules[1]:
+            raise ValueError(
+                "grad_input and grad_weight share what the previous step left: both need the same "
+                f"rule, not grad_input={self.grad_input}, grad_weight={self.grad_weight}."
             )
         if isinstance(self.output, SameAsOutput):
             raise ValueError("output: SameAsOutput is a rule of grad_input.")
@@ -268,6 +297,11 @@ class Strategy:
         return getattr(self, gemm)
 
     @property
+    def has_memory(self) -> bool:
+        """Whether a layer's backward pass reuses gradients of earlier steps."""
+        return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
+
+    @property
     def gradient_decay(self) -> float:
         """λ as far as it is applied through the gradient."""
         return self.decay if self.decay_mode == "gradient" else 0.0
@@ -275,4 +309,6 @@ class Strategy:
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)
         decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""
-        return f"{self.name} [{rules}{decay}]"
+        schedule = f"; {self.schedule}" if self.schedule else ""
+        counted = "; zeros are counted" if self.count_zeros else ""
+        return f"{self.name} [{rules}{decay}{counted}{schedule}]"

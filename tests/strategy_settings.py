@@ -172,7 +172,7 @@ SETTINGS: tuple[Setting, ...] = (
     # kernel patterns
     _row("clicktrain", dense="grad_weight"),
     _row("clicktrain", "8", dense="grad_weight", patterns=8, connectivity=0.6),
-    _row("clicktrain", "12", dense="grad_weight", patterns=12, connectivity=0.0, choose=0.0),
+    _row("clicktrain", "12", dense="grad_weight", patterns=12, connectivity=0.1, choose=0.0),
     # filters, zeroed between epochs
     _row("asfp", dense=_ALL),
     _row("asfp", "half", dense=_ALL, goal=0.5),

@@ -33,6 +33,12 @@ def batch(seed: int = 0, size: int = 4, dtype: torch.dtype = torch.float64) -> T
     return torch.randn(size, 4, 5, 5, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> fst.state.Attachment:
+    """`fst.attach` for a training of 20 steps in four epochs."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
+    return fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
+
+
 def gradients(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters()}
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import fst
 from fst.ops.reference import reference_conv2d
 from tests.core.cases import CASES, Case, case, error, run
+from tests.core.networks import attach
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS, setting
 
 SMALL = Case("small", (4, 4), (4, 5), (3, 3), padding=1, bias=True, batch=1)
@@ -356,6 +357,7 @@ def test_meta_tensors(name):
     """Shapes without memory: what FLOP counters and fake initialisation use."""
     layer = torch.nn.Conv2d(8, 8, 3, padding=1, device="meta")
     fst.convert(layer, name)
+    attach(layer)
     input = torch.empty(2, 8, 6, 6, device="meta", requires_grad=True)
     output = layer(input)
     output.sum().backward()

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize, prune
 
 import fst
 from fst import SparseConv2d, SparseLinear
+from tests.core.networks import attach
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS
 
 
@@ -58,8 +59,7 @@ def test_keeps_everything_but_the_class(net, row):
         assert type(layer) is SparseConv2d and isinstance(layer, nn.Conv2d)
         assert layer.strategy == row.build() and layer.layer_name == name
     net.load_state_dict(state, strict=True)
-    if row.build().decay_mode == "decoupled":
-        fst.attach(net, optimizer)
+    attach(net, optimizer)
     net(torch.randn(2, 3, 8, 8)).sum().backward()
     before = net.layer1[0].weight.clone()
     optimizer.step()
@@ -247,11 +247,13 @@ def test_every_geometry_of_a_layer_is_used(row):
     """Stride, padding, dilation and groups of the layer reach the op."""
     layer = nn.Conv2d(8, 12, (3, 2), (2, 1), (1, 2), (1, 2), groups=2).double()
     fst.convert(layer, row.build())
+    attach(layer)
     input = torch.randn(2, 8, 9, 8, dtype=torch.float64)
+    output = layer(input)
     expected = F.conv2d(
         input, layer.effective_weight(), layer.bias, (2, 1), (1, 2), (1, 2), groups=2
     )
-    torch.testing.assert_close(layer(input), expected)
+    torch.testing.assert_close(output, expected)
 
 
 # ---------------------------------------------------------------- copies
@@ -261,6 +263,7 @@ def test_every_geometry_of_a_layer_is_used(row):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_copies(net, row, how):
     fst.convert(net, row.build())
+    attach(net)
     input = torch.randn(2, 3, 8, 8)
     net(input).sum().backward()  # with whatever it has cached
     if how == "deepcopy":
@@ -278,6 +281,7 @@ def test_copies(net, row, how):
     with torch.no_grad():
         other.layer1[0].weight.neg_()
     assert not torch.equal(other.eval()(input), net.eval()(input)), "the copy shares something"
+    attach(other)
     other.train()(input).sum().backward()
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import fst
 from fst.ops.reference import reference_conv2d, reference_nm_mask
 from tests.core.cases import error
-from tests.core.networks import assert_close, batch, decaying, gradients, small_net
+from tests.core.networks import assert_close, attach, batch, decaying, gradients, small_net
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC
 
 # ---------------------------------------------------------------- through the gradient
@@ -94,6 +94,7 @@ def test_gradient_accumulation_equals_one_batch(row):
     net = small_net()
     overrides = dict(decay=0.5) if row.build().decay else {}
     fst.convert(net, row.build(**overrides))
+    attach(net)
     whole = batch(size=4)
     net(whole).square().mean().backward()
     expected = gradients(net)
@@ -109,6 +110,7 @@ def test_activation_checkpointing_changes_nothing(row, reentrant):
     net = small_net()
     overrides = dict(decay=0.5) if row.build().decay else {}
     fst.convert(net, row.build(**overrides))
+    attach(net)
     net(batch().requires_grad_()).square().sum().backward()
     expected = gradients(net)
     net.zero_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.core.networks import TRAINED, batch, small_net
+from tests.core.networks import TRAINED, attach, batch, small_net
 from tests.strategy_settings import setting
 
 # ---------------------------------------------------------------- kept and drawn masks
@@ -146,13 +146,13 @@ def test_random_gradient_masks_differ_between_ranks_and_calls():
 @pytest.mark.parametrize("row", TRAINED)
 def test_resume_is_bit_exact(row):
     """state_dict, optimizer and sparsity_state, through a file that weights_only accepts."""
-    overrides = dict(interval=2) if row.name == "tsm" else {}
+    overrides = dict(interval=2) if row.name in ("tsm", "dpf", "rigl") else {}
 
     def build():
         net = small_net()
         fst.convert(net, row.build(**overrides))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        fst.attach(net, optimizer)
+        attach(net, optimizer)
         fst.seed_random_rules(net, 5)
         return net, optimizer
 

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 import fst
-from fst import NM, Alternating, SameAsOutput, Strategy, Transposable
+from fst import (
+    NM,
+    Alternating,
+    KernelPatterns,
+    Reuse,
+    SameAsOutput,
+    Strategy,
+    TopK,
+    Transposable,
+    Unstructured,
+)
 from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS
 
 
@@ -48,7 +58,8 @@ def test_every_registered_strategy_has_rows():
 def test_unpruned_gemms_are_none(row):
     strategy = row.build()
     for gemm in row.dense:
-        if gemm == "grad_weight" and strategy.decay:
+        rule = getattr(strategy, gemm)
+        if (gemm == "grad_weight" and strategy.decay) or (rule is not None and rule.has_memory):
             continue
         assert getattr(strategy, gemm) is None
 
@@ -74,6 +85,30 @@ def test_defaults_of_the_papers():
         Strategy("gg", weight, grad_output, grad_output, **common),
         Strategy("gx", weight, grad_output, NM("input", 2, 4), **common),
         Strategy("tsm", Transposable(interval=40), Transposable(interval=40)),
+        Strategy("asp", NM("weight", 2, 4), SameAsOutput(), schedule=fst.OneShot()),
+        Strategy("asfp", schedule=fst.SoftFilters(goal=0.3)),
+        Strategy(
+            "dpf",
+            Unstructured(sparsity=0.5),
+            SameAsOutput(),
+            schedule=fst.GrowingSparsity(interval=16, ramp=0.5, allocation="global"),
+        ),
+        Strategy(
+            "rigl",
+            Unstructured(sparsity=0.5),
+            SameAsOutput(),
+            schedule=fst.DropAndGrow(interval=100, alpha=0.3, end=0.75, allocation="erk"),
+        ),
+        Strategy(
+            "clicktrain",
+            KernelPatterns(patterns=4, connectivity=0.375),
+            SameAsOutput(),
+            min_in_channels=4,
+            schedule=fst.PatternSelection(choose=35 / 95, enforce=78 / 95, lasso=2.5e-4),
+        ),
+        Strategy("meprop", None, TopK(density=0.5), TopK(density=0.5)),
+        Strategy("resprop", None, Reuse(density=0.5), Reuse(density=0.5)),
+        Strategy("sparsetrain", count_zeros=True),
     ]
     assert sorted(s.name for s in expected) == fst.list_strategies()
     for strategy in expected:
@@ -157,6 +192,35 @@ BAD_RULES = [
     (Strategy, dict(output=NM("weight"), decay_mode="decouple"), ["decay_mode", "decoupled"]),
     (Strategy, dict(min_in_channels="4"), ["min_in_channels", "4"]),
     (Strategy, dict(min_in_channels=-1), ["min_in_channels", "-1"]),
+    (Strategy, dict(count_zeros=1), ["count_zeros", "1", "True"]),
+    (Strategy, dict(grad_input=Reuse(), grad_weight=Reuse(density=0.1)), ["grad_input", "same"]),
+    (Strategy, dict(schedule="rigl"), ["schedule", "rigl"]),
+    (Unstructured, dict(operand="input"), ["operand", "input", "weight"]),
+    (Unstructured, dict(sparsity=1.0), ["sparsity", "1.0"]),
+    (Unstructured, dict(sparsity=-0.1), ["sparsity", "-0.1"]),
+    (Unstructured, dict(sparsity=True), ["sparsity", "True"]),
+    (KernelPatterns, dict(patterns=5), ["patterns", "5", "12"]),
+    (KernelPatterns, dict(connectivity=1), ["connectivity", "1"]),
+    (fst.SoftFilters, dict(goal="half"), ["goal", "half"]),
+    (fst.GrowingSparsity, dict(interval=0), ["interval", "0"]),
+    (fst.GrowingSparsity, dict(ramp=1.1), ["ramp", "1.1"]),
+    (fst.GrowingSparsity, dict(allocation="erk"), ["allocation", "erk", "uniform"]),
+    (fst.DropAndGrow, dict(interval=2.5), ["interval", "2.5"]),
+    (fst.DropAndGrow, dict(alpha=float("nan")), ["alpha", "nan"]),
+    (fst.DropAndGrow, dict(end=-1), ["end", "-1"]),
+    (fst.DropAndGrow, dict(allocation="ERK"), ["allocation", "ERK", "erk"]),
+    (fst.PatternSelection, dict(choose=0.9, enforce=0.8), ["choose", "0.9", "0.8"]),
+    (fst.PatternSelection, dict(lasso=-1), ["lasso", "-1"]),
+    (TopK, dict(operand="input"), ["operand", "input", "grad_output"]),
+    (TopK, dict(density=0), ["density", "0"]),
+    (TopK, dict(density=1.5), ["density", "1.5"]),
+    (TopK, dict(density=True), ["density", "True"]),
+    (TopK, dict(density=float("nan")), ["density", "nan"]),
+    (Reuse, dict(density="half"), ["density", "half"]),
+    (Reuse, dict(threshold=0), ["threshold", "0"]),
+    (Reuse, dict(threshold=float("inf")), ["threshold", "inf"]),
+    (Reuse, dict(warmup=-1), ["warmup", "-1"]),
+    (Reuse, dict(warmup=2.5), ["warmup", "2.5"]),
 ]
 
 

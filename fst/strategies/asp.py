@@ -1,0 +1,42 @@
+"""ASP: the 2:4 mask of a trained dense model, frozen, and the model trained again.
+
+Paper: Mishra et al., "Accelerating Sparse Deep Neural Networks", arXiv 2104.08378 (2021): train
+dense, prune once by magnitude, repeat the training. Official code: NVIDIA apex,
+apex.contrib.sparsity (mask "m4n2_1d" along input channels), which masks gradients before the
+optimizer's step and weights after it. Apex leaves layers out whose channels are no multiple of 16
+(input) or 8 (output), in a ResNet the first one; here all convolutions are pruned, as by `fst`:
+``exclude`` the first one for apex's choice.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fst.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.strategies import register_strategy
+from fst.strategy import NM, SameAsOutput, Strategy
+
+
+@dataclass(frozen=True)
+class OneShot(HeldMasks):
+    """The rule's mask of the weights that training starts from, for good."""
+
+    needs_trained_model: ClassVar[bool] = True
+
+    def start(self, layers: Layers, run: Run) -> None:
+        for layer in layers:
+            layer.keep(layer.rule_mask())
+        hold_at_zero(layers, run)
+
+    def __str__(self) -> str:
+        return "mask of the trained model, frozen"
+
+
+@register_strategy("asp")
+def asp(n: int = 2, m: int = 4, group_order: str = "channel") -> Strategy:
+    """Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW and momentum masked by M, which is chosen once."""
+    return Strategy(
+        "asp",
+        output=NM("weight", n, m, group_order=group_order),
+        grad_input=SameAsOutput(),
+        schedule=OneShot(),
+    )

@@ -1,0 +1,123 @@
+"""ClickTrain: kernel patterns and whole-kernel pruning, chosen and enforced in one training.
+
+Paper: Zhang et al., "ClickTrain: Efficient and Accurate End-to-End Deep Learning Training via
+Fine-Grained Architecture-Preserving Pruning", ICS 2021. Official code:
+github.com/hipdac-lab/ICS21-ClickTrain, which decides here, with the fractions and the coefficient
+of its ResNet-50 configuration:
+
+1. dense training for 35 of 95 epochs;
+2. then each 3x3 kernel is given the pattern (4 of 9 entries) of highest Σ(W·dW)² among a fixed set
+   of 4, 8 or 12, and the kernels of lowest Σ(W·dW)² are marked; until epoch 78 a group lasso
+   λ·Σ‖·‖₂ over kernels pulls to zero what either would prune;
+3. then both masks are applied for good, and held in weights and momentum.
+
+Simplified: one share of pruned kernels for all layers (0.375, the mean of the configuration, whose
+layers have 0.25 to 0.55); the pattern set is the code's, not found during training as the paper
+describes; nothing is made faster by a compiler. Convolutions of images (fewer than four input
+channels) stay dense; the code's also exclude shortcuts: ``exclude="*downsample*"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fst import masks
+from fst.rules_weight import KernelPatterns, check_share
+from fst.schedule import Layers, Run, Schedule, hold_at_zero, mask_gradients
+from fst.strategies import register_strategy
+from fst.strategy import SameAsOutput, Strategy
+
+if TYPE_CHECKING:
+    from fst.modules import SparseLayer
+
+
+@dataclass(frozen=True)
+class PatternSelection(Schedule):
+    """Masks chosen by weight times gradient, approached by a group lasso, then held.
+
+    Attributes:
+        choose, enforce: shares of the training after which masks are chosen and enforced.
+        lasso: coefficient λ of the group lasso in between.
+    """
+
+    choose: float = 35 / 95
+    enforce: float = 78 / 95
+    lasso: float = 2.5e-4
+    needs: ClassVar[tuple[str, ...]] = ("total_steps",)
+
+    def __post_init__(self) -> None:
+        check_share("choose", self.choose, up_to_all=True)
+        check_share("enforce", self.enforce, up_to_all=True)
+        if self.choose > self.enforce:
+            raise ValueError(f"choose={self.choose} must not be above enforce={self.enforce}.")
+        is_number = isinstance(self.lasso, int | float) and not isinstance(self.lasso, bool)
+        if not is_number or not 0 <= self.lasso < float("inf"):
+            raise ValueError(f"lasso={self.lasso!r} must be a number >= 0.")
+
+    def start(self, layers: Layers, run: Run) -> None:
+        for layer in layers:
+            layer.keep(torch.ones((), dtype=torch.bool))
+
+    def before_update(self, layers: Layers, run: Run, step: int) -> None:
+        if step <= self.choose * run.total_steps:
+            return
+        for layer in layers:
+            if layer.weight.grad is None:
+                continue
+            state = layer.schedule_state
+            if "enforced" in state:
+                mask_gradients([layer])
+            elif "patterns" in state:
+                self._add_lasso(layer)
+            else:
+                self._select(layer)
+
+    def after_update(self, layers: Layers, run: Run, step: int) -> None:
+        if step < self.enforce * run.total_steps:
+            return
+        chosen = [layer for layer in layers if "patterns" in layer.schedule_state]
+        for layer in chosen:
+            if "enforced" not in layer.schedule_state:
+                state = layer.schedule_state
+                state["enforced"] = True
+                layer.keep(state["patterns"] & state["kernels"])
+        hold_at_zero(chosen, run)
+
+    def _select(self, layer: SparseLayer) -> None:
+        weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
+        scores = (weight * layer.weight.grad.reshape(weight.shape)).square()
+        layer.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
+        layer.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
+
+    def _add_lasso(self, layer: SparseLayer) -> None:
+        weight = layer.weight_as_conv().detach()
+        for kept in (layer.schedule_state["patterns"], layer.schedule_state["kernels"]):
+            pruned = weight * ~kept
+            norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
+            pull = (pruned / norms).to(weight.dtype)
+            layer.weight.grad.add_(pull.view_as(layer.weight), alpha=self.lasso)
+
+    def __str__(self) -> str:
+        times = f"chosen after {self.choose:.4g}, enforced after {self.enforce:.4g} of the training"
+        return f"masks {times}, group lasso {self.lasso:g}"
+
+
+@register_strategy("clicktrain")
+def clicktrain(
+    patterns: int = 4,
+    connectivity: float = 0.375,
+    choose: float = 35 / 95,
+    enforce: float = 78 / 95,
+    lasso: float = 2.5e-4,
+) -> Strategy:
+    """In the end Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW and momentum masked by M."""
+    return Strategy(
+        "clicktrain",
+        output=KernelPatterns(patterns=patterns, connectivity=connectivity),
+        grad_input=SameAsOutput(),
+        min_in_channels=4,
+        schedule=PatternSelection(choose, enforce, lasso),
+    )

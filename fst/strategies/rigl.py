@@ -1,0 +1,130 @@
+"""RigL: sparse from start to end; weak connections are dropped, promising ones grown.
+
+Paper: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020, Algorithm 1: every
+ΔT = 100 steps until 3/4 of the training, the share α/2·(1 + cos(πt/T_end)), α = 0.3, of each
+layer's connections is replaced, and that step updates no parameter. Official code:
+github.com/google-research/rigl, followed where the paper is silent: the first replacement is at
+step 0; what is dropped may be grown again in the same step, and then keeps its value and momentum.
+Its noise of 1e-5 on magnitudes is left out, so that masks are deterministic.
+
+``allocation``: "erk" gives layer l a density in proportion to (n_out + n_in + kh + kw) /
+(n_out·n_in·kh·kw), at most 1; "uniform" gives all the same, and leaves convolutions of images
+(fewer than four input channels) dense. FST's Table 3 has a sparsity of 50 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fst import masks
+from fst.rules_weight import Unstructured, check_share
+from fst.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.strategies import register_strategy
+from fst.strategy import SameAsOutput, Strategy, check_interval, one_of
+
+if TYPE_CHECKING:
+    from fst.modules import SparseLayer
+
+
+def erk_densities(shapes: Sequence[torch.Size], density: float) -> list[float]:
+    """Erdős-Rényi-Kernel densities of weights of these shapes; ``density`` over all of them."""
+    sizes = [shape.numel() for shape in shapes]
+    scores = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]
+    full: set[int] = set()
+    while True:
+        rest = [i for i in range(len(shapes)) if i not in full]
+        budget = density * sum(sizes) - sum(sizes[i] for i in full)
+        factor = budget / sum(scores[i] * sizes[i] for i in rest) if rest else 0.0
+        over = {i for i in rest if factor * scores[i] > 1}
+        if not over:
+            return [1.0 if i in full else factor * scores[i] for i in range(len(shapes))]
+        full |= over
+
+
+@dataclass(frozen=True)
+class DropAndGrow(HeldMasks):
+    """Random masks of fixed density, of which a share is replaced now and then.
+
+    Attributes:
+        interval: training steps between two replacements, ΔT.
+        alpha: share of the connections that the first one replaces, α.
+        end: share of the training after which masks stay, T_end / total_steps.
+        allocation: "erk" or "uniform", see the module.
+    """
+
+    interval: int = 100
+    alpha: float = 0.3
+    end: float = 0.75
+    allocation: str = "erk"
+    needs: ClassVar[tuple[str, ...]] = ("total_steps",)
+
+    def __post_init__(self) -> None:
+        check_interval(self.interval)
+        check_share("alpha", self.alpha)
+        check_share("end", self.end, up_to_all=True)
+        one_of("allocation", self.allocation, ("erk", "uniform"))
+
+    def start(self, layers: Layers, run: Run) -> None:
+        density = layers[0].strategy.output.density
+        shapes = [layer.weight_as_conv().shape for layer in layers]
+        densities = [density] * len(shapes)
+        if self.allocation == "erk":
+            densities = erk_densities(shapes, density)
+        for layer, shape, share in zip(layers, shapes, densities, strict=True):
+            device = layer.weight.device
+            draws = torch.rand(shape, generator=layer.seeded_generator(device), device=device)
+            layer.keep(masks.unstructured_mask(draws, 1 - share))
+        hold_at_zero(layers, run)
+
+    def drop_fraction(self, step: int, total_steps: int) -> float:
+        """α/2·(1 + cos(π·step/T_end)), and 0 from T_end on."""
+        last = self.end * total_steps
+        return self.alpha / 2 * (1 + math.cos(math.pi * step / last)) if step < last else 0.0
+
+    def before_update(self, layers: Layers, run: Run, step: int) -> None:
+        fraction = self.drop_fraction(step - 1, run.total_steps)
+        if (step - 1) % self.interval or not fraction:
+            super().before_update(layers, run, step)
+            return
+        for layer in layers:
+            if layer.weight.grad is not None:
+                _replace(layer, fraction)
+        run.skip_update()
+
+    def __str__(self) -> str:
+        replaced = f"{self.alpha:g} replaced every {self.interval} steps"
+        return f"{self.allocation} masks, {replaced} until {self.end:g} of the training"
+
+
+def _replace(layer: SparseLayer, fraction: float) -> None:
+    """Drop a share of the connections by magnitude, grow as many by the gradient's magnitude."""
+    weight, mask = layer.weight_as_conv().detach(), layer.kept_mask
+    gradient = layer.weight.grad.reshape(weight.shape)
+    connections = int(mask.sum())
+    replaced = int(fraction * connections)
+    kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)
+    grown = masks.largest_mask(gradient.abs().masked_fill(kept, -1), replaced)
+    layer.keep(kept | grown)
+
+
+@register_strategy("rigl")
+def rigl(
+    sparsity: float = 0.5,
+    interval: int = 100,
+    alpha: float = 0.3,
+    end: float = 0.75,
+    allocation: str = "erk",
+) -> Strategy:
+    """Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW masked by M, except where it decides what M grows."""
+    return Strategy(
+        "rigl",
+        output=Unstructured(sparsity=sparsity),
+        grad_input=SameAsOutput(),
+        min_in_channels=4 if allocation == "uniform" else 1,
+        schedule=DropAndGrow(interval, alpha, end, allocation),
+    )
