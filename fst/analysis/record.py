@@ -1,0 +1,172 @@
+"""What the convolutions of a model see in one step: inputs and gradients, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Batch = Any
+Loss = Callable[[nn.Module, Batch], Tensor]  # the scalar that a training step derives
+
+
+class Call(NamedTuple):
+    """One call of a convolution: input (N, Cin, H, W), grad_output (N, Cout, P, Q), and the
+    gradient that this call alone sends to its input (None where nothing before it is trained).
+    """
+
+    input: Tensor
+    grad_output: Tensor
+    grad_input: Tensor | None
+
+
+@dataclass
+class LayerRecord:
+    """A convolution's calls in one step, and the gradient of its weight (None if frozen)."""
+
+    layer: nn.Conv2d
+    calls: list[Call]
+    grad_weight: Tensor | None
+
+
+@dataclass
+class StepRecord:
+    """One step: convolutions in the order of their first call, and every parameter's gradient."""
+
+    layers: dict[str, LayerRecord]
+    gradients: dict[str, Tensor]
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """The module by whose names layers go: a classifier's architecture, else the model itself."""
+    return getattr(model, "sparse_root", model)
+
+
+def conv_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
+    """Names of the 2-D convolutions that match one of the glob ``patterns`` (None: all).
+
+    Raises:
+        ValueError: the model has none, or a pattern matches none.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no 2-D convolution.")
+    if patterns is None:
+        return names
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"layers: {pattern!r} matches no convolution of: {', '.join(names)}.")
+    return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+
+
+def spread(names: Sequence[str], count: int) -> list[str]:
+    """At most ``count`` of ``names``, evenly spaced from the first to the last."""
+    if count < 1:
+        raise ValueError(f"count={count} must be an integer >= 1.")
+    if count >= len(names):
+        return list(names)
+    if count == 1:
+        return [names[0]]
+    return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
+
+
+@contextmanager
+def same_draws(seed: int, device: torch.device) -> Iterator[None]:
+    """Within, torch's generators start from ``seed``; afterwards they are as before."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def visit_inputs(
+    model: nn.Module,
+    names: Sequence[str],
+    run: Callable[[], object],
+    visit: Callable[[str, Tensor], None],
+) -> None:
+    """Call ``visit(name, input)`` for each call of the named convolutions during ``run()``."""
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, inputs, name=name: visit(name, inputs[0].detach())
+        )
+        for name in names
+    ]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def record_step(
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    names: Sequence[str] | None = None,
+    scale: float = 1.0,
+) -> StepRecord:
+    """Run forward and backward once.
+
+    Args:
+        model: the names of layers and parameters are those in this module.
+        loss: computes the scalar to derive.
+        names: convolutions to record; all if None.
+        scale: the loss is multiplied by it for the backward pass, the gradients are divided by it
+            (float16 needs it).
+
+    Returns:
+        The convolutions that a gradient reached.
+    """
+    calls: dict[str, list[dict[str, Tensor]]] = {}
+
+    def keep(entry: dict[str, Tensor], key: str) -> Callable[[Tensor], None]:
+        return lambda gradient: entry.__setitem__(key, gradient.detach() / scale)
+
+    def before(name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        entry = {"input": inputs[0].detach()}
+        calls.setdefault(name, []).append(entry)
+        if not inputs[0].requires_grad:
+            return inputs
+        alias = inputs[0].view_as(inputs[0])  # its gradient is that of this call alone
+        alias.register_hook(keep(entry, "grad_input"))
+        return (alias, *inputs[1:])
+
+    def after(name: str, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(keep(calls[name][-1], "grad_output"))
+
+    layers = {name: model.get_submodule(name) for name in names or conv_names(model)}
+    handles = []
+    for name, layer in layers.items():
+        handles += [
+            layer.register_forward_pre_hook(lambda _, inputs, name=name: before(name, inputs)),
+            layer.register_forward_hook(lambda _, __, output, name=name: after(name, output)),
+        ]
+    try:
+        model.zero_grad(set_to_none=True)
+        (loss() * scale).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    gradients = {
+        name: parameter.grad.detach() / scale
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    records = {}
+    for name, entries in calls.items():
+        seen = [
+            Call(entry["input"], entry["grad_output"], entry.get("grad_input"))
+            for entry in entries
+            if "grad_output" in entry
+        ]
+        if seen:
+            records[name] = LayerRecord(layers[name], seen, gradients.get(f"{name}.weight"))
+    model.zero_grad(set_to_none=True)
+    return StepRecord(records, gradients)
