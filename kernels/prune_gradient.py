@@ -1,0 +1,154 @@
+"""Host side of the Triton kernels that prune grad_output (N, C, P, Q) along C."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .launch import DTYPES, Launch, Layout, Tile, collapse, layout_of, tile_of
+from .prune_triton import _prune_kernel, _scale_kernel, _sums_kernel
+from .select_triton import digits_per_word, sorting_network
+
+PROGRAMS = 1024  # that keep a large GPU busy
+
+
+@functools.cache
+def _plan(
+    layout: Layout, out: Layout, n: int, m: int, run: int, groups: int, itemsize: int
+) -> tuple[Tile, tuple[int, int], dict[str, Any]]:
+    tile = tile_of(layout, out, run * m, groups, itemsize)
+    constants = {**tile.constants(), "N": n, "M": m, "NETWORK": sorting_network(m)}
+    return tile, tile.grid(layout, run * m, groups), constants
+
+
+def prune(
+    grad_output: Tensor,
+    n: int,
+    m: int,
+    rule: str = "magnitude",
+    rescale: str = "sample_channel",
+    groups: int = 1,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """`fst.ops.prune.prune_grad_output` for the grad_input GEMM.
+
+    Args:
+        grad_output: (N, C, P, Q) in float16, bfloat16 or float32, any strides; C divisible by
+            ``groups``. Strides that do not step evenly through the positions cost a copy.
+        n, m, rule, rescale: see `fst.NM`.
+        seed: of the rule "random": one int64 on the same device.
+
+    Returns:
+        Tensor of the same shape and dtype; same strides where those are dense.
+    """
+    if grad_output.dtype not in DTYPES:
+        raise TypeError(f"grad_output has dtype {grad_output.dtype}; allowed: {DTYPES}.")
+    if rule == "random" and seed is None:
+        raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
+    if n == m or grad_output.numel() == 0:
+        return grad_output.clone(memory_format=torch.preserve_format)
+    if layout_of(grad_output) is None:
+        grad_output = grad_output.contiguous()
+    result = torch.empty_like(grad_output)
+    scale = None
+    if rule == "magnitude_rescaled" and rescale != "group":
+        scale = _scale(grad_output, n, m, rescale, groups)
+    prune_launch(grad_output, result, n, m, rule, rescale, groups, seed, scale).run()
+    return result
+
+
+def prune_launch(
+    grad_output: Tensor,
+    result: Tensor,
+    n: int,
+    m: int,
+    rule: str,
+    rescale: str,
+    groups: int,
+    seed: Tensor | None,
+    scale: Tensor | None,
+) -> Launch:
+    """How `prune` runs its kernel."""
+    layout, out = layout_of(grad_output), layout_of(result)
+    if scale is None or scale.shape[0] == 1:
+        layout, out = collapse(layout, out)
+    digits = digits_per_word(m)
+    words = triton.cdiv(m, digits)
+    run = max(1, 4 // words) if rule == "random" and m & (m - 1) == 0 else 1
+    tile, grid, constants = _plan(layout, out, n, m, run, groups, grad_output.itemsize)
+    unit = 1 if tile.channel_inner else tile.align
+    arguments = (
+        grad_output,
+        result,
+        grad_output if seed is None else seed,
+        grad_output if scale is None else scale,
+        layout.positions // unit,
+        layout.channels,
+        layout.channels // groups,
+        layout.sample // unit,
+        layout.channel // unit,
+        layout.position,
+        out.sample // unit,
+        out.channel // unit,
+        out.position,
+        0 if scale is None or scale.shape[0] == 1 else layout.channels,
+        grid[0],
+    )
+    by_group = rule == "magnitude_rescaled" and rescale == "group"
+    constants = {
+        **constants,
+        "RUN": run,
+        "RULE": 2 if rule == "random" else 1,
+        "SCALE": 2 if scale is not None else 1 if by_group else 0,
+        "DIGITS": digits,
+        "CALLS": triton.cdiv(run * words, 4),
+    }
+    return Launch(_prune_kernel, (layout.samples * grid[0], grid[1]), arguments, constants)
+
+
+def _scale(grad_output: Tensor, n: int, m: int, rescale: str, groups: int) -> Tensor:
+    """Factors (samples or 1, channels) in the dtype of grad_output."""
+    launch, sums = sums_launch(grad_output, n, m, groups, by_sample=rescale == "sample_channel")
+    launch.run()
+    samples, chunks, _, channels = sums.shape
+    rows = chunks if rescale == "sample_channel" else chunks * samples
+    scale = grad_output.new_empty((samples * chunks // rows, channels))
+    block = 128
+    _scale_kernel[(scale.shape[0], triton.cdiv(channels, block))](
+        sums, scale, channels, rows, BLOCK=block
+    )
+    return scale
+
+
+def sums_launch(
+    grad_output: Tensor, n: int, m: int, groups: int, *, by_sample: bool
+) -> tuple[Launch, Tensor]:
+    """How the sums behind the rescaling are taken, and (samples, chunks, 2, channels) for them."""
+    layout = layout_of(grad_output)
+    if not by_sample:
+        (layout,) = collapse(layout)
+    tile, (tiles, group_tiles), constants = _plan(
+        layout, layout, n, m, 1, groups, grad_output.itemsize
+    )
+    unit = 1 if tile.channel_inner else tile.align
+    # Enough programs to fill a GPU, and as few partial sums as that allows.
+    chunks = min(tiles, triton.cdiv(PROGRAMS, layout.samples * group_tiles))
+    sums = grad_output.new_empty((layout.samples, chunks, 2, layout.channels), dtype=torch.float32)
+    arguments = (
+        grad_output,
+        sums,
+        layout.positions // unit,
+        layout.channels,
+        layout.channels // groups,
+        layout.sample // unit,
+        layout.channel // unit,
+        layout.position,
+        chunks,
+        triton.cdiv(tiles, chunks),
+    )
+    grid = (layout.samples * chunks, group_tiles)
+    return Launch(_sums_kernel, grid, arguments, constants), sums

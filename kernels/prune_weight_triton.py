@@ -1,0 +1,310 @@
+"""Triton: S(W), S(Wᵀ), masks and SR-STE's term of a whole network's weights in one launch.
+
+A table of addresses and sizes describes the weights (`prune_weight`); a second one says which tile
+of which weight a program handles. Tables hold int64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .prune_triton import choose, load_runs, store_runs, tile_places
+from .select_triton import join, keep_largest, magnitude, rounded, split, times
+
+COLUMNS = 12  # of either table
+
+
+@triton.jit
+def _address(row, column: tl.constexpr, dtype: tl.constexpr):
+    return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit
+def _integer(row, column: tl.constexpr):
+    return tl.load(row + column).to(tl.int32)
+
+
+@triton.jit
+def decayed(gradient, weight, kept, decay):
+    """gradient + decay * (W - S(W))."""
+    residual = times(weight, kept == 0)
+    total = gradient.to(tl.float32) + decay * residual.to(tl.float32)
+    return rounded(total, gradient.dtype)
+
+
+@triton.jit
+def _load_row(
+    pointer, offset, step, room, M: tl.constexpr, LOG: tl.constexpr, SHAPE: tl.constexpr, FLAT
+):
+    if FLAT:
+        return split(tl.load(pointer + offset, mask=room > 0, other=0.0), SHAPE[0], SHAPE[1], LOG)
+    else:
+        elements = ()
+        for b in tl.static_range(M):
+            elements = elements + (tl.load(pointer + offset + b * step, mask=b < room, other=0.0),)
+        return elements
+
+
+@triton.jit
+def _store_row(
+    pointer,
+    values,
+    offset,
+    step,
+    room,
+    M: tl.constexpr,
+    LOG: tl.constexpr,
+    SHAPE: tl.constexpr,
+    FLAT,
+):
+    if FLAT:
+        tl.store(pointer + offset, join(values, SHAPE[0], SHAPE[1], LOG), mask=room > 0)
+    else:
+        for b in tl.static_range(M):
+            tl.store(pointer + offset + b * step, values[b], mask=b < room)
+
+
+@triton.jit
+def _pair_kernel(
+    table_ptr,
+    tiles_ptr,
+    decay,
+    N_OUTPUT: tl.constexpr,
+    N_GRAD_INPUT: tl.constexpr,
+    M: tl.constexpr,
+    NETWORK: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    RESULT: tl.constexpr,
+    MASK: tl.constexpr,
+    WRITE: tl.constexpr,
+    DECAY: tl.constexpr,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FLAT: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """Blocks of M output channels x M input channels, both directions from one read.
+
+    FLAT: input channels are contiguous and divisible by M; rows are then (output channels, tap)
+    and columns input channels. Else rows are output channels and columns (input channels, tap).
+    N_OUTPUT, N_GRAD_INPUT: 0 where S(W) or S(Wᵀ) is not wanted.
+    """
+    SHAPE: tl.constexpr = (ROWS, COLUMNS)
+    tile = tiles_ptr + 2 * tl.program_id(0)
+    row = table_ptr + tl.load(tile) * 12
+    local = tl.load(tile + 1).to(tl.int32)
+    outputs = _integer(row, 5)
+    channels = _integer(row, 6)
+    taps = _integer(row, 7)
+    per_part = _integer(row, 8)
+    output_step = _integer(row, 9) * ALIGN
+    channel_step = 1 if FLAT else _integer(row, 10)
+    tap_step = _integer(row, 11) * ALIGN
+
+    blocks = (channels + M - 1) // M
+    across = blocks if FLAT else blocks * taps
+    column_tiles = (across + COLUMNS - 1) // COLUMNS
+    at_row = (local // column_tiles) * ROWS + tl.arange(0, ROWS)[:, None]
+    first_column = (local % column_tiles) * COLUMNS
+    at_column = first_column + tl.arange(0, COLUMNS)[None, :]
+    if FLAT:
+        block, tap = at_row // taps, at_row % taps
+        channel = at_column * M
+    else:
+        block, tap = at_row, at_column % taps
+        channel = at_column // taps * M
+    parts = (per_part + M - 1) // M
+    part = block // parts
+    start = (block - part * parts) * M
+    output = part * per_part + start
+    output_room = tl.where(output < outputs, per_part - start, 0)
+    output_room = tl.where(part * per_part < outputs, output_room, 0)
+    channel_room = channels - channel
+    if FLAT:
+        flat = first_column * M + tl.arange(0, COLUMNS * M)[None, :]
+        offset = output * output_step + tap * tap_step + flat
+        inside = flat < channels
+    else:
+        offset = output * output_step + tap * tap_step + channel * channel_step
+        inside = channel_room
+
+    weight_ptr = _address(row, 0, WEIGHT)
+    rows = ()
+    for a in tl.static_range(M):
+        room = tl.where(a < output_room, inside.to(tl.int32), 0)
+        at = offset + a * output_step
+        rows = rows + _load_row(weight_ptr, at, channel_step, room, M, LOG, SHAPE, FLAT)
+    values = ()
+    for i in tl.static_range(M * M):
+        valid = (i // M < output_room) & (i % M < channel_room)
+        values = values + (tl.where(valid, magnitude(rows[i]), -1),)
+
+    for a in tl.static_range(M):
+        room = tl.where(a < output_room, inside.to(tl.int32), 0)
+        at = offset + a * output_step
+        if N_OUTPUT > 0:
+            group = ()
+            for b in tl.static_range(M):
+                group = group + (values[a * M + b],)
+            kept = keep_largest(group, WEIGHT == tl.float32, N_OUTPUT, M, NETWORK)
+            result = ()
+            masks = ()
+            for b in tl.static_range(M):
+                result = result + (times(rounded(rows[a * M + b], RESULT), kept[b]),)
+                masks = masks + (kept[b].to(tl.uint8),)
+            if WRITE:
+                out_ptr = _address(row, 1, RESULT)
+                _store_row(out_ptr, result, at, channel_step, room, M, LOG, SHAPE, FLAT)
+            if MASK:
+                mask_ptr = _address(row, 3, tl.uint8)
+                _store_row(mask_ptr, masks, at, channel_step, room, M, LOG, SHAPE, FLAT)
+            if DECAY:
+                gradient_ptr = _address(row, 4, WEIGHT)
+                old = _load_row(gradient_ptr, at, channel_step, room, M, LOG, SHAPE, FLAT)
+                new = ()
+                for b in tl.static_range(M):
+                    new = new + (decayed(old[b], rows[a * M + b], kept[b], decay),)
+                _store_row(gradient_ptr, new, at, channel_step, room, M, LOG, SHAPE, FLAT)
+    if N_GRAD_INPUT > 0:
+        kept_rows = ()
+        for b in tl.static_range(M):
+            group = ()
+            for a in tl.static_range(M):
+                group = group + (values[a * M + b],)
+            kept_rows = kept_rows + keep_largest(
+                group, WEIGHT == tl.float32, N_GRAD_INPUT, M, NETWORK
+            )
+        grad_input_ptr = _address(row, 2, RESULT)
+        for a in tl.static_range(M):
+            room = tl.where(a < output_room, inside.to(tl.int32), 0)
+            result = ()
+            for b in tl.static_range(M):
+                cast = rounded(rows[a * M + b], RESULT)
+                result = result + (times(cast, kept_rows[b * M + a]),)
+            at = offset + a * output_step
+            _store_row(grad_input_ptr, result, at, channel_step, room, M, LOG, SHAPE, FLAT)
+
+
+@triton.jit
+def _run_kernel(
+    table_ptr,
+    tiles_ptr,
+    decay,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    NETWORK: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    RESULT: tl.constexpr,
+    MASK: tl.constexpr,
+    WRITE: tl.constexpr,
+    DECAY: tl.constexpr,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNEL_INNER: tl.constexpr,
+    FLAT: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """One direction, any N:M: a weight as (samples, channels, positions), see `prune_triton`."""
+    tile = tiles_ptr + 2 * tl.program_id(0)
+    row = table_ptr + tl.load(tile) * 12
+    local = tl.load(tile + 1).to(tl.int32)
+    positions = _integer(row, 4)
+    channels = _integer(row, 5)
+    per_part = _integer(row, 6)
+    channel_step = 1 if FLAT else _integer(row, 8)
+    position_step = _integer(row, 9)
+    position_tiles = _integer(row, 10)
+    group_tiles = _integer(row, 11)
+    if FLAT:
+        position_step *= ALIGN
+    tile_group = local % group_tiles
+    tile_position = local // group_tiles % position_tiles
+    sample = tl.load(row + 7) * (local // group_tiles // position_tiles)
+    position, run, channel, room = tile_places(
+        tile_position, tile_group, positions, channels, per_part, M, ROWS, COLUMNS, CHANNEL_INNER
+    )
+    weights = load_runs(
+        _address(row, 0, WEIGHT) + sample,
+        tile_position,
+        tile_group,
+        position,
+        channel,
+        room,
+        positions,
+        channels,
+        channel_step,
+        position_step,
+        M,
+        LOG,
+        ROWS,
+        COLUMNS,
+        FLAT,
+    )
+    kept = choose(weights, room, 0, position, run, N, M, 1, 1, NETWORK, 1)
+    if DECAY:
+        gradients = load_runs(
+            _address(row, 3, WEIGHT) + sample,
+            tile_position,
+            tile_group,
+            position,
+            channel,
+            room,
+            positions,
+            channels,
+            channel_step,
+            position_step,
+            M,
+            LOG,
+            ROWS,
+            COLUMNS,
+            FLAT,
+        )
+    results = ()
+    masks = ()
+    for j in tl.static_range(M):
+        if DECAY:
+            results = results + (decayed(gradients[j], weights[j], kept[j], decay),)
+        else:
+            results = results + (times(rounded(weights[j], RESULT), kept[j]),)
+        masks = masks + (kept[j].to(tl.uint8),)
+    if WRITE or DECAY:
+        store_runs(
+            _address(row, 3 if DECAY else 1, WEIGHT if DECAY else RESULT) + sample,
+            results,
+            tile_position,
+            tile_group,
+            position,
+            channel,
+            room,
+            positions,
+            channels,
+            channel_step,
+            position_step,
+            M,
+            LOG,
+            ROWS,
+            COLUMNS,
+            FLAT,
+        )
+    if MASK:
+        store_runs(
+            _address(row, 2, tl.uint8) + sample,
+            masks,
+            tile_position,
+            tile_group,
+            position,
+            channel,
+            room,
+            positions,
+            channels,
+            channel_step,
+            position_step,
+            M,
+            LOG,
+            ROWS,
+            COLUMNS,
+            FLAT,
+        )
