@@ -22,8 +22,8 @@ nav ol ol { list-style: none; padding-left: .8rem; font-size: .95em; }
 code { font: .9em/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
 .box { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; margin: .6rem 0; }
 .box:focus-visible { outline: 2px solid var(--link); }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; overflow-wrap: normal;
-  font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .92rem;
+  overflow-wrap: normal; font-variant-numeric: tabular-nums; }
 caption { caption-side: bottom; text-align: left; padding: .5rem .7rem; position: sticky; left: 0;
   max-width: min(46rem, calc(100vw - 3rem)); overflow-wrap: anywhere; }
 th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--line); }

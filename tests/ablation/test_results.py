@@ -1,0 +1,107 @@
+"""Means, spreads, orderings, and the table and heat map made of them, on made-up runs."""
+
+import math
+
+import pytest
+
+from fst.ablation.grid import load_grid
+from fst.ablation.plots import draw
+from fst.ablation.results import Results, RunResult, Summary
+from fst.ablation.table import write
+from fst.reporting.document import load_document
+from fst.reporting.runs import RunLog
+
+CONFIG = {"train_cfg": {"by_epoch": True}}
+
+
+def sdgp(n, m):
+    return {"sparsity": {"strategy": "sdgp", "n": n, "m": m}}
+
+
+def make(write_grid, values, **keys):
+    """Results with the final accuracies given, one per seed."""
+    grid = load_grid(write_grid(**keys))
+    runs = []
+    for name, finals in values.items():
+        for seed, final in enumerate(finals):
+            log = RunLog(CONFIG, {"accuracy/top1": {1: 10.0, 2: final}}, {"loss": {1: 2.0, 2: 1.0}})
+            made = {"length": 2, "earlier": 0, "versions": {"torch": "9.9"}}
+            runs.append(RunResult(name, seed, "finished", log, made))
+    return Results(grid, tuple(runs))
+
+
+def test_summary():
+    assert str(Summary((90.0, 92.0, 94.0))) == "92.00 ± 2.00"
+    assert Summary((90.0, 92.0, 94.0)).error == pytest.approx(2 / math.sqrt(3))
+    assert str(Summary((90.0,))) == "90.00"
+    assert str(Summary(())) == "–"
+
+
+def test_orderings(write_grid):
+    """b is published as the best and is the worst here, by more than the seeds; a and c tie."""
+    settings = {
+        "a": {**sdgp(2, 4), "published": 70},
+        "b": {**sdgp(2, 4), "published": 75},
+        "c": {**sdgp(2, 4), "published": 70},
+        "d": sdgp(2, 4),
+    }
+    values = {"a": (90, 91), "b": (80, 81), "c": (95, 60), "d": (1, 1)}
+    results = make(write_grid, values, settings=settings, published={"P": "paper"})
+    (ordering,) = results.orderings()
+    assert ordering.pairs == 2  # a-b and b-c; d is not published
+    (reversal,) = ordering.reversals
+    assert (reversal.published_better, reversal.ours_better) == ("b", "a")
+    assert (reversal.published_gap, reversal.our_gap) == (5, 10)
+    assert reversal.beyond_noise  # 10 against 2·sqrt(0.25 + 0.25)
+
+
+def test_a_metric_of_which_less_is_better(write_grid):
+    settings = {"a": {**sdgp(2, 4), "published": 1}, "b": {**sdgp(2, 4), "published": 2}}
+    metrics = {"accuracy/top1": {"better": "lower", "scale": 0.01}}
+    keys = {"settings": settings, "published": {"P": "paper"}, "metrics": metrics}
+    (same,) = make(write_grid, {"a": (10,), "b": (20,)}, **keys).orderings()
+    (other,) = make(write_grid, {"a": (20,), "b": (10,)}, **keys).orderings()
+    assert not same.reversals
+    assert other.reversals[0].our_gap == pytest.approx(0.1)
+    assert other.reversals[0].beyond_noise is None
+
+
+def test_table(write_grid, tmp_path):
+    settings = {
+        "dense": {"sparsity": {"strategy": "dense"}, "published": 71.0},
+        "a": {**sdgp(2, 4), "label": "A|B", "published": 70.5, "note": "a note"},
+        "b": sdgp(1, 4),
+    }
+    published = {"P": {"source": "a paper", "same_data": True}}
+    values = {"dense": (90.0, 92.0), "a": (89.0, 90.0)}
+    results = make(write_grid, values, settings=settings, published=published)
+    document = write(results, tmp_path, "a command")
+    table = document.tables[0]
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert rows["A|B"]["top-1 %"] == "89.50 ± 0.71"
+    assert rows["A|B"]["change from dense"] == "−1.50"
+    assert rows["A|B"]["P (published)"] == "70.5"
+    assert rows["A|B"]["change from dense (published)"] == "−0.50"
+    assert rows["A|B"]["measured − P"] == "+19.00"
+    assert rows["b"]["top-1 %"] == "–" and rows["b"]["P (published)"] is None
+    assert rows["dense"]["change from dense"] is None
+    assert document.versions["torch"] == "9.9"
+    assert load_document(tmp_path) == document
+    text = (tmp_path / "results.md").read_text()
+    assert "A\\|B" in text and "- A|B: a note" in text and "    a command" in text
+    assert (tmp_path / "curves.csv").read_text().splitlines()[1:3] == [
+        "dense,0,loss,1,2",
+        "dense,0,loss,2,1",
+    ]
+
+
+def test_heat_map(write_grid, tmp_path):
+    """Cells of the grid are labelled with their value, those that cannot be with N/A."""
+    settings = {f"r{n}_{m}": sdgp(n, m) for n, m in ((1, 4), (2, 4), (1, 8))}
+    values = {"r1_4": (94.11, 94.11), "r2_4": (95.25, 95.25)}
+    results = make(write_grid, values, settings=settings, heatmap=list(settings))
+    figures = draw(results, tmp_path)
+    assert figures[-1].file == "heatmap.svg"
+    text = (tmp_path / "heatmap.svg").read_text()
+    for cell in ("94.11 ± 0.00", "95.25 ± 0.00", "–", "N/A"):
+        assert f">{cell}</text>" in text
