@@ -14,4 +14,5 @@ if importlib.util.find_spec("mmdet") is not None:
     fixes.apply()
     import fst.detection.classes
     import fst.detection.data
+    import fst.detection.drawing
     import fst.detection.metric  # noqa: F401

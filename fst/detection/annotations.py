@@ -20,8 +20,7 @@ POLICIES = ("error", "skip")
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 Size = tuple[int, int]  # width, height
 
-_TAIL = 4096  # bytes at the end of a file in which its end marker must be
-_END_MARKERS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _ORIENTATION = 0x0112  # EXIF tag; from 5 on width and height are exchanged on loading
 _UNREADABLE = (
     OSError,
@@ -218,12 +217,12 @@ class Probe(NamedTuple):
 
 
 def probe_image(path: str) -> Probe:
-    """Reads an image's header and looks for its end; decodes it only where both are in doubt."""
+    """Reads an image's header and looks at its last bytes; decodes it only if they are unusual."""
     try:
         with Image.open(path) as image:
             stored = image.size
-            marker = _END_MARKERS.get(image.format or "")
-            if marker is None or marker not in _tail(path):
+            end = _ENDS.get(image.format or "")
+            if end is None or not _ends_with(path, end):
                 image.load()
             is_turned = image.getexif().get(_ORIENTATION, 1) >= 5
     except FileNotFoundError:
@@ -233,11 +232,10 @@ def probe_image(path: str) -> Probe:
     return Probe((stored[::-1], stored) if is_turned else (stored,))
 
 
-def _tail(path: str) -> bytes:
+def _ends_with(path: str, end: bytes) -> bool:
     with open(path, "rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(end - _TAIL, 0))
-        return file.read()
+        file.seek(max(file.seek(0, 2) - len(end), 0))
+        return file.read() == end
 
 
 def find_image(folder: str, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop
 from torch import nn
 
 from fst.detection.annotations import read_coco, read_voc
@@ -31,7 +32,10 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     root = dataset.get("data_root") or ""
     path = osp.join(root, dataset["ann_file"])
     if not osp.isfile(path):
-        raise FileNotFoundError(f"classes='auto': annotation file {path!r} does not exist")
+        raise FileNotFoundError(
+            f"classes='auto': annotation file {path!r} does not exist; set data_root to the "
+            "folder of the data set, or link it there"
+        )
     if layout == "coco":
         return [str(category["name"]) for category in read_coco(path)["categories"]]
     prefix = dataset.get("data_prefix", {}).get("sub_data_root", "")
@@ -78,32 +82,58 @@ def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
                 )
 
 
+def checkpoint_classes(checkpoint: Any) -> list[str]:
+    """The classes of the data that a checkpoint was trained on; empty if it does not say."""
+    meta = checkpoint.get("meta") if isinstance(checkpoint, dict) else None
+    data = meta.get("dataset_meta") if isinstance(meta, dict) else None
+    return [str(name) for name in (data or {}).get("classes") or ()]
+
+
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
-    """Before anything is trained or evaluated, compares the classes of all data with the heads."""
+    """Compares the classes of data, heads and checkpoint before anything is trained or tested."""
 
     def before_train(self, runner: Any) -> None:
         """Checks training data against the heads, and validation data against training data."""
-        loops = [runner.train_loop] + ([runner.val_loop] if runner.val_loop else [])
-        self._check(runner, *loops)
-
-    def before_test(self, runner: Any) -> None:
-        """Checks test data against the heads."""
-        self._check(runner, runner.test_loop)
+        self._check(runner)
 
     def before_val(self, runner: Any) -> None:
         """Checks validation data against the heads."""
-        self._check(runner, runner.val_loop)
+        self._check(runner)
+
+    def before_test(self, runner: Any) -> None:
+        """Checks test data against the heads."""
+        self._check(runner)
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:
+        """To resume or to test, checks that labels mean what they meant to the checkpoint."""
+        loops = _built_loops(runner)
+        known = tuple(checkpoint_classes(checkpoint))
+        if not known or ("train" in loops and not runner._resume):
+            return
+        for name, classes in _classes_of_loops(loops).items():
+            if classes != known:
+                raise ValueError(
+                    f"the checkpoint was trained on the classes {', '.join(known)}; the {name} "
+                    f"data has {', '.join(classes)}: set `classes` in the config to the former"
+                )
 
     @staticmethod
-    def _check(runner: Any, *loops: Any) -> None:
+    def _check(runner: Any) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        metas = [getattr(loop.dataloader.dataset, "metainfo", {}) for loop in loops]
-        names = [tuple(meta["classes"]) for meta in metas if meta.get("classes")]
-        for classes in names:
+        found = _classes_of_loops(_built_loops(runner))
+        for classes in found.values():
             check_heads(model, classes)
-            if classes != names[0]:
-                raise ValueError(
-                    f"training data has the classes {names[0]}, validation data {classes}: "
-                    "labels would mean different things"
-                )
+        if len(set(found.values())) > 1:
+            lists = "; ".join(f"{name}: {', '.join(names)}" for name, names in found.items())
+            raise ValueError(f"the data sets have different classes, so labels differ: {lists}")
+
+
+def _built_loops(runner: Any) -> dict[str, BaseLoop]:
+    loops = {name: getattr(runner, f"_{name}_loop") for name in ("train", "val", "test")}
+    return {name: loop for name, loop in loops.items() if isinstance(loop, BaseLoop)}
+
+
+def _classes_of_loops(loops: Mapping[str, BaseLoop]) -> dict[str, tuple[str, ...]]:
+    metas = {n: getattr(loop.dataloader.dataset, "metainfo", None) for n, loop in loops.items()}
+    return {n: tuple(meta["classes"]) for n, meta in metas.items() if meta and meta.get("classes")}

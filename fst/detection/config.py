@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os.path as osp
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fst.detection.annotations import POLICIES
-from fst.detection.classes import classes_of, set_num_classes
+from fst.detection.classes import checkpoint_classes, classes_of, set_num_classes
+from fst.engine.checkpoint import load_checkpoint_safely
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 EVALUATORS = ("val_evaluator", "test_evaluator")
@@ -24,7 +26,7 @@ LAYOUTS = {
 }
 
 
-def prepare(config: Any, checkpoint: Any = None) -> None:
+def prepare(config: Any, checkpoint: str | None = None) -> None:
     """Carries out `classes`, `bad_annotations` and `data_root` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with `bad_annotations`.
@@ -34,7 +36,7 @@ def prepare(config: Any, checkpoint: Any = None) -> None:
 
     Args:
         config: mmengine's Config.
-        checkpoint: A training checkpoint (loaded), whose classes "auto" means, if there is one.
+        checkpoint: Path of a checkpoint to use, whose classes "auto" means if it names them.
 
     Raises:
         FileNotFoundError: the annotations that "auto" reads are missing.
@@ -87,12 +89,14 @@ def _set_data_root(config: Any, datasets: list[Any]) -> None:
         )
 
 
-def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: Any) -> None:
+def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: str | None) -> None:
     classes = config.get("classes")
     if classes is None:
         return
     if classes == "auto":
-        classes = _classes_of_checkpoint(checkpoint) or _classes_of_data(datasets)
+        has_checkpoint = checkpoint is not None and Path(checkpoint).is_file()
+        known = checkpoint_classes(load_checkpoint_safely(checkpoint)) if has_checkpoint else []
+        classes = known or _classes_of_data(datasets)
     is_list = isinstance(classes, (list, tuple)) and classes
     if not is_list or not all(isinstance(name, str) and name for name in classes):
         raise ValueError(f"classes={classes!r} must be 'auto' or a list of names")
@@ -103,12 +107,6 @@ def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: Any) -
         for dataset in group:
             dataset["metainfo"] = {**(dataset.get("metainfo") or {}), "classes": tuple(classes)}
     set_num_classes(config.model, len(classes))
-
-
-def _classes_of_checkpoint(checkpoint: Any) -> list[str]:
-    meta = checkpoint.get("meta") if isinstance(checkpoint, dict) else None
-    names = ((meta or {}).get("dataset_meta") or {}).get("classes") or ()
-    return [str(name) for name in names]
 
 
 def _classes_of_data(datasets: dict[str, list[Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from mmengine.config import Config, DictAction
 import fst
 from fst.engine.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.config import check_config, load_config
+from fst.engine.hooks import SparsityHook
 from fst.engine.runner import Runner
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -69,7 +70,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
-    config = load_config(arguments.config, arguments.cfg_options)
+    checkpoint = getattr(arguments, "checkpoint", None)
+    config = load_config(arguments.config, arguments.cfg_options, checkpoint)
     if arguments.work_dir is not None:
         config.work_dir = arguments.work_dir
     elif config.get("work_dir") is None:
@@ -140,9 +142,21 @@ def test(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
     _run_options(parser)
     parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
+    parser.add_argument(
+        "--show-dir",
+        metavar="DIR",
+        help="draw what a detector finds on the test images, as PNG files in DIR",
+    )
+    parser.add_argument(
+        "--show-score-thr",
+        type=float,
+        metavar="SCORE",
+        help="draw detections from this score on (default: 0.3)",
+    )
     arguments = parser.parse_args(argv)
     with _user_errors(parser):
         config = _configured(arguments)
+        _draw(config, arguments.show_dir, arguments.show_score_thr)
         config.load_from, config.resume = arguments.checkpoint, False
         for part in ("dataloader", "cfg", "evaluator"):
             if config.get(f"test_{part}") is None:
@@ -154,6 +168,23 @@ def test(argv: Sequence[str] | None = None) -> int:
         check_config(config, ("test_dataloader",))
     _run(config, Runner.test)
     return 0
+
+
+def _draw(config: Config, folder: str | None, score: float | None) -> None:
+    """Adds the hook that draws detections."""
+    if folder is None:
+        if score is not None:
+            raise ValueError("--show-score-thr needs --show-dir")
+        return
+    if config.get("default_scope") != "mmdet":
+        raise ValueError(
+            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'"
+        )
+    from fst.detection.drawing import DrawDetectionsHook
+
+    options = {"folder": folder, "score_thr": 0.3 if score is None else score}
+    DrawDetectionsHook(**options)  # refuses wrong values before the run
+    config.custom_hooks = [*config.custom_hooks, {"type": "DrawDetectionsHook", **options}]
 
 
 def fold(argv: Sequence[str] | None = None) -> int:
@@ -175,7 +206,7 @@ def fold(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     with _user_errors(parser):
-        config = load_config(arguments.config, arguments.cfg_options)
+        config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         root = _trained_root(config, arguments.checkpoint)
         folded = fst.fold(root)
         save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
@@ -207,9 +238,8 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
         model_config.setdefault("data_preprocessor", config.data_preprocessor)
     model = MODELS.build(model_config)
     root = getattr(model, "sparse_root", model)
-    options = {k: v for k, v in sparsity.items() if k != "log_interval"}
-    layers = {k: options.pop(k, None) for k in ("include", "exclude")}
-    fst.convert(root, fst.get_strategy(options.pop("strategy"), **options), **layers)
+    hook = SparsityHook(**sparsity)
+    fst.convert(root, hook.strategy, include=hook.include, exclude=hook.exclude)
     try:
         model.load_state_dict(state_dict_of(checkpoint, path))
     except RuntimeError as error:

@@ -29,15 +29,15 @@ DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})
 
 
 def load_config(
-    path: str, options: Mapping[str, Any] | None = None, checkpoint: Any = None
+    path: str, options: Mapping[str, Any] | None = None, checkpoint: str | None = None
 ) -> Config:
     """Reads a config and applies `options` ("train_cfg.max_epochs" -> 3) to it.
 
     Args:
         path: The config file.
         options: Changes to it.
-        checkpoint: A loaded checkpoint that will be used with it, from which a detector's config
-            with classes="auto" takes them.
+        checkpoint: Path of the checkpoint that will be used with it: where the config of a
+            detector says classes="auto", they are the checkpoint's if it names them.
 
     Raises:
         FileNotFoundError: there is no such file.
