@@ -1,6 +1,8 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
 from fst import masks
+from fst.channel_lasso import ChannelLasso
+from fst.channels import fit_channels
 from fst.convert import convert
 from fst.fold import fold
 from fst.modules import SparseConv2d, SparseLinear, sparse_layers
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NM",
     "Alternating",
+    "ChannelLasso",
     "ConversionReport",
     "DropAndGrow",
     "GrowingSparsity",
@@ -50,6 +53,7 @@ __all__ = [
     "Unstructured",
     "attach",
     "convert",
+    "fit_channels",
     "fold",
     "get_strategy",
     "list_strategies",

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
+    from fst.channel_lasso import TracedChannels
     from fst.modules import SparseLayer
 
 Layers: TypeAlias = "Sequence[SparseLayer]"
@@ -26,6 +28,12 @@ class Run:
         optimizer: holds the weights of the layers.
         total_steps: optimizer steps of the whole training, or None if nobody said.
         steps_per_epoch: likewise of one epoch; a fraction where steps span epochs.
+        model: the converted model.
+
+    Attributes:
+        loss: what `Attachment.report_loss` was told last.
+        hooks: handles of what schedules registered; removed with the attachment.
+        channels: what `fst.channel_lasso` has traced.
     """
 
     def __init__(
@@ -33,6 +41,7 @@ class Run:
         optimizer: torch.optim.Optimizer,
         total_steps: int | None = None,
         steps_per_epoch: float | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         for name, value in (("total_steps", total_steps), ("steps_per_epoch", steps_per_epoch)):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -41,6 +50,10 @@ class Run:
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
+        self.model = model
+        self.loss: Tensor | None = None
+        self.hooks: list[RemovableHandle] = []
+        self.channels: TracedChannels | None = None
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
 
     def skip_update(self) -> None:
@@ -77,10 +90,15 @@ class Schedule:
     Attributes:
         needs: the arguments of `fst.attach` that it cannot do without.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
+        removes_channels: whether the model gets smaller; Parameters are then replaced.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     needs_trained_model: ClassVar[bool] = False
+    removes_channels: ClassVar[bool] = False
+
+    def attached(self, layers: Layers, run: Run) -> None:
+        """At the end of `fst.attach`: refuse now what cannot work, register hooks."""
 
     def start(self, layers: Layers, run: Run) -> None:
         """Before the first training step: the first masks."""

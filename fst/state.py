@@ -101,6 +101,8 @@ class Attachment:
         for layer in layers:
             if layer.strategy.schedule is not None:
                 self._scheduled.setdefault(layer.strategy, []).append(layer)
+        for strategy, scheduled in self._scheduled.items():
+            strategy.schedule.attached(scheduled, run)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -108,9 +110,13 @@ class Attachment:
         for layer in layers:
             layer.attached, layer.start_schedule = True, self._start
 
+    def report_loss(self, loss: torch.Tensor) -> None:
+        """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one."""
+        self._run.loss = loss.detach()
+
     def remove(self) -> None:
         """Detach from the optimizer."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._run.hooks):
             hook.remove()
         for layer in self._layers:
             layer.attached, layer.start_schedule = False, None
@@ -178,7 +184,7 @@ def attach(
     layers = _layers(model)
     if any(layer.attached for layer in layers.values()):
         raise ValueError("model is attached to an optimizer already; remove() that handle first.")
-    run = Run(optimizer, total_steps, steps_per_epoch)
+    run = Run(optimizer, total_steps, steps_per_epoch, model)
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     owners: dict[int, str] = {}
     for name, layer in layers.items():

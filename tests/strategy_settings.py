@@ -176,6 +176,9 @@ SETTINGS: tuple[Setting, ...] = (
     # filters, zeroed between epochs
     _row("asfp", dense=_ALL),
     _row("asfp", "half", dense=_ALL, goal=0.5),
+    # dense, and channels are removed
+    _row("prunetrain", dense=_ALL),
+    _row("prunetrain", "often", dense=_ALL, interval=1, ratio=0.1),
     # not in the registry: every operand and rule that a user can combine
     _row(
         "custom",

@@ -36,7 +36,9 @@ def batch(seed: int = 0, size: int = 4, dtype: torch.dtype = torch.float64) -> T
 def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> fst.state.Attachment:
     """`fst.attach` for a training of 20 steps in four epochs."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
-    return fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
+    attachment = fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
+    attachment.report_loss(torch.tensor(1.0))
+    return attachment
 
 
 def gradients(net: nn.Module) -> dict[str, Tensor]:

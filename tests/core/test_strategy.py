@@ -11,6 +11,7 @@ import fst
 from fst import (
     NM,
     Alternating,
+    ChannelLasso,
     KernelPatterns,
     Reuse,
     SameAsOutput,
@@ -109,6 +110,7 @@ def test_defaults_of_the_papers():
         Strategy("meprop", None, TopK(density=0.5), TopK(density=0.5)),
         Strategy("resprop", None, Reuse(density=0.5), Reuse(density=0.5)),
         Strategy("sparsetrain", count_zeros=True),
+        Strategy("prunetrain", schedule=ChannelLasso(ratio=0.2, interval=10, threshold=1e-4)),
     ]
     assert sorted(s.name for s in expected) == fst.list_strategies()
     for strategy in expected:
