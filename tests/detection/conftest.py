@@ -22,7 +22,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _quick(monkeypatch):
+    # laying out the text of a config for the log takes mmengine as long as these trainings
+    monkeypatch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,7 +58,9 @@ def write_config(tmp_path, drawn):
 
     def write(detector, root=None, **options):
         path = tmp_path / f"{detector}{os.getpid()}_{next(_numbers)}.py"
-        path.write_text(toy.config_text(detector, root or drawn, **options))
+        text = toy.config_text(detector, root or drawn, **options)
+        # mmdet calls every visualizer "visualizer", and mmengine keeps one per name and process
+        path.write_text(f'{text}visualizer = dict(name="{path.stem}")\n')
         return str(path)
 
     return write

@@ -189,17 +189,18 @@ test_pipeline = [
     ),
 ]
 metainfo = dict(classes=("RBC", "WBC", "Platelets"))
+data_root = "{root}"
 train_dataloader = dict(
     batch_size=2, num_workers=0, persistent_workers=False,
     dataset=dict(
-        _delete_=True, data_root="{root}", {train_data}, metainfo=metainfo,
+        _delete_=True, data_root=data_root, {train_data}, metainfo=metainfo,
         filter_cfg=dict(filter_empty_gt=True), pipeline=train_pipeline,
     ),
 )
 val_dataloader = dict(
     num_workers=0, persistent_workers=False,
     dataset=dict(
-        _delete_=True, data_root="{root}", {val_data}, metainfo=metainfo, test_mode=True,
+        _delete_=True, data_root=data_root, {val_data}, metainfo=metainfo, test_mode=True,
         pipeline=test_pipeline,
     ),
 )

@@ -23,7 +23,7 @@ def build_dataloader(
     """As mmengine's, with batched access to FST's datasets and randomness that never repeats.
 
     Every loader draws its workers' seeds from a generator of its own, so that neither validation
-    nor a restart shifts the global one.
+    nor a restart shifts the global one. Workers of other packages' datasets never persist.
     """
     if isinstance(dataloader, DataLoader):
         return dataloader
@@ -37,6 +37,8 @@ def build_dataloader(
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
         config.pop("disable_subprocess_warning", None)  # of the default worker_init_fn only
+        # the generators of a worker that persists depend on epochs that a resumed run has not run
+        config["persistent_workers"] = False
         loader = mmengine.runner.Runner.build_dataloader(config, seed, diff_rank_seed)
     loader.generator = torch.Generator()
     if seed is not None:
