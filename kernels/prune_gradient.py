@@ -51,9 +51,9 @@ def prune(
         raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
     if n == m or grad_output.numel() == 0:
         return grad_output.clone(memory_format=torch.preserve_format)
+    result = torch.empty_like(grad_output)
     if layout_of(grad_output) is None:
         grad_output = grad_output.contiguous()
-    result = torch.empty_like(grad_output)
     scale = None
     if rule == "magnitude_rescaled" and rescale != "group":
         scale = _scale(grad_output, n, m, rescale, groups)

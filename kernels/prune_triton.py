@@ -302,7 +302,7 @@ def _sums_kernel(
     zero = tl.zeros((ROWS, COLUMNS), tl.float32)
     before = ()
     after = ()
-    for j in tl.static_range(M):
+    for _j in tl.static_range(M):
         before = before + (zero,)
         after = after + (zero,)
     for step in range(steps):
@@ -363,7 +363,7 @@ def _scale_kernel(sums_ptr, scale_ptr, channels, rows, BLOCK: tl.constexpr):
     before = tl.zeros((BLOCK,), tl.float32)
     after = tl.zeros((BLOCK,), tl.float32)
     at = sums_ptr + tl.program_id(0).to(tl.int64) * rows * 2 * channels + channel
-    for row in range(rows):
+    for _row in range(rows):
         before += tl.load(at, mask=channel < channels, other=0.0)
         after += tl.load(at + channels, mask=channel < channels, other=0.0)
         at += 2 * channels

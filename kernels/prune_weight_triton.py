@@ -34,11 +34,20 @@ def decayed(gradient, weight, kept, decay):
 
 
 @triton.jit
+def _room(row_inside, flat, channels, channel_room, FLAT: tl.constexpr):
+    """What `_load_row` and `_store_row` may touch of a row: a mask, or how many of a run."""
+    if FLAT:
+        return row_inside & (flat < channels)
+    else:
+        return tl.where(row_inside, channel_room, 0)
+
+
+@triton.jit
 def _load_row(
     pointer, offset, step, room, M: tl.constexpr, LOG: tl.constexpr, SHAPE: tl.constexpr, FLAT
 ):
     if FLAT:
-        return split(tl.load(pointer + offset, mask=room > 0, other=0.0), SHAPE[0], SHAPE[1], LOG)
+        return split(tl.load(pointer + offset, mask=room, other=0.0), SHAPE[0], SHAPE[1], LOG)
     else:
         elements = ()
         for b in tl.static_range(M):
@@ -59,7 +68,7 @@ def _store_row(
     FLAT,
 ):
     if FLAT:
-        tl.store(pointer + offset, join(values, SHAPE[0], SHAPE[1], LOG), mask=room > 0)
+        tl.store(pointer + offset, join(values, SHAPE[0], SHAPE[1], LOG), mask=room)
     else:
         for b in tl.static_range(M):
             tl.store(pointer + offset + b * step, values[b], mask=b < room)
@@ -96,7 +105,7 @@ def _pair_kernel(
     row = table_ptr + tl.load(tile) * 12
     local = tl.load(tile + 1).to(tl.int32)
     outputs = _integer(row, 5)
-    channels = _integer(row, 6)
+    channels = _integer(row, 6) * ALIGN
     taps = _integer(row, 7)
     per_part = _integer(row, 8)
     output_step = _integer(row, 9) * ALIGN
@@ -125,15 +134,14 @@ def _pair_kernel(
     if FLAT:
         flat = first_column * M + tl.arange(0, COLUMNS * M)[None, :]
         offset = output * output_step + tap * tap_step + flat
-        inside = flat < channels
     else:
+        flat = at_column
         offset = output * output_step + tap * tap_step + channel * channel_step
-        inside = channel_room
 
     weight_ptr = _address(row, 0, WEIGHT)
     rows = ()
     for a in tl.static_range(M):
-        room = tl.where(a < output_room, inside.to(tl.int32), 0)
+        room = _room(a < output_room, flat, channels, channel_room, FLAT)
         at = offset + a * output_step
         rows = rows + _load_row(weight_ptr, at, channel_step, room, M, LOG, SHAPE, FLAT)
     values = ()
@@ -142,7 +150,7 @@ def _pair_kernel(
         values = values + (tl.where(valid, magnitude(rows[i]), -1),)
 
     for a in tl.static_range(M):
-        room = tl.where(a < output_room, inside.to(tl.int32), 0)
+        room = _room(a < output_room, flat, channels, channel_room, FLAT)
         at = offset + a * output_step
         if N_OUTPUT > 0:
             group = ()
@@ -178,7 +186,7 @@ def _pair_kernel(
             )
         grad_input_ptr = _address(row, 2, RESULT)
         for a in tl.static_range(M):
-            room = tl.where(a < output_room, inside.to(tl.int32), 0)
+            room = _room(a < output_room, flat, channels, channel_room, FLAT)
             result = ()
             for b in tl.static_range(M):
                 cast = rounded(rows[a * M + b], RESULT)

@@ -1,0 +1,171 @@
+"""The kernels as torch operators (``torch.ops.fst``), which torch.compile traces without breaks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fst.backends import sources
+
+
+def _kernels(module: str) -> ModuleType:
+    reason = sources.triton_missing()
+    if reason:
+        raise RuntimeError(f"the Triton kernels cannot run here: {reason}.")
+    return sources.load(module)
+
+
+def _on(tensor: Tensor) -> AbstractContextManager[object]:
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+@torch.library.custom_op("fst::prune_grad_output", mutates_args=())
+def prune_grad_output(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
+) -> Tensor:
+    """grad_output (N, C, P, Q) pruned along C, as `fst.ops.prune.prune_grad_output` does it.
+
+    ``seed``: one int64 on the same device, for rule="random" only.
+    """
+    with _on(grad_output):
+        return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
+
+
+@prune_grad_output.register_fake
+def _(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
+) -> Tensor:
+    return torch.empty_like(grad_output)
+
+
+@torch.library.custom_op("fst::prune_weights", mutates_args=())
+def prune_weights(
+    weights: Sequence[Tensor],
+    groups: Sequence[int],
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    dtype: torch.dtype,
+    masks: bool,
+) -> list[Tensor]:
+    """S(W) of all weights, then S(Wᵀ) of all, then (``masks``) the bool masks of S(W).
+
+    A pattern with n = 0 is left out, and its tensors with it. Weights are (Cout, Cin/groups, kh,
+    kw); results have their strides.
+    """
+    results = _weight_results(weights, n_output, n_grad_input, dtype, masks)
+    count = len(weights)
+    outputs = results[:count] if n_output else [None] * count
+    rest = results[count:] if n_output else results
+    grad_inputs = rest[:count] if n_grad_input else [None] * count
+    kept = rest[-count:] if masks else [None] * count
+    kernels = _kernels("prune_weight")
+    jobs = [
+        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, kept, strict=True)
+    ]
+    with _on(weights[0]):
+        kernels.prune(
+            jobs,
+            (n_output, m_output) if n_output else None,
+            (n_grad_input, m_grad_input) if n_grad_input else None,
+        )
+    return results
+
+
+@prune_weights.register_fake
+def _(
+    weights: Sequence[Tensor],
+    groups: Sequence[int],
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    dtype: torch.dtype,
+    masks: bool,
+) -> list[Tensor]:
+    return _weight_results(weights, n_output, n_grad_input, dtype, masks)
+
+
+def _weight_results(
+    weights: Sequence[Tensor], n_output: int, n_grad_input: int, dtype: torch.dtype, masks: bool
+) -> list[Tensor]:
+    if masks and not n_output:
+        raise ValueError("masks=True needs n_output >= 1: the masks are those of S(W).")
+    dtypes = [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
+    return [torch.empty_like(weight, dtype=kind) for kind in dtypes for weight in weights]
+
+
+@torch.library.custom_op("fst::add_decay", mutates_args=("gradients",))
+def add_decay(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    groups: Sequence[int],
+    n: int,
+    m: int,
+    decay: float,
+) -> None:
+    """gradient += decay · (W − S(W)) for all weights; S(W) is found anew, no mask is read."""
+    kernels = _kernels("prune_weight")
+    jobs = [
+        kernels.Job(weight, group, gradient=gradient)
+        for weight, gradient, group in zip(weights, gradients, groups, strict=True)
+    ]
+    with _on(weights[0]):
+        kernels.prune(jobs, (n, m), None, decay)
+
+
+@add_decay.register_fake
+def _(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    groups: Sequence[int],
+    n: int,
+    m: int,
+    decay: float,
+) -> None:
+    return None
+
+
+@torch.library.custom_op("fst::fold_grad_output", mutates_args=())
+def fold_grad_output(
+    grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
+) -> list[Tensor]:
+    """`fst.ops.alternating.fold_grad_output` with restoration; lattices are flattened fours."""
+    results = _folded(grad_output, lattices)
+    with _on(grad_output):
+        _kernels("fold").fold(grad_output, results, tuple(block), _fours(lattices))
+    return results
+
+
+@fold_grad_output.register_fake
+def _(grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]) -> list[Tensor]:
+    return _folded(grad_output, lattices)
+
+
+def _fours(lattices: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(lattices[i : i + 4]) for i in range(0, len(lattices), 4)]
+
+
+def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
+    """Uninitialised (N, C, rows, columns) of each lattice, in the memory format of grad_output."""
+    samples, channels, height, width = grad_output.shape
+    last = grad_output.is_contiguous(memory_format=torch.channels_last)
+    inner = last and not grad_output.is_contiguous()
+    return [
+        torch.empty(
+            samples,
+            channels,
+            (height - row + row_step - 1) // row_step,
+            (width - column + column_step - 1) // column_step,
+            dtype=grad_output.dtype,
+            device=grad_output.device,
+            memory_format=torch.channels_last if inner else torch.contiguous_format,
+        )
+        for row, row_step, column, column_step in _fours(lattices)
+    ]

@@ -1,0 +1,186 @@
+"""The backends there are, whether they can run here, and which ones are forced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fst._text import suggest, table
+from fst.backends import sources
+
+VARIABLE = "FST_BACKENDS"
+OPERATIONS = {
+    "prune_weight": "S(W) and S(Wᵀ) of a network, and SR-STE's term",
+    "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP)",
+    "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
+    "grad_weight": "the strided weight gradient of the alternating rule",
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operation.
+
+    Attributes:
+        operation: one of `OPERATIONS`.
+        name: unique within the operation; "torch" is the default everywhere.
+        computes: how, in words.
+        verified: whether it has been compared with the reference on the device it is made for.
+        missing: why it cannot run here, "" if it can.
+    """
+
+    operation: str
+    name: str
+    computes: str
+    verified: bool
+    missing: Callable[[], str]
+
+    @property
+    def state(self) -> str:
+        """ "verified" or "unverified"."""
+        return "verified" if self.verified else "unverified"
+
+    @property
+    def usable_by_default(self) -> bool:
+        """Whether the autotuner may choose it without being asked."""
+        return self.verified and not self.missing()
+
+
+_BACKENDS: dict[tuple[str, str], Backend] = {}
+_FORCED: dict[str, str] = {}
+
+
+def register_backend(backend: Backend) -> Backend:
+    """Add a backend.
+
+    Raises:
+        ValueError: unknown operation, or the name is taken.
+    """
+    _check_operation(backend.operation)
+    key = (backend.operation, backend.name)
+    if key in _BACKENDS:
+        raise ValueError(f"name={backend.name!r} is taken in operation {backend.operation!r}.")
+    _BACKENDS[key] = backend
+    return backend
+
+
+def backends(operation: str | None = None) -> tuple[Backend, ...]:
+    """All backends, or those of one operation."""
+    if operation is not None:
+        _check_operation(operation)
+    return tuple(b for b in _BACKENDS.values() if operation in (None, b.operation))
+
+
+def backend(operation: str, name: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        ValueError: unknown operation or name.
+    """
+    _check_operation(operation)
+    found = _BACKENDS.get((operation, name))
+    if found is None:
+        names = [b.name for b in backends(operation)]
+        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, names)}")
+    return found
+
+
+@contextlib.contextmanager
+def force(**names: str) -> Iterator[None]:
+    """Use these backends whatever is faster, unverified ones included, inside a ``with`` block.
+
+    The environment variable FST_BACKENDS does the same for a process.
+
+    Example:
+        ``with fst.backends.force(prune_grad_output="triton"): loss.backward()``
+
+    Raises:
+        ValueError: unknown operation or name.
+        RuntimeError: the backend cannot run here; the message says why.
+    """
+    for operation, name in names.items():
+        _check_usable(operation, name)
+    before = dict(_FORCED)
+    _FORCED.update(names)
+    try:
+        yield
+    finally:
+        _FORCED.clear()
+        _FORCED.update(before)
+
+
+def forced(operation: str) -> str | None:
+    """Name of the backend that `force` or FST_BACKENDS demands, or None."""
+    _check_operation(operation)
+    name = _FORCED.get(operation)
+    if name is None:
+        name = _from_environment(os.environ.get(VARIABLE, "")).get(operation)
+        if name is not None:
+            _check_usable(operation, name)
+    return name
+
+
+def _from_environment(text: str) -> dict[str, str]:
+    """``"prune_weight=triton,grad_weight=strided"`` as a dictionary."""
+    names = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        operation, equals, name = part.partition("=")
+        if not equals or operation not in OPERATIONS:
+            raise ValueError(
+                f"{VARIABLE}={text!r}: {part!r} is not OPERATION=BACKEND."
+                f"{suggest(operation, OPERATIONS)}"
+            )
+        names[operation] = name
+    return names
+
+
+def _check_operation(operation: str) -> None:
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation={operation!r} is unknown.{suggest(operation, OPERATIONS)}")
+
+
+def _check_usable(operation: str, name: str) -> None:
+    reason = backend(operation, name).missing()
+    if reason:
+        raise RuntimeError(f"{operation}={name!r} cannot be forced here: {reason}")
+
+
+def describe() -> str:
+    """Table of all backends: state, and whether they can run here."""
+    rows = [
+        (b.operation, b.name, b.state, b.missing() or "available", b.computes) for b in backends()
+    ]
+    return table(("operation", "backend", "state", "here", "computes"), rows)
+
+
+def _nothing_missing() -> str:
+    return ""
+
+
+for _operation in OPERATIONS:
+    if _operation != "grad_weight":
+        register_backend(
+            Backend(_operation, "torch", "PyTorch's own operators", True, _nothing_missing)
+        )
+for _name, _computes in (
+    ("strided", "the library's kernel with a doubled stride"),
+    ("transposed", "the same on transposed images, so that the stride is vertical"),
+):
+    register_backend(Backend("grad_weight", _name, _computes, True, _nothing_missing))
+for _operation, _computes in (
+    ("prune_weight", "all weights in one or few launches, each read once"),
+    ("prune_grad_output", "one read, one write; rescaling reads twice"),
+    ("fold_grad_output", "one read, half a write"),
+):
+    register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
+register_backend(
+    Backend(
+        "prune_grad_output",
+        "one_thread_per_group",
+        "SDGP's published design in CUDA C++, the baseline of benchmarks",
+        False,
+        sources.cuda_missing,
+    )
+)
