@@ -13,8 +13,16 @@ from typing import Any
 from mmengine.config import Config
 
 from fst.ablation.grid import Grid
-from fst.engine.config import KNOWN_KEYS, check_config, load_config
+from fst.engine.config import (
+    DETECTION_KEYS,
+    KNOWN_KEYS,
+    check_config,
+    check_names,
+    load_config,
+)
 from fst.engine.text import nearest
+
+KEYS = KNOWN_KEYS | DETECTION_KEYS
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,9 @@ def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Changes to a config by dotted names; refuses those whose first part nothing reads."""
     for option in options:
         root = str(option).split(".")[0]
-        if root not in KNOWN_KEYS:
+        if root not in KEYS:
             raise ValueError(
-                f"{where}: {option!r}: {root!r} is no configuration key.{nearest(root, KNOWN_KEYS)}"
+                f"{where}: {option!r}: {root!r} is no configuration key.{nearest(root, KEYS)}"
             )
     return {str(option): value for option, value in options.items()}
 
@@ -84,9 +92,9 @@ def _configured(grid: Grid, name: str) -> Config:
     setting = grid.settings[name]
     where = f"{grid.path}: setting {name!r}"
     try:
-        load_config(str(setting.base))  # refuses names that nothing reads
+        check_names(setting.base)
         base = Config.fromfile(setting.base).to_dict()
-        config = Config({k: v for k, v in base.items() if k in KNOWN_KEYS})
+        config = Config({k: v for k, v in base.items() if k in KEYS})
         for options in (grid.options, setting.options):
             config.merge_from_dict(parse_options(options, "options"))
         if grid.epochs is not None:
@@ -118,6 +126,8 @@ def set_epochs(config: Config, epochs: int) -> None:
         raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs")
     schedulers = config.get("param_scheduler") or []
     for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+        if not scheduler.get("by_epoch", True):  # counts iterations
+            continue
         begin = scheduler.get("begin", 0)
         milestones = scheduler.get("milestones", [])
         ends_early = scheduler.get("end", last) != last

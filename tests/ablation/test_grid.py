@@ -123,11 +123,14 @@ def test_a_run_comes_after_the_one_it_starts_from(write_grid):
 
 def test_epochs_stretch_the_schedules_that_last_to_the_end():
     warmup, cosine = {"type": "LinearLR", "end": 2}, {"begin": 2, "end": 8, "T_max": 6}
-    config = Config({"train_cfg": {"max_epochs": 8}, "param_scheduler": [warmup, cosine]})
+    iterations = {"by_epoch": False, "end": 500}
+    schedulers = [warmup, cosine, dict(iterations)]
+    config = Config({"train_cfg": {"max_epochs": 8}, "param_scheduler": schedulers})
     set_epochs(config, 5)
     assert config.train_cfg.max_epochs == 5
     assert config.param_scheduler[0].end == 2
     assert config.param_scheduler[1] == {"begin": 2, "end": 5, "T_max": 3}
+    assert config.param_scheduler[2] == iterations
     with pytest.raises(ValueError, match="epochs=2 is too few"):
         set_epochs(config, 2)
 
