@@ -36,9 +36,10 @@ COMMANDS: dict[str, ModuleType] = {
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = argparse.ArgumentParser(
+        prog="tools/analyze.py",
         description="The papers' figures and tables for any model and data. Every subcommand "
         "writes a folder with figures (SVG, PNG), tables (analysis.md) and analysis.json, which "
-        "tools/report.py reads."
+        "tools/report.py reads.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
     for name, module in COMMANDS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,13 +18,21 @@ from fst.strategy import NM, Strategy
 REFERENCES = ("forward", "dense")
 
 
+def one_step(strategy: Strategy) -> Strategy:
+    """``strategy`` without what works across steps: its schedule, and the decay of weights.
+
+    Masks are then those that its rules give for the weights as they are.
+    """
+    return replace(strategy, decay=0.0, schedule=None)
+
+
 @dataclass(frozen=True)
 class Contestant:
     """A way to compute gradients, and the exact way that it approximates.
 
     Attributes:
         label: as the user wrote it.
-        rule: a strategy (its decay is left out, which is no error of pruning) or a probe.
+        rule: a strategy (see `one_step`) or a probe.
     """
 
     label: str
@@ -32,13 +41,18 @@ class Contestant:
     def prepare(self, model: nn.Module, selectors: Mapping[str, Any], seed: int = 0) -> None:
         """Make ``model`` (dense) compute its gradients this way."""
         if isinstance(self.rule, Strategy):
-            fst.convert(model, replace(self.rule, decay=0.0), **selectors)
+            fst.convert(model, one_step(self.rule), **selectors)
             fst.seed_random_rules(model, seed)
+            _keep_masks(model, model)
         else:
             insert_probe(model, self.rule)
 
     def prepare_reference(
-        self, model: nn.Module, selectors: Mapping[str, Any], reference: str = "forward"
+        self,
+        model: nn.Module,
+        selectors: Mapping[str, Any],
+        reference: str = "forward",
+        seed: int = 0,
     ) -> None:
         """Make ``model`` compute exact gradients: "forward" prunes the forward pass as the
         contestant does and nothing else, "dense" prunes nothing.
@@ -47,8 +61,21 @@ class Contestant:
             raise ValueError(f"reference={reference!r} must be one of {', '.join(REFERENCES)}.")
         rule = self.rule.output if isinstance(self.rule, Strategy) else None
         if rule is not None and reference == "forward":
-            forward = Strategy("forward", output=rule, min_in_channels=self.rule.min_in_channels)
+            pruned = copy.deepcopy(model)
+            self.prepare(pruned, selectors, seed)
+            least = self.rule.min_in_channels
+            forward = Strategy("forward", output=NM("weight"), min_in_channels=least)
             fst.convert(model, forward, **selectors)
+            _keep_masks(model, pruned)
+
+
+def _keep_masks(model: nn.Module, pruned: nn.Module) -> None:
+    """Prune the weights of ``model`` by the masks that ``pruned`` has now, in every step."""
+    layers = fst.sparse_layers(model)
+    for name, source in fst.sparse_layers(pruned).items():
+        mask = source.output_mask()
+        if mask is not None:
+            layers[name].keep(mask.view(source.weight_as_conv().shape))
 
 
 def parse(text: str) -> Contestant:

@@ -27,7 +27,8 @@ class Error(NamedTuple):
 def compare(approximate: Iterable[Tensor], exact: Iterable[Tensor]) -> Error:
     """The error of several tensors taken as one vector; sums in float64.
 
-    Two vectors of zeros have no error and cosine 1; if one of them is zero the cosine is 0.
+    Two vectors of zeros have no error and cosine 1; if one of them is zero the cosine is 0. Inf or
+    NaN in either makes all three NaN.
     """
     difference = a_square = e_square = product = 0.0
     for a, e in zip(approximate, exact, strict=True):
@@ -39,6 +40,8 @@ def compare(approximate: Iterable[Tensor], exact: Iterable[Tensor]) -> Error:
         a_square += sums[1]
         e_square += sums[2]
         product += sums[3]
+    if not all(map(math.isfinite, (a_square, e_square))):
+        return Error(math.nan, math.nan, math.nan)
     if e_square == 0:
         return Error(0.0, 1.0, 1.0) if a_square == 0 else Error(math.inf, 0.0, math.inf)
     cosine = product / math.sqrt(a_square * e_square) if a_square else 0.0

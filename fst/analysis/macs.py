@@ -7,7 +7,7 @@ compute (frozen weights, inputs that need no gradient) cost nothing. Such counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -139,6 +139,27 @@ class MacReport:
     def _cells(self, group: str | None, kind: str) -> list[str]:
         return [total_cell(self.total(gemm, group=group, kind=kind)) for gemm in (*GEMMS, None)]
 
+    def exceptions(self, *, markdown: bool = False) -> str:
+        """Table of what is not computed, or dense in a GEMM that is sparse elsewhere: why, in how
+        many layers of which module, and its share of the multiply-adds of that GEMM, convolutions
+        and linear layers together.
+        """
+        found: dict[tuple[str, ...], list[GemmMacs]] = {}
+        for gemm in GEMMS:
+            is_sparse = self.total(gemm, kind=None).sparse > 0
+            for layer in self.layers:
+                macs = layer.gemms[gemm]
+                if macs.mode == NOT_COMPUTED or (is_sparse and macs.left == macs.dense):
+                    key = (gemm, layer.group, layer.kind, macs.mode, macs.reason)
+                    found.setdefault(key, []).append(macs)
+        rows = []
+        for (gemm, *rest), parts in found.items():
+            dense = sum(part.dense for part in parts)
+            share = f"{dense / self.total(gemm, kind=None).dense:.2%}" if dense else ""
+            rows.append((gemm, *rest, len(parts), share))
+        header = ("GEMM", "module", "kind", "mode", "reason", "layers", "share")
+        return table(header, rows, markdown=markdown)
+
     def by_layer(self, *, markdown: bool = False) -> str:
         """Per layer: weight, calls, output maps, and each GEMM."""
         rows = [
@@ -215,12 +236,15 @@ class _Call:
         return "no gradient reached the output"
 
 
-def count_macs(model: nn.Module, run: Callable[[], object]) -> MacReport:
+def count_macs(
+    model: nn.Module, run: Callable[[], object], skipped: Mapping[str, str] | None = None
+) -> MacReport:
     """Count the multiply-adds of each GEMM in what ``run`` does.
 
     Args:
         model: any model, converted or not.
         run: does one forward and backward pass of ``model``.
+        skipped: why layers are not converted, as `ConversionReport.skipped`, for the reasons.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -240,8 +264,11 @@ def count_macs(model: nn.Module, run: Callable[[], object]) -> MacReport:
         for hook in hooks:
             hook.remove()
     groups = group_names(layers)
+    reasons = {name: "not converted" for name in layers} | dict(skipped or {})
     counted = tuple(
-        _layer_macs(name, groups[name], layers[name], seen) for name, seen in calls.items() if seen
+        _layer_macs(name, groups[name], layers[name], seen, reasons[name])
+        for name, seen in calls.items()
+        if seen
     )
     if not counted:
         raise ValueError(
@@ -269,16 +296,16 @@ def _uncounted(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def _layer_macs(name: str, group: str, layer: nn.Module, calls: list[_Call]) -> LayerMacs:
-    weight = layer.weight
-    gemms = {gemm: _gemm_macs(layer, gemm, calls) for gemm in GEMMS}
+def _layer_macs(
+    name: str, group: str, layer: nn.Module, calls: list[_Call], skipped: str
+) -> LayerMacs:
+    gemms = {gemm: _gemm_macs(layer, gemm, calls, skipped) for gemm in GEMMS}
     kind = "conv" if isinstance(layer, nn.Conv2d) else "linear"
-    return LayerMacs(
-        name, group, kind, tuple(weight.shape), tuple(call.map for call in calls), gemms
-    )
+    maps = tuple(call.map for call in calls)
+    return LayerMacs(name, group, kind, tuple(layer.weight.shape), maps, gemms)
 
 
-def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call]) -> GemmMacs:
+def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call], skipped: str) -> GemmMacs:
     reasons = [call.reason_not_computed(gemm) for call in calls]
     maps = [call.map for call, reason in zip(calls, reasons, strict=True) if not reason]
     if not maps:
@@ -286,7 +313,7 @@ def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call]) -> GemmMacs:
     each = [samples * height * width * layer.weight.numel() for samples, height, width in maps]
     dense = sum(each)
     if not isinstance(layer, SparseLayer):
-        return GemmMacs(dense, dense, "dense", "the layer is not converted")
+        return GemmMacs(dense, dense, "dense", skipped)
     report = layer.report().gemms[gemm]
     rule = layer.strategy.rule(gemm)
     if rule is None:

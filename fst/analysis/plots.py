@@ -157,7 +157,7 @@ def features(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
             is_difference = title == "adjacent difference"
             shown = images[title].abs() if is_difference else images[title] - low
             drawn = axis.imshow(
-                _mosaic(shown / span), cmap="magma", vmin=0, vmax=1, interpolation="nearest"
+                _mosaic(shown / span).numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest"
             )
             _bare(axis)
         line[0].set_ylabel(layer)
@@ -186,7 +186,7 @@ def gradient_maps(rows: Mapping[str, Tensor], channels: Sequence[int]) -> Figure
         for axis, channel in zip(line, channels, strict=True):
             shown = maps[channel].float()
             drawn = axis.imshow(
-                shown.masked_fill(shown == 0, float("nan")),
+                shown.masked_fill(shown == 0, float("nan")).numpy(),
                 cmap=colours,
                 norm=scale,
                 interpolation="nearest",

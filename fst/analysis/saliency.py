@@ -113,7 +113,7 @@ def saliency(
     """
     chosen, precision = dict(selectors or {}), precision or Precision()
     exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
-    contestant.prepare_reference(root_of(exact), chosen, reference)
+    contestant.prepare_reference(root_of(exact), chosen, reference, seed)
     for prepared in (approximate, alone):
         contestant.prepare(root_of(prepared), chosen, seed)
     sums = _Sums()

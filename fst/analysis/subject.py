@@ -15,6 +15,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 import fst
+from fst.analysis.contestants import one_step
 from fst.analysis.record import Batch, Loss, root_of
 from fst.engine.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.engine.classifier import Classifier
@@ -54,12 +55,16 @@ class Subject:
         return next(self.model.parameters()).device
 
     def copied(self, strategy: fst.Strategy | None = None) -> BaseModel:
-        """A copy of the model, converted if a strategy is given."""
+        """A copy of the model, converted if a strategy is given; with the checkpoint's masks if
+        that is the config's. Its gradients are those of pruning alone (see `one_step`).
+        """
         model = copy.deepcopy(self.model)
         if strategy is not None:
             fst.convert(root_of(model), strategy, **self.selectors)
             if self.masks is not None and strategy == self.strategy:
                 fst.load_sparsity_state(root_of(model), self.masks)
+            for layer in fst.sparse_layers(root_of(model)).values():
+                layer.strategy = one_step(strategy)
         return model
 
 
@@ -136,7 +141,8 @@ def from_config(
 def sparsity_of(config: Mapping[str, Any]) -> tuple[fst.Strategy | None, dict[str, Any]]:
     """A config's strategy, and the include and exclude of its `fst.convert`."""
     sparsity = dict(config.get("sparsity") or {})
-    sparsity.pop("log_interval", None)
+    for name in ("log_interval", "from_scratch"):
+        sparsity.pop(name, None)
     selectors = {name: sparsity.pop(name, None) for name in ("include", "exclude")}
     name = sparsity.pop("strategy", None)
     return (fst.get_strategy(name, **sparsity) if name else None), selectors

@@ -14,6 +14,7 @@ import fst
 from fst.analysis import MacReport, count_macs
 from fst.ops.prune import prune_grad_output
 from fst.strategy import GEMMS, NM, Alternating, Strategy
+from tests.core.networks import attach
 from tests.strategy_settings import SETTINGS
 
 
@@ -200,8 +201,10 @@ def test_what_autograd_skips_costs_nothing():
 
 def test_totals_and_tables():
     model = Net()
-    fst.convert(model, "fst", exclude="stem")
-    report = count_macs(model, step(model, 2, 3, 12, 20))
+    conversion = fst.convert(model, "fst", exclude="stem")
+    run = step(model, 2, 3, 12, 20)
+    assert gemms(count_macs(model, run), "stem")["output"].reason == "not converted"
+    report = count_macs(model, run, conversion.skipped)
     assert report.groups == ("stem", "body", "head")
     total, body = report.total("output"), report.total("output", group="body")
     stem = 2 * 60 * 8 * 27
@@ -213,6 +216,11 @@ def test_totals_and_tables():
     assert report.total("output", group="head").dense == 0
     text = str(report)
     assert "body    conv    2" in text and "not computed" in text
+    cells = [line.split() for line in report.exceptions().splitlines()]
+    share = f"{stem / (stem + body.dense + 2 * 40):.2%}"
+    assert f"output stem conv dense excluded 1 {share}".split() in cells
+    skipped = "grad_input stem conv not computed the input needs no gradient 1"
+    assert skipped.split() in cells and not any("body" in row for row in cells)
     assert report.by_layer(markdown=True).count("\n| ") == 5
     assert "2x6x10 2x3x5" in report.by_layer()
     for argument in ({"gemm": "outputs"}, {"group": "neck"}, {"kind": "pool"}):
@@ -233,12 +241,12 @@ def test_other_weights_are_named_and_bad_arguments_refused():
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.id)
 def test_every_strategy(row):
-    model = Net()
-    fst.convert(model, row.build(), include=["stem", "body"])
-    fst.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, strategy = Net(), row.build()
+    fst.convert(model, strategy, include=["stem", "body"])
+    attach(model)
     report = count_macs(model, step(model, 2, 3, 16, 16))
     for gemm in GEMMS:
         total = report.total(gemm)
         assert 0 < total.left <= total.dense and total.accelerated <= total.sparse
-        if gemm in row.dense:
+        if strategy.rule(gemm) is None:
             assert total.left == total.dense
