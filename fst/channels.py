@@ -85,7 +85,7 @@ def channel_groups(
             return outputs
 
         graph = tracing.DependencyGraph().build_dependency(
-            model, example, output_transform=remember, verbose=False
+            model, (example,), output_transform=remember, verbose=False
         )
         kinds = [nn.Conv2d, nn.Linear]
         traced = list(graph.get_all_groups(root_module_types=kinds))
@@ -132,7 +132,8 @@ def _group(
         if side == "out" and node.grad_fn in ends:
             obstacle = obstacle or f"{names[module]!r} is an output of the model"
         is_read |= side == "in"
-        positions, channels = torch.tensor(list(item.idxs)), torch.tensor(list(item.root_idxs))
+        positions, order = torch.tensor(list(item.idxs)).sort()
+        channels = torch.tensor(list(item.root_idxs))[order]
         members.append(Member(names[module], side, positions, channels))
     if not is_read:
         obstacle = obstacle or "no layer reads these channels"
