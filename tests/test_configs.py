@@ -1,4 +1,4 @@
-"""Every recipe loads, builds, trains a step, and has the published hyper-parameters."""
+"""Every recipe of a classifier loads, builds, trains a step, has the published hyper-parameters."""
 
 from pathlib import Path
 
@@ -14,8 +14,11 @@ from fst.engine.config import load_config
 from fst.engine.data.transforms import build_transforms
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
+OTHERS = {"_base_", "detection", "ablation"}  # have tests of their own
 RECIPES = sorted(
-    str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if path.parent.name != "_base_"
+    str(path.relative_to(ROOT))
+    for path in ROOT.rglob("*.py")
+    if not OTHERS & set(path.relative_to(ROOT).parts)
 )
 SDGP_CIFAR = ["dense", "random_2_4", "magnitude_2_4"] + [
     f"rescaled_{n}_{m}"
@@ -35,6 +38,11 @@ def test_no_recipe_is_missing() -> None:
         for model in ("resnet18", "resnet50")
     }
     cifar = {f"{s}_resnet18_cifar10.py" for s in ("dense", "srste", "fst", "fst_w", "sdgp")}
+    systems = {
+        f"{s}_resnet18_{data}.py"
+        for s in ("asp", "asfp", "dpf", "rigl", "clicktrain")
+        for data in ("cifar10", "imagenet")
+    }
     sdgp = {
         f"sdgp/sdgp_{model}_imagenet_{rule}.py"
         for model in ("resnet18", "resnet50", "regnetx400mf")
@@ -42,7 +50,7 @@ def test_no_recipe_is_missing() -> None:
     }
     sdgp_cifar = {f"sdgp/sdgp_resnet9_cifar10_{setting}.py" for setting in SDGP_CIFAR}
     assert len(sdgp_cifar) == 14
-    assert set(RECIPES) >= imagenet | cifar | sdgp | sdgp_cifar | {"demo_digits.py"}
+    assert set(RECIPES) >= imagenet | cifar | systems | sdgp | sdgp_cifar | {"demo_digits.py"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -51,8 +59,10 @@ def test_recipe_builds_and_trains_a_step(name: str) -> None:
     for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
         build_transforms(loader.dataset.get("transforms", ()))
     model = MODELS.build(config.model)
-    fst.convert(model.sparse_root, SparsityHook(**config.sparsity).strategy)
+    hook = SparsityHook(**config.sparsity)
+    fst.convert(model.sparse_root, hook.strategy, include=hook.include, exclude=hook.exclude)
     optimizer = build_optim_wrapper(model, config.optim_wrapper)
+    fst.attach(model.sparse_root, optimizer.optimizer, total_steps=100, steps_per_epoch=10)
     side = 64 if "imagenet" in name else 32
     channels = len(config.model.data_preprocessor.mean)
     batch = {

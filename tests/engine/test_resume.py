@@ -27,6 +27,11 @@ STRATEGIES = [
     'dict(strategy="fst", phase="random", decay_mode="decoupled", log_interval=3)',
     'dict(strategy="sdgp", rule="random", log_interval=1)',
     'dict(strategy="tsm", interval=3, log_interval=1)',
+    'dict(strategy="asp", from_scratch="allow", log_interval=1)',
+    'dict(strategy="asfp", goal=0.5)',
+    'dict(strategy="dpf", interval=2, log_interval=2)',
+    'dict(strategy="rigl", interval=2, sparsity=0.8, log_interval=2)',
+    'dict(strategy="clicktrain", include="*", choose=0.2, enforce=0.7)',
     "None",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 import fst
+from fst._text import suggest
+
+FROM_SCRATCH = ("warn", "error", "allow")
 
 
 @HOOKS.register_module()
@@ -25,13 +29,16 @@ class SparsityHook(Hook):
 
     Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and for
     each layer (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed
-    since the last look), and the norm of the gradient that the optimizer sees.
+    since the last look), and the norm of the gradient that reaches the optimizer (strategies such
+    as rigl mask it after that).
 
     Args:
         strategy: Name of a registered strategy.
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
         log_interval: Iterations between two looks.
+        from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
+            by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
         **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
     """
 
@@ -43,12 +50,18 @@ class SparsityHook(Hook):
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         log_interval: int = 50,
+        from_scratch: str = "warn",
         **overrides: Any,
     ) -> None:
         if not isinstance(log_interval, int) or isinstance(log_interval, bool) or log_interval < 1:
             raise ValueError(
                 f"log_interval={log_interval!r} must be a positive number of iterations"
             )
+        if from_scratch not in FROM_SCRATCH:
+            raise ValueError(
+                f"from_scratch={from_scratch!r} is unknown.{suggest(from_scratch, FROM_SCRATCH)}"
+            )
+        self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
         self.include, self.exclude, self.log_interval = include, exclude, log_interval
         self._is_due = False
@@ -73,9 +86,25 @@ class SparsityHook(Hook):
         self._layers = fst.sparse_layers(root)
         for wrapper in _built(runner.optim_wrapper):
             wrapper.optimizer.register_step_pre_hook(self._look)
-            fst.attach(root, wrapper.optimizer)
+            self._check_start(runner)
+            fst.attach(root, wrapper.optimizer, **_lengths(runner, wrapper))
             if hasattr(wrapper, "loss_scaler"):
                 fst.set_grad_scaler(root, wrapper.loss_scaler)
+
+    def _check_start(self, runner: Any) -> None:
+        schedule = self.strategy.schedule
+        trained = runner._load_from is not None or runner._resume
+        if schedule is None or not schedule.needs_trained_model or trained:
+            return
+        message = (
+            f"strategy {self.strategy.name!r} prunes a trained model once, but load_from=None: if "
+            "the model does not come trained otherwise, this prunes random weights. Give the "
+            "checkpoint of a dense training as load_from, or set sparsity.from_scratch='allow'"
+        )
+        if self.from_scratch == "error":
+            raise ValueError(message)
+        if self.from_scratch == "warn":
+            runner.logger.warning(message)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Restores the mask state to resume or evaluate; `load_from` takes weights alone."""
@@ -161,6 +190,15 @@ def _built(wrapper: Any) -> list[OptimWrapper]:
     if isinstance(wrapper, OptimWrapperDict):
         return list(wrapper.optim_wrappers.values())
     return [wrapper] if isinstance(wrapper, OptimWrapper) else []
+
+
+def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:
+    """Optimizer steps of the whole training and of an epoch, for `fst.attach`."""
+    loop, accumulated = runner.train_loop, wrapper._accumulative_counts
+    return {
+        "total_steps": math.ceil(loop.max_iters / accumulated),
+        "steps_per_epoch": len(loop.dataloader) / accumulated,
+    }
 
 
 def _fetch(*groups: dict[str, torch.Tensor]) -> list[dict[str, float]]:

@@ -1,0 +1,5 @@
+"""ClickTrain: kernel patterns and whole kernels pruned; ResNet-18 on ImageNet, 120 epochs."""
+
+_base_ = "dense_resnet18_imagenet.py"
+
+sparsity = dict(strategy="clicktrain", exclude="*downsample*")

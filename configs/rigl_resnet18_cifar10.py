@@ -1,0 +1,8 @@
+"""RigL: unstructured, half of the weights from start to end, ERK densities.
+
+ResNet-18 on CIFAR-10, 60 epochs.
+"""
+
+_base_ = "dense_resnet18_cifar10.py"
+
+sparsity = dict(strategy="rigl")

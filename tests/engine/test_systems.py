@@ -1,0 +1,84 @@
+"""Systems that act around optimizer steps, in runs from a configuration."""
+
+import pytest
+import torch
+
+import fst
+from fst.engine import load_checkpoint_safely
+from fst.ops.reference import reference_nm_mask
+
+ALLOWED = 'dict(strategy="asp", from_scratch="allow")'
+LAYERS = ("0", "3")
+
+
+def weights_of(path):
+    state = load_checkpoint_safely(path)["state_dict"]
+    return [state[f"architecture.{layer}.weight"] for layer in LAYERS]
+
+
+def test_asp_retrains_a_dense_checkpoint(train):
+    dense = train("dense", sparsity='dict(strategy="dense")') / "epoch_2.pth"
+    options = dict(extra=f'load_from = "{dense}"\n', sparsity='dict(strategy="asp")')
+    work_dir = train("asp", **options)
+    for before, after in zip(weights_of(dense), weights_of(work_dir / "epoch_2.pth"), strict=True):
+        mask = reference_nm_mask(before, 2, 4, 1)
+        assert (after[~mask] == 0).all() and not torch.equal(after[mask], before[mask])
+    assert fst.verify(work_dir / "epoch_2.pth").ok
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert "prunes a trained model" not in log
+
+
+def test_asp_from_scratch_is_told(train, capsys):
+    work_dir = train(sparsity='dict(strategy="asp")')
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert "'asp' prunes a trained model once, but load_from=None" in log
+    work_dir = train("allowed", sparsity=ALLOWED)
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert "prunes a trained model" not in log
+    with pytest.raises(ValueError, match=r"load_from=None"):
+        train("refused", sparsity='dict(strategy="asp", from_scratch="error")')
+    with pytest.raises(SystemExit):
+        train("unknown", sparsity='dict(strategy="asp", from_scratch="never")')
+    assert "from_scratch='never'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "zeros"),
+    [
+        ("", [3, 4]),
+        ('optim_wrapper["accumulative_counts"] = 2\n', [3, 4]),
+        ('optim_wrapper["accumulative_counts"] = 3\n', [0, 4]),  # no step yet since the epoch ended
+        ("train_cfg = dict(by_epoch=True, max_epochs=4)\n", [3, 3, 3, 4]),
+    ],
+)
+def test_asfp_knows_the_epochs_of_the_run(train, extra, zeros):
+    """Of eight filters: after half of the epochs 3 (0.4999), in the end 4."""
+    work_dir = train(sparsity='dict(strategy="asfp", goal=0.5)', extra=extra)
+    for epoch, expected in enumerate(zeros, start=1):
+        for weight in weights_of(work_dir / f"epoch_{epoch}.pth"):
+            assert int((weight == 0).flatten(1).all(1).sum()) == expected
+
+
+def test_rigl_counts_the_steps_of_an_accumulating_run(train):
+    """Eight iterations are three optimizer steps, of which the first replaces connections."""
+    sparsity = 'dict(strategy="rigl", interval=1, end=0.3, sparsity=0.8, log_interval=1)'
+    work_dir = train(sparsity=sparsity, extra='optim_wrapper["accumulative_counts"] = 3\n')
+    state = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]
+    for layer in LAYERS:
+        assert state[layer]["step"] == 3
+    for layer, weight in zip(LAYERS, weights_of(work_dir / "epoch_2.pth"), strict=True):
+        assert (weight[~state[layer]["kept_mask"]] == 0).all()
+
+
+def test_an_iteration_based_run_has_a_length_too(train):
+    loop = """
+train_dataloader["sampler"] = dict(type="InfiniteSampler", shuffle=True)
+train_cfg = dict(by_epoch=False, max_iters=8, val_interval=100)
+default_hooks["checkpoint"] = dict(type="CheckpointHook", by_epoch=False, interval=4)
+param_scheduler = dict(type="CosineAnnealingLR", by_epoch=False)
+log_processor = dict(by_epoch=False)
+"""
+    work_dir = train(sparsity='dict(strategy="asfp", goal=0.5)', extra=loop)
+    for iteration, expected in ((4, 3), (8, 4)):
+        for weight in weights_of(work_dir / f"iter_{iteration}.pth"):
+            assert int((weight == 0).flatten(1).all(1).sum()) == expected
