@@ -137,9 +137,8 @@ def _pair(job: Job, output: tuple[int, int], grad_input: tuple[int, int], m: int
     steps = (weight.stride(0), weight.stride(1), weight.stride(3) if taps > 1 else 1)
     flat = (steps[1] == 1 or channels == 1) and channels % m == 0
     flat = flat and channels % 4 == 0 and steps[0] % 4 == 0 and (taps == 1 or steps[2] % 4 == 0)
-    # Wherever a channel's taps follow each other they are the columns of a tile.
-    columns = 16 if flat else min(triton.next_power_of_2(triton.cdiv(channels, m) * taps), 64)
-    rows = max(1, LANES // columns)
+    columns = 16 if flat else 64
+    rows = LANES // columns
     align = 4 if flat else 1
     across = triton.cdiv(channels, m) * (1 if flat else taps)
     down = job.groups * triton.cdiv(outputs // job.groups, m) * (taps if flat else 1)

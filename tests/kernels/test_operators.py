@@ -1,0 +1,43 @@
+"""The torch operators of the kernels: schemas, fake results, and no graph breaks."""
+
+from __future__ import annotations
+
+import torch
+
+from fst.backends import ops
+
+CHECKS = ("test_schema", "test_faketensor")
+
+
+def _gradient(device: torch.device) -> torch.Tensor:
+    values = torch.randn(2, 8, 3, 4, device=device)
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def test_operators_agree_with_their_declarations(device):
+    seed = torch.tensor([3], device=device)
+    check = torch.library.opcheck
+    for rule, rescale in (("magnitude", ""), ("random", ""), ("magnitude_rescaled", "channel")):
+        arguments = (_gradient(device), 2, 4, rule, rescale, 1, seed)
+        check(ops.prune_grad_output, arguments, test_utils=CHECKS)
+    check(ops.fold_grad_output, (_gradient(device), (1, 2), (0, 1, 0, 2)), test_utils=CHECKS)
+    weights = [torch.randn(8, 4, 3, 3, device=device), torch.randn(8, 8, 1, 1, device=device)]
+    check(
+        ops.prune_weights,
+        (weights, [1, 1], 2, 4, 2, 4, torch.bfloat16, True),
+        test_utils=CHECKS,
+    )
+    gradients = [torch.randn_like(weight) for weight in weights]
+    check(ops.add_decay, (weights, gradients, [1, 1], 2, 4, 1e-3), test_utils=CHECKS)
+
+
+def test_no_graph_breaks(device):
+    def step(grad_output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        pruned = ops.prune_grad_output(grad_output, 2, 4, "magnitude", "", 1, None)
+        (folded,) = ops.fold_grad_output(pruned, (1, 2), (0, 1, 0, 2))
+        output, _ = ops.prune_weights([weight], [1], 2, 4, 2, 4, torch.float32, False)
+        return folded.sum() + output.sum()
+
+    operands = (_gradient(device), torch.randn(8, 4, 3, 3, device=device))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*operands), step(*operands))

@@ -1,0 +1,34 @@
+"""Random tensors with all that rules of pruning stumble over, and how to compare bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FORMATS = ("contiguous", "channels_last", "sliced")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def awkward(shape: tuple[int, int, int, int], dtype: torch.dtype, memory: str) -> Tensor:
+    """Ties everywhere, signed zeros, infinities, NaN, and values that overflow float16."""
+    height, width = shape[2:]
+    larger = (shape[0], shape[1] + 1, height, width + 3) if memory == "sliced" else shape
+    values = torch.randn(larger)
+    values[:, ::3] = -values[:, :1]
+    special = torch.tensor([float("nan"), -0.0, float("-inf"), float("inf"), 1e5, 0.0, -0.0])
+    values.flatten()[:: 7 * len(special)].fill_(0.0)
+    start = values.flatten()[: len(special)]
+    start.copy_(special[: len(start)])
+    values = values.to(dtype)
+    if memory == "sliced":
+        return values[:, 1:, :, 1:-2]
+    return values.contiguous(
+        memory_format=torch.channels_last if memory == "channels_last" else torch.contiguous_format
+    )
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor's values on the CPU, all NaN alike."""
+    tensor = tensor.cpu()
+    integers = tensor.view(_INTEGERS[tensor.itemsize])
+    return integers.masked_fill(tensor.isnan(), 1)
