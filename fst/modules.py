@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
@@ -25,6 +23,7 @@ from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
 from fst.ops.reuse import ReuseMemory
 from fst.report import GemmReport, LayerReport, describe_gemms
 from fst.strategy import Strategy, Transposable
+from fst.watcher import watch_gradient
 
 # What a layer remembers, and copies and checkpoints with it (the seed is the caller's to set).
 _STATE: dict[str, Any] = {
@@ -276,24 +275,25 @@ class SparseLayer(nn.Module):
                 self.kept_mask = None
                 self.forget_pruned()
             self._mask_step = self.step
-        if self.strategy.schedule is not None and "started" not in self.schedule_state:
-            self._start_schedule()
+        if self.strategy.schedule is not None:
+            self._follow_schedule()
         if self.strategy.decay:
             self._check_decay(dtype)
         if not self.weight.requires_grad:
             return 0.0
         if not self.weight.is_leaf:
             return self.strategy.gradient_decay
-        _watch_gradient(self)
+        watch_gradient(self)
         return 0.0
 
-    def _start_schedule(self) -> None:
+    def _follow_schedule(self) -> None:
         if self.start_schedule is None:
             raise RuntimeError(
                 f"layer {self.layer_name!r}: strategy {self.strategy.name!r} works at the "
                 "optimizer's steps; call fst.attach(model, optimizer) before training."
             )
-        self.start_schedule()
+        if "started" not in self.schedule_state:
+            self.start_schedule()
 
     def _check_decay(self, dtype: torch.dtype) -> None:
         if self.strategy.decay_mode == "decoupled":
@@ -412,44 +412,6 @@ class SparseLinear(SparseLayer, nn.Linear):
         """(N, ..., in_features) -> (N, ..., out_features)."""
         check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._run)
-
-
-class _GradientWatcher:
-    """Runs when the gradient of a weight has arrived: once per backward pass, whatever the number
-    of calls and layers that share the weight.
-    """
-
-    def __init__(self) -> None:
-        self.layers: list[weakref.ref[SparseLayer]] = []
-        self._last: tuple[int, int, int] | None = None
-
-    def __call__(self, weight: Tensor) -> None:
-        gradient = weight.grad
-        layers = [layer for layer in (ref() for ref in self.layers) if layer is not None]
-        self.layers.clear()
-        if gradient is None or not layers:
-            return
-        # Another backward pass of the same step only adds to the gradient it left behind.
-        place = (weight._version, gradient.data_ptr())
-        accumulates = self._last == (*place, gradient._version - 1)
-        if not accumulates:
-            with torch.no_grad():
-                layers[0].add_decay(gradient)
-        self._last = (*place, gradient._version)
-        for layer in layers:
-            layer.gradient_arrived(new_step=not accumulates)
-
-
-_WATCHERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def _watch_gradient(layer: SparseLayer) -> None:
-    watcher = _WATCHERS.get(layer.weight)
-    if watcher is None:
-        watcher = _WATCHERS[layer.weight] = _GradientWatcher()
-        layer.weight.register_post_accumulate_grad_hook(watcher)
-    if not any(ref() is layer for ref in watcher.layers):
-        watcher.layers.append(weakref.ref(layer))
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

@@ -70,6 +70,14 @@ class Run:
             parameter.grad = gradient
         self._hidden.clear()
 
+    def check_unscaled(self) -> None:
+        """Raise RuntimeError if gradients still have the scale of a GradScaler's loss."""
+        if getattr(self.optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} unscales gradients itself, too late for "
+                "what is added to them: call scaler.unscale_(optimizer) before scaler.step."
+            )
+
     def state_of(self, parameter: Tensor) -> list[Tensor]:
         """The optimizer's tensors of the parameter's shape: momentum and the like."""
         state = self.optimizer.state.get(parameter, {})

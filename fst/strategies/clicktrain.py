@@ -71,6 +71,7 @@ class PatternSelection(Schedule):
             if "enforced" in state:
                 mask_gradients([layer])
             elif "patterns" in state:
+                run.check_unscaled()
                 self._add_lasso(layer)
             else:
                 self._select(layer)

@@ -391,6 +391,15 @@ def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
         torch.testing.assert_close(actual, e)
 
 
+def test_clicktrain_needs_unscaled_gradients_for_its_lasso():
+    training = Training("clicktrain", choose=0.0)
+    training.step(0)
+    training.backward(1)
+    training.optimizer.grad_scale = torch.tensor(1024.0)  # as GradScaler sets it on fused ones
+    with pytest.raises(RuntimeError, match=r"scaler\.unscale_"):
+        training.optimizer.step()
+
+
 # ---------------------------------------------------------------- what they share
 
 
@@ -404,6 +413,7 @@ def test_training_without_attach_is_an_error(name):
         net(batch())
     net.eval()(batch())
     training = Training(name)
+    training.step(0)
     copied = copy.deepcopy(training.net)
     with pytest.raises(RuntimeError, match=r"fst\.attach"):
         copied(batch())
