@@ -50,10 +50,9 @@ class Summary:
         """NaN for fewer than two values."""
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
-    @property
-    def error(self) -> float:
-        """Standard error of the mean."""
-        return self.std / math.sqrt(len(self.values)) if self.values else math.nan
+    def error(self, least: float) -> float:
+        """Standard error of the mean, for a standard deviation of at least `least`."""
+        return max(self.std, least) / math.sqrt(len(self.values))
 
     def __str__(self) -> str:
         if not self.values:
@@ -96,6 +95,11 @@ class Results:
         """A metric over the finished runs of a setting."""
         values = [run.final(metric) for run in self.of(setting)]
         return Summary(tuple(value for value in values if not math.isnan(value)))
+
+    def typical_std(self, metric: Metric) -> float:
+        """Median of the settings' standard deviations; NaN without any."""
+        found = [self.summary(name, metric).std for name in self.grid.settings]
+        return statistics.median([std for std in found if not math.isnan(std)] or [math.nan])
 
     def measured(self) -> list[str]:
         """The settings with a finished run."""
@@ -144,11 +148,12 @@ def _ordering(results: Results, column: Published) -> Ordering:
         if published[pair[0]] != published[pair[1]]
     ]
     reversals = []
+    typical = results.typical_std(metric)  # two seeds may agree by chance
     for better, worse in pairs:
         upper, lower = (results.summary(name, metric) for name in (better, worse))
         gap = sign * (lower.mean - upper.mean)
         if gap > 0:
-            noise = math.hypot(upper.error, lower.error)
+            noise = math.hypot(upper.error(typical), lower.error(typical))
             reversals.append(
                 Reversal(
                     published_better=better,

@@ -37,7 +37,7 @@ def write(results: Results, folder: Path, command: str) -> Document:
 
 def signed(value: float) -> str:
     """With two digits and a sign; a minus as typographers write it."""
-    return f"{value:+.2f}".replace("-", "−")
+    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")
 
 
 def _main(results: Results) -> Table:
@@ -123,7 +123,8 @@ def _ordering_text(ordering: Ordering) -> str:
     return (
         f"Pairs of settings with different published values ({ordering.column.name}): "
         f"{ordering.pairs}. In the same order here, or level: {ordering.pairs - total}. Reversed: "
-        f"{total}, of these by more than {NOISE:g} standard errors: {beyond}."
+        f"{total}, of these by more than {NOISE:g} standard errors (of the pair's own spread, or "
+        f"of the settings' median spread where that is larger): {beyond}."
     )
 
 

@@ -53,10 +53,10 @@ figcaption strong { color: var(--ink); }
   body { max-width: none; padding: 0; font-size: 10pt; }
   .box { overflow: visible; border: 0; padding: 0; }
   table { font-size: 7.5pt; } th, td { padding: .2rem .3rem; } thead th { min-width: 0; }
-  td, tbody th { white-space: normal; position: static; } td.text { min-width: 0; }
+  tbody th { position: static; } td.text { min-width: 0; }
   thead { display: table-header-group; } thead button::after { content: ""; }
   figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  .figures { display: block; } figure svg { min-width: 0 !important; max-height: 20cm; }
+  .figures { display: block; } figure svg { min-width: 0 !important; max-height: 12cm; }
   a { text-decoration: none; }
 }
 """

@@ -32,7 +32,9 @@ def make(write_grid, values, **keys):
 
 def test_summary():
     assert str(Summary((90.0, 92.0, 94.0))) == "92.00 ± 2.00"
-    assert Summary((90.0, 92.0, 94.0)).error == pytest.approx(2 / math.sqrt(3))
+    assert Summary((90.0, 92.0, 94.0)).error(1.0) == pytest.approx(2 / math.sqrt(3))
+    assert Summary((90.0, 90.0)).error(1.0) == pytest.approx(1 / math.sqrt(2))
+    assert math.isnan(Summary((90.0,)).error(1.0))
     assert str(Summary((90.0,))) == "90.00"
     assert str(Summary(())) == "–"
 
