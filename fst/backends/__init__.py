@@ -4,7 +4,7 @@ The semantics never depend on it. A backend that is ``unverified`` has not yet r
 is made for; it runs only where it is asked for by `force`.
 """
 
-from fst.backends.autotune import Decision, choose, decisions, forget_decisions
+from fst.backends.autotune import Decision, LayerKey, choose, decisions, forget_decisions
 from fst.backends.registry import (
     OPERATIONS,
     Backend,
@@ -20,6 +20,7 @@ __all__ = [
     "OPERATIONS",
     "Backend",
     "Decision",
+    "LayerKey",
     "backend",
     "backends",
     "choose",

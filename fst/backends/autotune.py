@@ -8,18 +8,39 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fst.backends import cache, registry
 
 LEAST_GAIN = 1.05
 REPEATS = 11
 VARIABLE = "FST_AUTOTUNE"
+Candidates = Mapping[str, Callable[[], object]]
+
+
+class LayerKey(NamedTuple):
+    """What the time of a layer's operation depends on, besides the machine.
+
+    Attributes:
+        tensors: shape, strides and dtype of each operand.
+        options: whatever else counts, as plain numbers, strings and tuples of them.
+    """
+
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
+    options: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, *tensors: Tensor, options: tuple[Any, ...] = ()) -> LayerKey:
+        """The key of an operation on these operands."""
+        described = ((tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors)
+        return cls(tuple(described), options)
 
 
 class Decision(NamedTuple):
     """Which backend computes an operation for one key, and why.
 
     Attributes:
+        key: the layer's key as JSON.
         times: backend -> median milliseconds; empty where nothing was measured.
     """
 
@@ -30,12 +51,12 @@ class Decision(NamedTuple):
     times: dict[str, float]
 
 
-_DECIDED: dict[tuple[str, str, str], Decision] = {}
+_DECIDED: dict[tuple[Any, ...], Decision] = {}
 _FROM_DISK: dict[str, dict[str, Any]] = {}
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether unknown keys are measured: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
+    """Whether unknown layers are measured: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
 
     On a CPU the choice changes rounding, so a rule of thumb that never varies is the default.
     """
@@ -46,11 +67,7 @@ def enabled(device: torch.device) -> bool:
 
 
 def choose(
-    operation: str,
-    key: Mapping[str, Any],
-    candidates: Mapping[str, Callable[[], object]],
-    default: str,
-    device: torch.device,
+    operation: str, key: LayerKey, candidates: Candidates, default: str, device: torch.device
 ) -> Decision:
     """Decide which candidate computes ``operation`` for the layer that ``key`` describes.
 
@@ -59,73 +76,79 @@ def choose(
     while a CUDA graph is captured, or where `enabled` is False.
 
     Args:
-        key: JSON-serialisable description of the layer: shape, dtype, strides, ...
         candidates: backend -> function that runs it once on operands like the layer's.
         default: the candidate that is used where nothing is known.
 
     Raises:
         ValueError: unknown operation or backend, or ``default`` is not among the candidates.
-        RuntimeError: the forced backend cannot run here or not for this key.
+        RuntimeError: the forced backend cannot run here, or not for this key.
     """
+    demanded, tuning = registry.forced(operation), enabled(device)
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    quick = (operation, key, tuple(candidates), default, device, threads, demanded, tuning)
+    known = _DECIDED.get(quick)
+    if known is not None:
+        return known
     if default not in candidates:
         raise ValueError(f"default={default!r} is not among the candidates {sorted(candidates)}.")
-    text = json.dumps(key, sort_keys=True)
-    demanded = registry.forced(operation)
-    if demanded is not None:
-        if demanded not in candidates:
-            raise RuntimeError(f"{operation}={demanded!r} is forced but cannot compute {text}.")
-        return _remember(Decision(operation, text, demanded, "forced", {}), "forced")
+    text = json.dumps(key._asdict())
+    if demanded is not None and demanded not in candidates:
+        raise RuntimeError(f"{operation}={demanded!r} is forced but cannot compute {text}.")
     others = [
         name
         for name in candidates
         if name != default and registry.backend(operation, name).usable_by_default
     ]
-    if not others:
+    if demanded is not None:
+        decision = Decision(operation, text, demanded, "forced", {})
+    elif not others:
         reason = "no other verified backend can run here"
-        return _remember(Decision(operation, text, default, reason, {}), "alone")
-    surroundings = cache.environment(device)
-    where = json.dumps(surroundings)
-    known = _DECIDED.get((operation, text, where)) or _from_disk(operation, text, surroundings)
-    if known is not None and known.backend in (default, *others):
-        return _remember(known, where)
-    if _capturing(device) or not enabled(device):
-        reason = "default: not measured"
-        return Decision(operation, text, default, reason, {})
-    decision = _measure(operation, text, {n: candidates[n] for n in (default, *others)}, device)
-    cache.write(surroundings, {f"{operation} {text}": decision._asdict()})
-    return _remember(decision, where)
-
-
-def _remember(decision: Decision, where: str) -> Decision:
-    _DECIDED[decision.operation, decision.key, where] = decision
+        decision = Decision(operation, text, default, reason, {})
+    elif not tuning:
+        decision = Decision(operation, text, default, f"not measured ({VARIABLE} is off)", {})
+    else:
+        contestants = {name: candidates[name] for name in (default, *others)}
+        found = _recalled_or_measured(operation, text, contestants, device)
+        if found is None:
+            return Decision(operation, text, default, "not measured: a graph is captured", {})
+        decision = found
+    _DECIDED[quick] = decision
     return decision
 
 
-def _from_disk(operation: str, text: str, surroundings: dict[str, Any]) -> Decision | None:
-    name = str(cache.path(surroundings))
-    if name not in _FROM_DISK:
-        _FROM_DISK[name] = cache.read(surroundings)
-    entry = _FROM_DISK[name].get(f"{operation} {text}")
+def _recalled_or_measured(
+    operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
+) -> Decision | None:
+    surroundings = cache.environment(device)
+    name = f"{operation} {text}"
+    known = _recalled(name, surroundings)
+    if known is not None and set(known.times) == set(contestants):
+        return known
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    decision = _measured(operation, text, contestants, device)
+    cache.write(surroundings, {name: decision._asdict()})
+    return decision
+
+
+def _recalled(name: str, surroundings: dict[str, Any]) -> Decision | None:
+    file = str(cache.path(surroundings))
+    if file not in _FROM_DISK:
+        _FROM_DISK[file] = cache.read(surroundings)
+    entry = _FROM_DISK[file].get(name)
     if not isinstance(entry, dict) or set(entry) != set(Decision._fields):
         return None
     return Decision(**entry)
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _measure(
-    operation: str,
-    text: str,
-    functions: dict[str, Callable[[], object]],
-    device: torch.device,
+def _measured(
+    operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision:
     from fst.benchmark import compare
 
-    default = next(iter(functions))
+    default = next(iter(contestants))
     with torch.no_grad():
-        timings = compare(functions, REPEATS, device)
+        timings = compare(contestants, REPEATS, device)
     times = {name: timing.median for name, timing in timings.items()}
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -40,6 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def _processor() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()

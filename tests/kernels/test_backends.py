@@ -1,0 +1,188 @@
+"""The registry and the autotuner: what is chosen, why, and what is remembered."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from fst import backends
+from fst.backends import autotune, cache, registry
+from fst.benchmark import Timing
+from fst.ops.geometry import Geometry
+from fst.ops.strided import PROGRAMS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    monkeypatch.delenv("FST_BACKENDS", raising=False)
+    backends.forget_decisions()
+    yield
+    backends.forget_decisions()
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Let the test say how long each candidate takes; counts the measurements."""
+    log: list[set[str]] = []
+    milliseconds = {"strided": 1.0, "transposed": 1.0}
+
+    def compare(functions, repeats, device):
+        log.append(set(functions))
+        return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
+
+    monkeypatch.setattr("fst.benchmark.compare", compare)
+    return milliseconds, log
+
+
+def _choose(key: int = 0, names=("strided", "transposed"), default: str = "strided"):
+    layer = autotune.LayerKey.of(torch.empty(2, key + 1))
+    candidates = {name: lambda: None for name in names}
+    return backends.choose("grad_weight", layer, candidates, default, CPU)
+
+
+@pytest.mark.parametrize(
+    ("other", "chosen"),
+    [(0.5, "transposed"), (0.94, "transposed"), (0.96, "strided"), (2, "strided")],
+)
+def test_another_backend_must_be_five_percent_faster(other, chosen, timed):
+    timed[0]["transposed"] = other
+    decision = _choose()
+    assert decision.backend == chosen
+    assert decision.times == {"strided": 1.0, "transposed": other}
+    assert decision.reason.startswith("measured")
+
+
+def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
+    milliseconds, log = timed
+    milliseconds["transposed"] = 0.5
+    first = _choose()
+    assert _choose() is first
+    backends.forget_decisions()
+    milliseconds["transposed"] = 2.0
+    assert _choose() == first
+    assert _choose(key=1).backend == "strided"
+    assert len(log) == 2
+    (file,) = tmp_path.iterdir()
+    stored = json.loads(file.read_text())
+    assert len(stored["decisions"]) == 2
+    assert stored["environment"]["torch"] == torch.__version__
+    backends.forget_decisions()
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert _choose().backend == "strided"
+    assert len(log) == 3
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_processes_add_to_one_file(timed):
+    surroundings = cache.environment(CPU)
+    cache.write(surroundings, {"a": 1})
+    cache.write(surroundings, {"b": 2})
+    assert cache.read(surroundings) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 0}'])
+def test_a_broken_file_is_not_used(text, timed):
+    cache.folder().mkdir(exist_ok=True)
+    cache.path(cache.environment(CPU)).write_text(text)
+    with pytest.warns(UserWarning, match="is not used"):
+        assert _choose().backend == "strided"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(timed, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert _choose().backend == "strided"
+
+
+def test_off_measures_nothing(timed, monkeypatch):
+    monkeypatch.setenv("FST_AUTOTUNE", "0")
+    assert "not measured" in _choose().reason
+    assert not timed[1]
+    monkeypatch.delenv("FST_AUTOTUNE")
+    assert not autotune.enabled(CPU)
+    assert autotune.enabled(torch.device("cuda"))
+    monkeypatch.setenv("FST_AUTOTUNE", "yes")
+    with pytest.raises(ValueError, match="FST_AUTOTUNE='yes'"):
+        _choose()
+
+
+def test_force_wins_and_ends(timed, monkeypatch):
+    with backends.force(grad_weight="transposed"):
+        assert (_choose().backend, _choose().reason) == ("transposed", "forced")
+    monkeypatch.setenv("FST_BACKENDS", "grad_weight=transposed")
+    assert _choose().backend == "transposed"
+    assert not timed[1]
+    with pytest.raises(RuntimeError, match="forced but cannot compute"):
+        _choose(names=("strided",))
+    monkeypatch.setenv("FST_BACKENDS", "grad_wait=transposed")
+    with pytest.raises(ValueError, match="Did you mean 'grad_weight'"):
+        _choose()
+
+
+def test_unknown_and_unusable_names():
+    with (
+        pytest.raises(ValueError, match="Did you mean 'triton'"),
+        backends.force(prune_weight="tritn"),
+    ):
+        pass
+    with pytest.raises(ValueError, match="'pruning' is unknown"):
+        backends.backends("pruning")
+    with pytest.raises(ValueError, match="default='torch'"):
+        _choose(default="torch")
+    if not torch.cuda.is_available():
+        baseline = backends.backend("prune_grad_output", "one_thread_per_group")
+        assert "no CUDA device" in baseline.missing()
+        with (
+            pytest.raises(RuntimeError, match="no CUDA device"),
+            backends.force(prune_grad_output="one_thread_per_group"),
+        ):
+            pass
+
+
+def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
+    kept = dict(registry._BACKENDS)
+    monkeypatch.setattr(registry, "_BACKENDS", kept)
+    new = backends.Backend("grad_weight", "new", "faster", False, lambda: "")
+    backends.register_backend(new)
+    timed[0]["new"] = 0.01
+    decision = _choose(names=("strided", "new"))
+    assert (decision.backend, timed[1]) == ("strided", [])
+    with backends.force(grad_weight="new"):
+        assert _choose(names=("strided", "new")).backend == "new"
+    with pytest.raises(ValueError, match="is taken"):
+        backends.register_backend(new)
+
+
+def test_no_gpu_kernel_is_verified_and_the_table_says_so():
+    for operation in backends.OPERATIONS:
+        assert backends.backends(operation)[0].usable_by_default
+    kernels = [b for b in backends.backends() if b.name in ("triton", "one_thread_per_group")]
+    assert [b.state for b in kernels] == ["unverified"] * 4
+    text = backends.describe()
+    assert "unverified" in text
+    assert "one_thread_per_group" in text
+
+
+def test_programs_of_a_real_layer_are_timed():
+    """The CPU's own use of the tuner: which dense program computes a strided weight gradient."""
+    geometry = Geometry((1, 2), (1, 1), (1, 1), 1)
+    grad_output, images = torch.randn(2, 8, 16, 8), torch.randn(2, 8, 16, 16)
+    weight = torch.empty(8, 8, 3, 3)
+    candidates = {
+        name: lambda run=run: run(grad_output, images, weight, geometry)
+        for name, run in PROGRAMS.items()
+    }
+    key = autotune.LayerKey.of(grad_output, images, weight, options=geometry)
+    begin = time.perf_counter()
+    decision = backends.choose("grad_weight", key, candidates, "strided", CPU)
+    assert set(decision.times) == {"strided", "transposed"}
+    assert all(0 < t < (time.perf_counter() - begin) * 1e3 for t in decision.times.values())
+    assert backends.decisions("grad_weight") == [decision]
