@@ -72,21 +72,18 @@ def test_both_formats_of_bccd(train, bccd, detector, format):
     assert ("coco/bbox_mAP_50" if format == "coco" else "pascal_voc/AP50") in scalars
 
 
+VALIDATED = "train_cfg = dict(max_epochs=2, val_interval=1)\n"
+WORKERS = "train_dataloader.update(dict(num_workers=2, persistent_workers=True))\n"
+
+
 @pytest.mark.parametrize(
     ("detector", "sparsity", "options", "extra"),
     [
         ("ssd", FST, (), ""),
-        ("ssd", "None", ("--amp",), ""),
-        ("faster-rcnn", SDGP, (), ""),
-        ("faster-rcnn", FST, ("--amp",), "train_cfg = dict(max_epochs=2, val_interval=1)\n"),
-        (
-            "ssd",
-            SDGP,
-            (),
-            "train_dataloader.update(dict(num_workers=2, persistent_workers=True))\n",
-        ),
+        ("ssd", "None", (), WORKERS),
+        ("faster-rcnn", SDGP, ("--amp",), VALIDATED),
     ],
-    ids=["ssd-fst", "ssd-dense-amp", "rcnn-sdgp", "rcnn-fst-amp", "ssd-sdgp-workers"],
+    ids=["ssd-fst", "ssd-dense-workers", "rcnn-sdgp-amp"],
 )
 def test_resume_is_bit_exact(train, assert_same_state, detector, sparsity, options, extra):
     whole = train("whole", detector, *options, sparsity=sparsity, extra=EACH + extra)
