@@ -6,7 +6,7 @@ import logging
 import os.path as osp
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -48,15 +48,23 @@ class _Checked:
         ValueError: anything else is bad; or, whatever the policy, no usable image is left.
     """
 
+    image_prefix: str  # the key of data_prefix for the images' folder: data_root if it is absent
+
     def __init__(
-        self, *args: Any, bad_annotations: str = "error", check_images: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        bad_annotations: str = "error",
+        check_images: bool = True,
+        data_prefix: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> None:
         if bad_annotations not in POLICIES:
             raise ValueError(
                 f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}"
             )
         self.bad_annotations, self.check_images = bad_annotations, check_images
-        super().__init__(*args, **kwargs)
+        data_prefix = {self.image_prefix: "", **(data_prefix or {})}
+        super().__init__(*args, data_prefix=data_prefix, **kwargs)
 
     def load_data_list(self) -> list[dict[str, Any]]:
         """Reads and checks all annotations and images."""
@@ -69,7 +77,7 @@ class _Checked:
             raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist")
         problems = Problems(self.ann_file)
         images = list(self._read(problems))
-        images = [info for info in self._with_sizes(images, problems)]
+        images = list(self._with_sizes(images, problems))
         for info in images:
             info["instances"] = list(self._checked(info, problems))
         if self.bad_annotations == "error":
@@ -153,6 +161,8 @@ class VOCFormatDataset(_Checked, XMLDataset):
     Images are found with any usual extension; a missing size is read from the image.
     """
 
+    image_prefix = "sub_data_root"
+
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
         self.cat2label = {name: label for label, name in enumerate(self._metainfo["classes"])}
         seen: set[str] = set()
@@ -220,6 +230,7 @@ class COCOFormatDataset(_Checked, CocoDataset):
     """
 
     METAINFO: dict[str, Any] = {}
+    image_prefix = "img"
 
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
         with get_local_path(self.ann_file, backend_args=self.backend_args) as path:

@@ -79,11 +79,11 @@ def load_config(
 
 
 def _read(path: str) -> Config:
-    if "mmdet::" in Path(path).read_text(encoding="utf-8"):
-        _require_mmdet(path)
     try:
         return Config.fromfile(path)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
+        if "mmdet" in str(error):
+            _require_mmdet(path)
         raise ImportError(f"config {path!r}: {error}") from error
 
 
