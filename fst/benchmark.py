@@ -24,6 +24,7 @@ from fst.ops.conv import convolve_pruned
 from fst.ops.geometry import Geometry
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.strided import program
+from fst.state import attach
 from fst.strategy import GEMMS, Alternating, Strategy
 
 PLAIN = "torch"
@@ -224,11 +225,11 @@ class Training:
     def contestant(self, strategy: Strategy | None) -> tuple[nn.Module, Function]:
         """A copy of the model, converted unless ``strategy`` is None, and its training step."""
         trained = copy.deepcopy(self.model).train()
+        parameters = (p for p in trained.parameters() if p.requires_grad)
+        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
         if strategy is not None:
             convert(self.root(trained), strategy, **self.selection)
-        optimizer = torch.optim.SGD(
-            (p for p in trained.parameters() if p.requires_grad), lr=1e-5, momentum=0.9
-        )
+            attach(self.root(trained), optimizer, total_steps=10**6, steps_per_epoch=10**3)
 
         def step() -> None:
             enabled = self.amp_dtype is not None
