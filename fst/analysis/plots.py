@@ -227,7 +227,7 @@ def saliency(found: Sequence[Saliency], field: str, label: str, *, log: bool) ->
             axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     axes[0].set_ylabel(label)
     keys = [Line2D([], [], color=_colour(i), label=one.label) for i, one in enumerate(found)]
-    keys += [Line2D([], [], color="black", linestyle=ls, label=s) for s, ls in _SCOPES.items()]
+    keys += [Line2D([], [], color="#666666", linestyle=ls, label=s) for s, ls in _SCOPES.items()]
     figure.legend(handles=keys, loc="outside right upper", fontsize=8)
     return figure
 

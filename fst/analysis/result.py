@@ -86,8 +86,8 @@ def markdown(document: Document) -> str:
     lines = [f"# {document.title}", "", document.description, "", f"    {document.command}", ""]
     lines += [", ".join(f"{name} {value}" for name, value in document.versions.items())]
     for part in document.tables:
-        rows = [["" if cell is None else _shown(cell) for cell in row] for row in part.rows]
-        lines += ["", f"## {part.title}", "", table(part.columns, rows, markdown=True)]
+        header, *rows = [[_shown(cell) for cell in row] for row in [part.columns, *part.rows]]
+        lines += ["", f"## {part.title}", "", table(header, rows, markdown=True)]
         lines += ["", part.caption] if part.caption else []
     for part in document.figures:
         image = Path(part.file).with_suffix(".png")
@@ -97,4 +97,7 @@ def markdown(document: Document) -> str:
 
 
 def _shown(cell: Cell) -> str:
-    return f"{cell:.{DIGITS}g}" if isinstance(cell, float) else str(cell)
+    if cell is None:
+        return ""
+    text = f"{cell:.{DIGITS}g}" if isinstance(cell, float) else str(cell)
+    return text.replace("|", r"\|")

@@ -122,7 +122,9 @@ def from_config(
         model.init_weights()  # may fetch the backbone's weights, as training would
     model = model.to(device).train()
     loader = build_dataloader(_loader_config(config[key], batch_size), seed=seed)
-    read = [model.data_preprocessor(raw, True) for raw in itertools.islice(loader, batches)]
+    # a detector's preprocessor prepares annotations in training alone
+    as_trained = split == "train" or not isinstance(model, Classifier)
+    read = [model.data_preprocessor(raw, as_trained) for raw in itertools.islice(loader, batches)]
     if len(read) < batches:
         raise ValueError(f"batches={batches}: the {split} data give {len(read)} only.")
     strategy, selectors = sparsity_of(config)

@@ -38,6 +38,7 @@ def check(folder, figures=1):
         assert png.startswith(b"\x89PNG") and 2_000 < len(png) < 500_000
     for table in document.tables:
         assert table.title in page
+        assert all(column.replace("|", r"\|") in page for column in table.columns)
         assert all(len(row) == len(table.columns) for row in table.rows) and table.rows
     return document
 

@@ -1,4 +1,4 @@
-"""The numbers of the analyses need torch alone; matplotlib and mmengine are for the command line."""
+"""The analyses' numbers need torch alone; matplotlib and mmengine serve the command line."""
 
 import subprocess
 import sys
