@@ -32,6 +32,7 @@ td.text { white-space: normal; min-width: 9rem; }
 thead th { background: var(--box); vertical-align: bottom; line-height: 1.25; min-width: 5.2rem; }
 th:first-child, td:first-child, .text, .word { text-align: left; }
 tbody th { font-weight: 600; background: var(--page); position: sticky; left: 0; }
+@media (min-width: 40rem) { tbody th { white-space: nowrap; } }
 tbody tr:hover > * { background: var(--box); }
 thead button { all: unset; cursor: pointer; }
 thead button:focus-visible { outline: 2px solid var(--link); }
