@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{path}, {strategy} …", file=sys.stderr, flush=True)
             try:
                 counted.append(count(path, strategy, options))
-            except (ValueError, FileNotFoundError) as error:
+            except (ValueError, FileNotFoundError, ImportError) as error:
                 command_line.error(str(error))
     command = shlex.join(["python", "tools/count_macs.py", *(arguments or sys.argv[1:])])
     text = markdown(command, counted)
