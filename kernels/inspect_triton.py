@@ -23,6 +23,7 @@ _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 _MEMORY = re.compile(r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|bar\.sync)")
 

@@ -15,7 +15,7 @@ from .launch import DTYPES, LANES, WARPS, Launch, Layout, collapse, layout_of, t
 from .prune_weight_triton import COLUMNS, _pair_kernel, _run_kernel
 from .select_triton import sorting_network
 
-TABLES = 64  # that are kept on the device
+TABLES = 4096  # that are kept on the device, some hundred bytes each
 _TRITON = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -42,11 +42,19 @@ class Job(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A row of a table: which launch it belongs to, its numbers, and how many tiles it has."""
+    """One weight's part in a launch.
+
+    Attributes:
+        kernel, constants: works that have these in common share a launch.
+        tensors: operands in the order of the kernel's arguments; None where there is none.
+        numbers: the sizes of its row of the table.
+        tiles: how many programs it needs.
+    """
 
     kernel: Any
     constants: tuple[tuple[str, Any], ...]
-    row: tuple[int, ...]
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[int, ...]
     tiles: int
 
 
@@ -83,18 +91,43 @@ def launches(
     grad_input: tuple[int, int] | None,
     decay: float = 0.0,
 ) -> list[Launch]:
-    """How `prune` runs: one launch for each kind of weight."""
+    """How `prune` runs: one launch for each kind of weight.
+
+    While a CUDA graph is captured, one for each weight: where tensors lie from each other is new
+    then, and a table of that cannot be copied to the device.
+    """
     kinds: dict[tuple[Any, ...], list[Work]] = {}
     for job in jobs:
         _check(job)
         for work in _works(job, output, grad_input):
-            kinds.setdefault((work.kernel, work.constants), []).append(work)
-    result = []
-    for (kernel, constants), works in kinds.items():
-        rows, tiles = tuple(w.row for w in works), tuple(w.tiles for w in works)
-        table, places = _tables(rows, tiles, jobs[0].weight.device)
-        result.append(Launch(kernel, (len(places),), (table, places, decay), dict(constants)))
-    return result
+            alone = len(kinds) if _capturing(job.weight) else None
+            kinds.setdefault((work.kernel, work.constants, alone), []).append(work)
+    return [_launch(works, decay) for works in kinds.values()]
+
+
+def _capturing(weight: Tensor) -> bool:
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _launch(works: list[Work], decay: float) -> Launch:
+    first = works[0]
+    device = first.tensors[0].device
+    align = dict(first.constants)["ALIGN"]
+    rows = tuple((*_distances(work, first, align), *work.numbers) for work in works)
+    table, places = _tables(rows, tuple(work.tiles for work in works), device)
+    for work in works:  # what a later capture will look up
+        _tables(((*_distances(work, work, align), *work.numbers),), (work.tiles,), device)
+    operands = (first.tensors[0] if t is None else t for t in first.tensors)
+    arguments = (*operands, table, places, decay)
+    return Launch(first.kernel, (len(places),), arguments, dict(first.constants))
+
+
+def _distances(work: Work, first: Work, align: int) -> tuple[int, ...]:
+    """How far the operands lie from those of the first work, in units of ``align`` elements."""
+    return tuple(
+        0 if t is None or t.is_meta else (t.data_ptr() - f.data_ptr()) // (align * t.itemsize)
+        for t, f in zip(work.tensors, first.tensors, strict=True)
+    )
 
 
 def _check(job: Job) -> None:
@@ -137,6 +170,7 @@ def _pair(job: Job, output: tuple[int, int], grad_input: tuple[int, int], m: int
     steps = (weight.stride(0), weight.stride(1), weight.stride(3) if taps > 1 else 1)
     flat = (steps[1] == 1 or channels == 1) and channels % m == 0
     flat = flat and channels % 4 == 0 and steps[0] % 4 == 0 and (taps == 1 or steps[2] % 4 == 0)
+    flat = flat and _aligned(job.tensors())
     columns = 16 if flat else 64
     rows = LANES // columns
     align = 4 if flat else 1
@@ -166,9 +200,8 @@ def _pair(job: Job, output: tuple[int, int], grad_input: tuple[int, int], m: int
         steps[1],
         (steps[2] if taps > 1 else align) // align,
     )
-    row = (*map(_pointer, job.tensors()), *numbers)
     tiles = triton.cdiv(across, columns) * triton.cdiv(down, rows)
-    return Work(_pair_kernel, tuple(constants.items()), row, tiles)
+    return Work(_pair_kernel, tuple(constants.items()), _as_bytes(job.tensors()), numbers, tiles)
 
 
 def _run(
@@ -180,9 +213,9 @@ def _run(
     m: int,
 ) -> Work:
     (layout,) = collapse(layout)
-    tile = tile_of(layout, layout, m, groups, weight.itemsize)._replace(align=1)
-    if tile.flat:
-        tile = tile._replace(align=16 // weight.itemsize)
+    tile = tile_of(layout, layout, m, groups, weight.itemsize)
+    flat = tile.flat and _aligned((weight, *results))
+    tile = tile._replace(flat=flat, align=4 if flat else 1, log=tile.log if flat else 0)
     position_tiles, group_tiles = tile.grid(layout, m, groups)
     output, mask, gradient = results
     constants = {
@@ -194,8 +227,7 @@ def _run(
         "WRITE": output is not None,
         "DECAY": gradient is not None,
     }
-    row = (
-        *map(_pointer, (weight, output, mask, gradient)),
+    numbers = (
         layout.positions,
         layout.channels,
         layout.channels // groups,
@@ -206,7 +238,8 @@ def _run(
         group_tiles,
     )
     tiles = layout.samples * position_tiles * group_tiles
-    return Work(_run_kernel, tuple(constants.items()), row, tiles)
+    tensors = _as_bytes((weight, *results))
+    return Work(_run_kernel, tuple(constants.items()), tensors, numbers, tiles)
 
 
 def _results(weight: Tensor, result: Tensor | None, m: int) -> dict[str, Any]:
@@ -217,17 +250,21 @@ def _results(weight: Tensor, result: Tensor | None, m: int) -> dict[str, Any]:
     }
 
 
-def _pointer(tensor: Tensor | None) -> int:
-    if tensor is None or tensor.is_meta:
-        return 0
-    return tensor.data_ptr()
+def _aligned(tensors: Sequence[Tensor | None]) -> bool:
+    return all(t is None or t.is_meta or t.data_ptr() % 16 == 0 for t in tensors)
+
+
+def _as_bytes(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    return tuple(
+        t.view(torch.uint8) if t is not None and t.dtype == torch.bool else t for t in tensors
+    )
 
 
 @functools.lru_cache(maxsize=TABLES)
 def _tables(
     rows: tuple[tuple[int, ...], ...], tiles: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The tables on the device; copied there once for as long as addresses stay."""
+    """The tables on the device; copied there once for as long as distances stay."""
     if any(len(row) != COLUMNS for row in rows):
         raise ValueError(f"rows of {COLUMNS} numbers are needed, not {rows}.")
     counts = torch.tensor(tiles)

@@ -1,7 +1,7 @@
 """Triton: S(W), S(Wᵀ), masks and SR-STE's term of a whole network's weights in one launch.
 
-A table of addresses and sizes describes the weights (`prune_weight`); a second one says which tile
-of which weight a program handles. Tables hold int64.
+A table describes the weights (`prune_weight`): how far each tensor lies from the first of its kind,
+and sizes; a second one says which tile of which weight a program handles. Tables hold int64.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ COLUMNS = 12  # of either table
 
 
 @triton.jit
-def _address(row, column: tl.constexpr, dtype: tl.constexpr):
-    return tl.multiple_of(tl.load(row + column).to(tl.pointer_type(dtype)), 16)
+def _place(first, row, column: tl.constexpr, ALIGN: tl.constexpr):
+    """Address of a tensor; distances are in units of ALIGN elements."""
+    return first + tl.load(row + column) * ALIGN
 
 
 @triton.jit
@@ -76,6 +77,11 @@ def _store_row(
 
 @triton.jit
 def _pair_kernel(
+    first_weight,
+    first_output,
+    first_grad_input,
+    first_mask,
+    first_gradient,
     table_ptr,
     tiles_ptr,
     decay,
@@ -138,7 +144,7 @@ def _pair_kernel(
         flat = at_column
         offset = output * output_step + tap * tap_step + channel * channel_step
 
-    weight_ptr = _address(row, 0, WEIGHT)
+    weight_ptr = _place(first_weight, row, 0, ALIGN)
     rows = ()
     for a in tl.static_range(M):
         room = _room(a < output_room, flat, channels, channel_room, FLAT)
@@ -163,13 +169,13 @@ def _pair_kernel(
                 result = result + (times(rounded(rows[a * M + b], RESULT), kept[b]),)
                 masks = masks + (kept[b].to(tl.uint8),)
             if WRITE:
-                out_ptr = _address(row, 1, RESULT)
+                out_ptr = _place(first_output, row, 1, ALIGN)
                 _store_row(out_ptr, result, at, channel_step, room, M, LOG, SHAPE, FLAT)
             if MASK:
-                mask_ptr = _address(row, 3, tl.uint8)
+                mask_ptr = _place(first_mask, row, 3, ALIGN)
                 _store_row(mask_ptr, masks, at, channel_step, room, M, LOG, SHAPE, FLAT)
             if DECAY:
-                gradient_ptr = _address(row, 4, WEIGHT)
+                gradient_ptr = _place(first_gradient, row, 4, ALIGN)
                 old = _load_row(gradient_ptr, at, channel_step, room, M, LOG, SHAPE, FLAT)
                 new = ()
                 for b in tl.static_range(M):
@@ -184,7 +190,7 @@ def _pair_kernel(
             kept_rows = kept_rows + keep_largest(
                 group, WEIGHT == tl.float32, N_GRAD_INPUT, M, NETWORK
             )
-        grad_input_ptr = _address(row, 2, RESULT)
+        grad_input_ptr = _place(first_grad_input, row, 2, ALIGN)
         for a in tl.static_range(M):
             room = _room(a < output_room, flat, channels, channel_room, FLAT)
             result = ()
@@ -197,6 +203,10 @@ def _pair_kernel(
 
 @triton.jit
 def _run_kernel(
+    first_weight,
+    first_output,
+    first_mask,
+    first_gradient,
     table_ptr,
     tiles_ptr,
     decay,
@@ -235,7 +245,7 @@ def _run_kernel(
         tile_position, tile_group, positions, channels, per_part, M, ROWS, COLUMNS, CHANNEL_INNER
     )
     weights = load_runs(
-        _address(row, 0, WEIGHT) + sample,
+        _place(first_weight, row, 0, ALIGN) + sample,
         tile_position,
         tile_group,
         position,
@@ -254,7 +264,7 @@ def _run_kernel(
     kept = choose(weights, room, 0, position, run, N, M, 1, 1, NETWORK, 1)
     if DECAY:
         gradients = load_runs(
-            _address(row, 3, WEIGHT) + sample,
+            _place(first_gradient, row, 3, ALIGN) + sample,
             tile_position,
             tile_group,
             position,
@@ -279,8 +289,12 @@ def _run_kernel(
             results = results + (times(rounded(weights[j], RESULT), kept[j]),)
         masks = masks + (kept[j].to(tl.uint8),)
     if WRITE or DECAY:
+        if DECAY:
+            result_ptr = _place(first_gradient, row, 3, ALIGN)
+        else:
+            result_ptr = _place(first_output, row, 1, ALIGN)
         store_runs(
-            _address(row, 3 if DECAY else 1, WEIGHT if DECAY else RESULT) + sample,
+            result_ptr + sample,
             results,
             tile_position,
             tile_group,
@@ -299,7 +313,7 @@ def _run_kernel(
         )
     if MASK:
         store_runs(
-            _address(row, 2, tl.uint8) + sample,
+            _place(first_mask, row, 2, ALIGN) + sample,
             masks,
             tile_position,
             tile_group,
