@@ -12,6 +12,7 @@ from fst.rules_gradient import Reuse, TopK
 from fst.rules_weight import KernelPatterns, Unstructured
 from fst.schedule import HeldMasks, Run, Schedule
 from fst.state import (
+    Attachment,
     attach,
     load_sparsity_state,
     seed_random_rules,
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NM",
     "Alternating",
+    "Attachment",
     "ChannelLasso",
     "ConversionReport",
     "DropAndGrow",

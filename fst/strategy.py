@@ -302,6 +302,11 @@ class Strategy:
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
 
     @property
+    def removes_channels(self) -> bool:
+        """Whether the model gets smaller in training."""
+        return self.schedule is not None and self.schedule.removes_channels
+
+    @property
     def gradient_decay(self) -> float:
         """λ as far as it is applied through the gradient."""
         return self.decay if self.decay_mode == "gradient" else 0.0

@@ -40,7 +40,10 @@ def test_no_recipe_is_missing() -> None:
     cifar = {f"{s}_resnet18_cifar10.py" for s in ("dense", "srste", "fst", "fst_w", "sdgp")}
     systems = {
         f"{s}_resnet18_{data}.py"
-        for s in ("asp", "asfp", "dpf", "rigl", "clicktrain")
+        for s in (
+            *("asp", "asfp", "dpf", "rigl", "clicktrain"),
+            *("meprop", "resprop", "sparsetrain", "prunetrain"),
+        )
         for data in ("cifar10", "imagenet")
     }
     sdgp = {

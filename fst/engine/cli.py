@@ -240,8 +240,11 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
     root = getattr(model, "sparse_root", model)
     hook = SparsityHook(**sparsity)
     fst.convert(root, hook.strategy, include=hook.include, exclude=hook.exclude)
+    state_dict = state_dict_of(checkpoint, path)
+    if hook.strategy.removes_channels:
+        fst.fit_channels(model, state_dict)
     try:
-        model.load_state_dict(state_dict_of(checkpoint, path))
+        model.load_state_dict(state_dict)
     except RuntimeError as error:
         raise ValueError(f"{path!r} does not fit the model: {error}") from error
     fst.load_sparsity_state(root, checkpoint["sparsity"])

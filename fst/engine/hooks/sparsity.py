@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
@@ -29,8 +29,8 @@ class SparsityHook(Hook):
 
     Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and for
     each layer (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed
-    since the last look), and the norm of the gradient that reaches the optimizer (strategies such
-    as rigl mask it after that).
+    since the last look), the norm of the gradient that reaches the optimizer (strategies such
+    as rigl mask it after that), and the share of zeros since the last look (sparsetrain).
 
     Args:
         strategy: Name of a registered strategy.
@@ -68,6 +68,7 @@ class SparsityHook(Hook):
         self._layers: dict[str, nn.Module] = {}
         self._masks: dict[str, torch.Tensor] = {}
         self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
+        self._attached: list[fst.Attachment] = []
 
     @staticmethod
     def root(runner: Any) -> nn.Module:
@@ -84,12 +85,28 @@ class SparsityHook(Hook):
             report = fst.convert(root, self.strategy, include=self.include, exclude=self.exclude)
             runner.logger.info(f"Sparsity:\n{report}")
         self._layers = fst.sparse_layers(root)
+        if self.strategy.removes_channels:
+            self._check_parameters_may_change(runner)
         for wrapper in _built(runner.optim_wrapper):
             wrapper.optimizer.register_step_pre_hook(self._look)
             self._check_start(runner)
-            fst.attach(root, wrapper.optimizer, **_lengths(runner, wrapper))
+            lengths = _lengths(runner, wrapper)
+            self._attached.append(fst.attach(root, wrapper.optimizer, **lengths))
             if hasattr(wrapper, "loss_scaler"):
                 fst.set_grad_scaler(root, wrapper.loss_scaler)
+
+    def _check_parameters_may_change(self, runner: Any) -> None:
+        name = self.strategy.name
+        if is_model_wrapper(runner.model):
+            raise ValueError(
+                f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
+                "cannot follow: train in one process, without a launcher"
+            )
+        if any(isinstance(hook, EMAHook) for hook in runner._hooks):
+            raise ValueError(
+                f"strategy {name!r} removes channels, which EMAHook's copy of the model keeps: "
+                "leave the EMAHook out"
+            )
 
     def _check_start(self, runner: Any) -> None:
         schedule = self.strategy.schedule
@@ -114,8 +131,14 @@ class SparsityHook(Hook):
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
                 "run without sparsity. To start from its weights use load_from without resume"
             )
-        is_training = bool(_built(runner.optim_wrapper))
-        if state is not None and (runner._resume or not is_training):
+        wrappers = _built(runner.optim_wrapper)
+        if not runner._resume and wrappers:
+            return
+        if self.strategy.removes_channels:
+            optimizers = [wrapper.optimizer for wrapper in wrappers]
+            changed = fst.fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
+            runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
+        if state is not None:
             fst.load_sparsity_state(self.root(runner), state)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
@@ -140,6 +163,9 @@ class SparsityHook(Hook):
         norms = torch._foreach_norm(list(gradients.values())) if gradients else []
         masks = {name: layer.output_mask() for name, layer in self._layers.items()}
         masks = {name: mask for name, mask in masks.items() if mask is not None}
+        zeros = {name: layer.zero_shares() for name, layer in self._layers.items()}
+        for layer in self._layers.values():
+            layer.restart_counting()
         self._measured = (
             {name: mask.sum() / mask.numel() for name, mask in masks.items()},
             {
@@ -148,6 +174,8 @@ class SparsityHook(Hook):
                 if n in self._masks
             },
             dict(zip(gradients, norms, strict=True)),
+            {n: shares["input"] for n, shares in zeros.items() if "input" in shares},
+            {n: shares["grad_output"] for n, shares in zeros.items() if "grad_output" in shares},
         )
         self._masks = masks
 
@@ -155,13 +183,18 @@ class SparsityHook(Hook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Logs density, flip rate and gradient norms, if a step was looked at."""
+        for attached in self._attached:
+            if outputs and "loss" in outputs:
+                attached.report_loss(outputs["loss"])
         if self._measured is None:
             return
-        density, flips, norms = _fetch(*self._measured)
+        density, flips, norms, *zeros = _fetch(*self._measured)
         self._is_due, self._measured = False, None
         totals = {
             "density": self._mean(density),
             "mask_flip_rate": self._mean(flips),
+            "input_zeros": _average(zeros[0]),
+            "grad_output_zeros": _average(zeros[1]),
             "sparse_grad_norm": sum(norm**2 for norm in norms.values()) ** 0.5 if norms else None,
         }
         for name, value in totals.items():
@@ -173,16 +206,32 @@ class SparsityHook(Hook):
                 ("density", density),
                 ("mask_flip_rate", flips),
                 ("grad_norm", norms),
+                ("input_zeros", zeros[0]),
+                ("grad_output_zeros", zeros[1]),
             )
             for layer, value in group.items()
         }
         if scalars:
             runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
 
+    def after_train_epoch(self, runner: Any) -> None:
+        """Says how large the model is, if channels may have been removed."""
+        if self.strategy.removes_channels:
+            layers = ", ".join(
+                f"{name} {'x'.join(map(str, layer.weight.shape))}"
+                for name, layer in self._layers.items()
+            )
+            parameters = sum(p.numel() for p in self.root(runner).parameters())
+            runner.logger.info(f"Channels: {parameters} parameters; {layers}")
+
     def _mean(self, shares: dict[str, float]) -> float | None:
         """The share over all weights of the layers."""
         sizes = {name: self._layers[name].weight.numel() for name in shares}
         return sum(shares[n] * sizes[n] for n in shares) / sum(sizes.values()) if shares else None
+
+
+def _average(shares: dict[str, float]) -> float | None:
+    return sum(shares.values()) / len(shares) if shares else None
 
 
 def _built(wrapper: Any) -> list[OptimWrapper]:

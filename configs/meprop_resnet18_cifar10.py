@@ -1,0 +1,5 @@
+"""meProp: the top half of each sample's output gradients; ResNet-18 on CIFAR-10, 60 epochs."""
+
+_base_ = "dense_resnet18_cifar10.py"
+
+sparsity = dict(strategy="meprop")

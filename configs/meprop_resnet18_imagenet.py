@@ -1,0 +1,5 @@
+"""meProp, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 32.5 %)."""
+
+_base_ = "dense_resnet18_imagenet.py"
+
+sparsity = dict(strategy="meprop")

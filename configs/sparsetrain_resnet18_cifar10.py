@@ -1,0 +1,5 @@
+"""SparseTrain: dense, counting ReLU's zeros; ResNet-18 on CIFAR-10, 60 epochs."""
+
+_base_ = "dense_resnet18_cifar10.py"
+
+sparsity = dict(strategy="sparsetrain")

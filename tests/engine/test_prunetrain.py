@@ -1,0 +1,54 @@
+"""A run that loses channels: it gets smaller, resumes, is tested and folded as what it is."""
+
+import pytest
+import torch
+
+pytest.importorskip("torch_pruning")
+
+import fst
+import fst.models
+from fst.engine import cli, load_checkpoint_safely
+
+SPARSITY = 'dict(strategy="prunetrain", interval=1, ratio=0.7, threshold=0.27, log_interval=2)'
+
+
+def _sizes(checkpoint):
+    state = load_checkpoint_safely(checkpoint)["state_dict"]
+    return {k: tuple(v.shape) for k, v in state.items()}
+
+
+def test_resume_is_bit_exact(train, assert_same_state):
+    whole = train("whole", sparsity=SPARSITY)
+    first, second = _sizes(whole / "epoch_1.pth"), _sizes(whole / "epoch_2.pth")
+    full = fst.models.tiny_net()[0].weight.shape[0]
+    channels = [sizes["architecture.0.weight"][0] for sizes in (first, second)]
+    assert full > channels[0] > channels[1], "channels go at the end of both epochs"
+    momentum = load_checkpoint_safely(whole / "epoch_1.pth")["optimizer"]["state"][0]
+    assert tuple(momentum["momentum_buffer"].shape) == first["architecture.0.weight"]
+    log = "".join(path.read_text() for path in whole.glob("*/*.log"))
+    assert f"0 {channels[1]}x1x3x3" in log
+
+    again = train("again", "--resume", str(whole / "epoch_1.pth"), sparsity=SPARSITY)
+    assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
+
+
+def test_the_smaller_model_is_tested_and_folded(train, write_config, tmp_path, capsys):
+    whole = train("whole", sparsity=SPARSITY)
+    config, checkpoint = write_config(SPARSITY), str(whole / "epoch_2.pth")
+    out = str(tmp_path / "folded.pth")
+    assert cli.fold([config, checkpoint, out]) == 0
+    folded = load_checkpoint_safely(out)
+    model = fst.models.tiny_net()
+    assert fst.fit_channels(model, folded)
+    model.load_state_dict(folded)
+    assert model[3].in_channels == model[0].out_channels < 8
+    for path in (checkpoint, out):
+        assert cli.test([config, path, "--work-dir", str(tmp_path / "test")]) == 0
+    state = load_checkpoint_safely(checkpoint)["state_dict"]
+    assert torch.equal(folded["0.weight"], state["architecture.0.weight"])
+
+
+def test_what_cannot_follow_is_refused(train):
+    ema = 'custom_hooks = [dict(type="EMAHook")]\n'
+    with pytest.raises(ValueError, match="EMAHook"):
+        train("ema", sparsity=SPARSITY, extra=ema)
