@@ -8,69 +8,27 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from fst.backends import ops, sources
+from fst.backends import sources
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("80", "90a")
 
 
-def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    values = torch.empty(shape, dtype=dtype, device="meta")
-    return values.contiguous(memory_format=torch.channels_last)
+NAMES = (
+    "S(W), S(Wt) 2:4",
+    "SR-STE term 2:4",
+    "grad_output 2:4",
+    "grad_output 2:4 random",
+    "grad_output 4:8",
+    "sums for rescaling 2:4",
+    "pair sum",
+)
 
 
-def _prune_weights():
-    kernels = sources.load("prune_weight")
-    weight = _meta(64, 64, 3, 3, dtype=torch.float32)
-    results = [torch.empty_like(weight, dtype=torch.bfloat16) for _ in range(2)]
-    (launch,) = kernels.launches([kernels.Job(weight, 1, *results)], (2, 4), (2, 4))
-    return launch
-
-
-def _add_decay():
-    kernels = sources.load("prune_weight")
-    weight = _meta(64, 64, 3, 3, dtype=torch.float32)
-    job = kernels.Job(weight, 1, gradient=torch.empty_like(weight))
-    (launch,) = kernels.launches([job], (2, 4), None, decay=2e-4)
-    return launch
-
-
-def _prune_gradient(rule: str = "magnitude", n: int = 2, m: int = 4):
-    grad_output = _meta(256, 64, 56, 56)
-    seed = torch.empty(1, dtype=torch.int64, device="meta")
-    return sources.load("prune_gradient").prune_launch(
-        grad_output, torch.empty_like(grad_output), n, m, rule, "", 1, seed, None
-    )
-
-
-def _sums():
-    return sources.load("prune_gradient").sums_launch(
-        _meta(256, 64, 56, 56), 2, 4, 1, by_sample=True
-    )[0]
-
-
-def _fold():
-    grad_output, lattice = _meta(256, 64, 56, 56), (0, 1, 0, 2)
-    (result,) = ops._folded(grad_output, lattice)
-    return sources.load("fold").fold_launch(grad_output, result, (1, 2), lattice)
-
-
-LAUNCHES = {
-    "prune_weights": _prune_weights,
-    "add_decay": _add_decay,
-    "prune_gradient": _prune_gradient,
-    "prune_gradient random": lambda: _prune_gradient("random"),
-    "prune_gradient 4:8": lambda: _prune_gradient("magnitude", 4, 8),
-    "sums": _sums,
-    "fold": _fold,
-}
-
-
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", NAMES)
 def test_triton(name, triton_compiler):
-    launch = LAUNCHES[name]()
+    launch = sources.load("samples").SAMPLES[name](True)
     for capability in (80, 90):
         made = sources.load("inspect_triton").compile_for(launch, capability)
         assert made.stack == 0

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Everything about GPUs that is open: builds, tests and measures it, part by part.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PYTHONPATH=. PYTHONUNBUFFERED=1
+PYTHON=${PYTHON:-python3}
+OUT=${OUT_DIR:-benchmarks/out}
+LIMIT=${LIMIT:-540} # seconds of a part
+MODELS=${MODELS:-resnet18 resnet50}
+BATCH=${BATCH:-256}
+
+usage() {
+    cat <<'TEXT'
+usage: benchmarks/gpu_check.sh PART
+
+Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each part ends within nine
+minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in which they answer:
+
+  0  layers       dense convolutions of each model against fst's grad_weight, GEMM by GEMM
+  1  instructions throughput of mma, mma.sp, wgmma, wgmma.sp; copy bandwidth (needs nvcc)
+  2  tests        tests/kernels on the GPU; compute-sanitizer where there is one
+  3  pruning      bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
+  4  steps        whole training steps: dense, fst, fst_w, srste, sdgp
+  5  compiled     the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
+
+Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540).
+TEXT
+}
+
+# run NAME COMMAND...: within the part's time, with a log; a failure is reported and ends the part.
+run() {
+    local name=$1 left=$((LIMIT - SECONDS))
+    shift
+    if ((left <= 5)); then
+        echo "$name: no time left in this part" | tee "$OUT/$name.log"
+        return 1
+    fi
+    echo "== $name: $*"
+    timeout --kill-after=5 "$left" "$@" 2>&1 | tee "$OUT/$name.log"
+}
+
+describe() {
+    "$PYTHON" - >"$OUT/machine.json" <<'CODE'
+import json, subprocess, sys, torch, triton
+driver = subprocess.run(
+    ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv"],
+    capture_output=True, text=True,
+).stdout
+json.dump(
+    {"python": sys.version, "torch": torch.__version__, "cuda": torch.version.cuda,
+     "cudnn": torch.backends.cudnn.version(), "triton": triton.__version__, "driver": driver,
+     "gpu": torch.cuda.get_device_name()},
+    sys.stdout, indent=1,
+)
+CODE
+    cat "$OUT/machine.json"
+}
+
+benchmark() { # NAME MODEL OPTIONS...
+    local name=$1 model=$2
+    shift 2
+    run "$name" "$PYTHON" tools/benchmark.py --model "$model" --batch "$BATCH" --dtype bfloat16 \
+        --device cuda --out "$OUT/$name" "$@"
+}
+
+part_layers() {
+    for model in $MODELS; do
+        benchmark "layers_$model" "$model" --no-steps --strategies dense fst
+    done
+}
+
+part_instructions() {
+    local target binary="$OUT/instructions"
+    target=$("$PYTHON" -c 'import torch; m, n = torch.cuda.get_device_capability()
+print(f"{m}{n}" + "a" * (m >= 9))')
+    run build nvcc -O3 -std=c++17 "-gencode=arch=compute_$target,code=sm_$target" \
+        benchmarks/gpu/instructions.cu -o "$binary"
+    run instructions "$binary"
+    cp "$OUT/instructions.log" "$OUT/instructions.json"
+}
+
+part_tests() {
+    local tests=("$PYTHON" -m pytest -q -m gpu tests/kernels -p no:cacheprovider)
+    run tests "${tests[@]}" --junitxml="$OUT/tests.xml"
+    if command -v compute-sanitizer >/dev/null; then
+        # Without torch's cache of freed memory every access outside a tensor is seen.
+        for tool in memcheck racecheck; do
+            PYTORCH_NO_CUDA_MEMORY_CACHING=1 run "sanitizer_$tool" compute-sanitizer \
+                --tool "$tool" --error-exitcode 1 "${tests[@]}" \
+                -k "test_folds_like or test_bits_equal or bit_for_bit or depends_on_the_seed"
+        done
+    else
+        echo "compute-sanitizer is not installed" | tee "$OUT/sanitizer.log"
+    fi
+}
+
+part_pruning() {
+    run pruning "$PYTHON" benchmarks/gpu/pruning.py --batch "$BATCH" --out "$OUT/pruning.json"
+}
+
+part_steps() {
+    for model in $MODELS; do
+        benchmark "steps_$model" "$model" --no-layers --strategies dense fst fst_w srste sdgp
+    done
+}
+
+part_compiled() {
+    run compiled "$PYTHON" benchmarks/gpu/compiled.py --out "$OUT/compiled.json"
+}
+
+names=(layers instructions tests pruning steps compiled)
+case ${1:-} in
+-h | --help)
+    usage
+    exit 0
+    ;;
+[0-5]) ;;
+*)
+    usage >&2
+    exit 2
+    ;;
+esac
+if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "error: $PYTHON finds no CUDA device" >&2
+    exit 1
+fi
+mkdir -p "$OUT"
+SECONDS=0
+describe
+"part_${names[$1]}"
