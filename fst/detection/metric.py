@@ -20,12 +20,15 @@ class COCOFormatMetric(CocoMetric):
     that a data set left out still count as objects to find. `area` and `iscrowd` may be absent.
     """
 
+    def __init__(self, ann_file: str | None = None, **kwargs: Any) -> None:
+        super().__init__(ann_file=ann_file, **kwargs)
+        self._ann_file = ann_file
+
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """The metrics of the images in `results`."""
         if self._coco_api is not None:
-            data = self._coco_api.dataset
             self._ids_of_labels = category_ids(
-                data, self.dataset_meta["classes"], "of the evaluator"
+                self._coco_api.dataset, self.dataset_meta["classes"], self._ann_file
             )
             self.cat_ids = sorted(self._ids_of_labels)  # the order of COCOeval's results
             listed = self._coco_api.get_img_ids()
