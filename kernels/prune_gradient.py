@@ -78,7 +78,9 @@ def prune_launch(
         layout, out = collapse(layout, out)
     digits = digits_per_word(m)
     words = triton.cdiv(m, digits)
-    run = max(1, 4 // words) if rule == "random" and m & (m - 1) == 0 else 1
+    # Groups that share the four words of a draw, as far as one 16-byte vector holds them.
+    shared = rule == "random" and m & (m - 1) == 0
+    run = max(1, min(4 // words, 8 // m)) if shared else 1
     tile, grid, constants = _plan(layout, out, n, m, run, groups, grad_output.itemsize)
     unit = 1 if tile.channel_inner else tile.align
     arguments = (

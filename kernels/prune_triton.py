@@ -146,8 +146,10 @@ def choose(
     kept = ()
     for group in tl.static_range(RUN):
         if RULE == 2:
+            # Always 0; it makes the compiler keep the draws where the values are.
+            anchor = magnitude(elements[0]) >> 31
             kept = kept + keep_random(
-                seed, position, first_call, room - group * M, group, N, M, DIGITS
+                seed, position + anchor, first_call, room - group * M + anchor, group, N, M, DIGITS
             )
         else:
             values = ()
