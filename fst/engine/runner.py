@@ -193,6 +193,9 @@ class Runner(mmengine.runner.Runner):
         if "://" in str(out_dir):
             raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only")
         self._random_state.collect()
+        for hook in self._hooks:
+            if isinstance(hook, SparsityHook):
+                hook.collect(self)
         partial = f"{filename}.tmp"
         super().save_checkpoint(out_dir, partial, *args, **kwargs)
         if is_main_process():

@@ -15,7 +15,8 @@ shuffled); it adds 5 % to the share; it is dense in the first and last step of e
 where nothing is remembered. The n-th call of a layer in a step continues the n-th of the step
 before. Layers with a frozen weight, and gradients in eval mode, are dense. With a `GradScaler`
 gradients are remembered as scaled: a change of the scale looks like a difference. Each rank of a
-distributed run has a memory of its own. Memory: Cout·P·Q values per layer (and call).
+distributed run remembers its own (the engine's checkpoints hold all). Memory: Cout·P·Q values per
+layer and call.
 """
 
 from fst.rules_gradient import Reuse

@@ -70,7 +70,11 @@ PROBE = 'custom_hooks = [dict(type="Probe")]\n'
 
 
 def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
-    strategies = ('dict(strategy="fst")', 'dict(strategy="sdgp", rule="random")')
+    strategies = (
+        'dict(strategy="fst")',
+        'dict(strategy="sdgp", rule="random")',
+        'dict(strategy="resprop", threshold=1e-4)',
+    )
     configs = [[write_config(s, PROBE) for _ in range(3)] for s in strategies]
     script = tmp_path / "script.py"
     tests = str(repo / "tests" / "engine")
@@ -86,7 +90,7 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
     for epoch in (slice(0, 128), slice(128, 256)):
         seen = whole[0]["keys"][epoch] + whole[1]["keys"][epoch]
         assert len(set(seen)) == 256
-    for index in (0, 1):
+    for index in range(3):
         assert_same_state(
             tmp_path / f"whole{index}/epoch_2.pth", tmp_path / f"parts{index}/epoch_2.pth"
         )

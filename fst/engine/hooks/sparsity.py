@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmengine.dist import get_rank
+from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -69,6 +69,7 @@ class SparsityHook(Hook):
         self._masks: dict[str, torch.Tensor] = {}
         self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
         self._attached: list[fst.Attachment] = []
+        self._of_ranks: list[dict[str, Any]] = []
 
     @staticmethod
     def root(runner: Any) -> nn.Module:
@@ -139,11 +140,28 @@ class SparsityHook(Hook):
             changed = fst.fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
             runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
         if state is not None:
+            of_ranks = checkpoint.get("sparsity_of_ranks", ())
+            if runner._resume and len(of_ranks) == get_world_size():
+                state = of_ranks[get_rank()]
+            elif runner._resume and (of_ranks or (self.strategy.has_memory and get_rank())):
+                runner.logger.warning(
+                    "The checkpoint has no reused gradients for this number of processes "
+                    f"({get_world_size()}): all take those of the first"
+                )
             fst.load_sparsity_state(self.root(runner), state)
+
+    def collect(self, runner: Any) -> None:
+        """Gathers what differs between ranks, each of which must call; a save follows."""
+        if self.strategy.has_memory and get_world_size() > 1:
+            self._of_ranks = [{} for _ in range(get_world_size())]
+            state = fst.sparsity_state(self.root(runner))
+            torch.distributed.all_gather_object(self._of_ranks, state)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Adds the mask state."""
         checkpoint["sparsity"] = fst.sparsity_state(self.root(runner))
+        if self._of_ranks:
+            checkpoint["sparsity_of_ranks"] = self._of_ranks
 
     def before_train(self, runner: Any) -> None:
         """Seeds the random rules: only now is the seed of a resumed run known."""
