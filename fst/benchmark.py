@@ -227,14 +227,18 @@ class Training:
         trained = copy.deepcopy(self.model).train()
         parameters = (p for p in trained.parameters() if p.requires_grad)
         optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+        attached = None
         if strategy is not None:
             convert(self.root(trained), strategy, **self.selection)
-            attach(self.root(trained), optimizer, total_steps=10**6, steps_per_epoch=10**3)
+            root = self.root(trained)
+            attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
 
         def step() -> None:
             enabled = self.amp_dtype is not None
             with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
                 loss = self.loss(trained)
+            if attached is not None:
+                attached.report_loss(loss)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

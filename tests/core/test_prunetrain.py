@@ -11,6 +11,7 @@ pytest.importorskip("torch_pruning")
 
 import fst
 import fst.models
+from fst.analysis import count_macs
 from fst.channels import channel_groups, channel_maxima, remove_channels
 from tests.core.networks import batch, small_net
 
@@ -99,6 +100,10 @@ def _zero(model, group, mask):
                     module.weight[index] = 0
 
 
+def _macs(model, example):
+    return count_macs(model, lambda: model(example)).total("output").dense
+
+
 def _parameters(model):
     return sum(p.numel() for p in model.parameters())
 
@@ -117,11 +122,12 @@ def test_removing_zeroed_channels_changes_nothing_but_the_size(build):
     model.eval()
     with torch.no_grad():
         expected = model(example)
-        before = _parameters(model)
+        before, macs = _parameters(model), _macs(model, example)
         remove_channels(model, removed)
         actual = model(example)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * expected.abs().max())
     assert _parameters(model) < 0.6 * before
+    assert _macs(model, example) < 0.6 * macs
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             shape = (module.out_channels, module.in_channels // module.groups)
@@ -457,3 +463,27 @@ def test_fit_channels_refuses_what_is_no_loss_of_channels():
     before = list(net.parameters())
     assert fst.fit_channels(net, state) == []
     assert all(p is q for p, q in zip(before, net.parameters(), strict=True))
+
+
+def test_hidden_linear_layers_lose_channels_too_if_included():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 2)
+    )
+    fst.convert(net, "prunetrain", include=["0", "3"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    fst.attach(net, optimizer, steps_per_epoch=1).report_loss(torch.tensor(1.0))
+    groups = channel_groups(net, torch.randn(1, 3, 4, 4), set(fst.sparse_layers(net).values()))
+    hidden = next(g for g in groups if g.size == 6)
+    assert not hidden.obstacle
+    mask = torch.tensor([False, True, True, False, False, False])
+    _zero(net, hidden, mask)
+    input = torch.randn(5, 3, 4, 4)
+    net.eval()
+    with torch.no_grad():
+        expected = net(input)
+        remove_channels(net, [(hidden, mask)], optimizer)
+        torch.testing.assert_close(net(input), expected)
+    assert net[3].out_features == net[5].in_features == 4
+    net.train()(input).sum().backward()
+    optimizer.step()
