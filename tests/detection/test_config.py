@@ -9,7 +9,7 @@ import torch
 from mmdet.registry import DATASETS, METRICS, MODELS
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import init_default_scope
+from mmengine.registry import DefaultScope
 
 import fst
 from fst.detection.classes import check_heads, set_num_classes
@@ -25,13 +25,18 @@ DETECTORS = ("ssd300_voc0712", "ssd300_coco")
 DETECTORS += ("faster-rcnn_r50_fpn_voc0712", "faster-rcnn_r50_fpn_1x_coco")
 
 
+@pytest.fixture(autouse=True)
+def _scope():
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        yield
+
+
 def load(name, drawn):
     options = {} if name.startswith(("dense", "fst", "sdgp")) else {"data_root": str(drawn)}
     return load_config(str(ROOT / name), options)
 
 
 def build(config, device="cpu"):
-    init_default_scope("mmdet")
     with torch.device(device):
         return MODELS.build(config.model)
 
@@ -105,7 +110,6 @@ def test_recipe_trains_a_step(name, size, drawn):
 @pytest.mark.parametrize("name", [r for r in RECIPES if "bccd" in r or "format" in r])
 def test_recipe_reads_its_data(name, drawn):
     config = load(name, drawn)
-    init_default_scope("mmdet")
     dataset = DATASETS.build(config.train_dataloader.dataset)
     assert len(dataset) == toy.TRAIN and dataset.metainfo["classes"] == tuple(config.classes)
     batch = dataset[0]
