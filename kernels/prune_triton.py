@@ -14,118 +14,83 @@ from .select_triton import join, keep_largest, keep_random, magnitude, rounded, 
 
 
 @triton.jit
-def tile_places(
+def tile_of_runs(
     tile_position,
     tile_group,
     positions,
     channels,
     per_part,
-    ELEMENTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    SHAPE: tl.constexpr,
     CHANNEL_INNER: tl.constexpr,
 ):
-    """Position, first channel and number of channels left of each run of ELEMENTS channels.
+    """What `load_runs` and `store_runs` take: place and extent of each run of channels.
 
-    ``per_part``: channels of a convolution group, in which groups of M start anew.
+    Args:
+        per_part: channels of a convolution group, in which groups of M start anew.
+        SHAPE: (channels of a run, its log2, rows, columns, FLAT).
+
+    Returns:
+        Numbers of the tile, then for each run its position, number, first channel and how many of
+        its channels there are (0 outside), then the sizes.
     """
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
+    ELEMENTS: tl.constexpr = SHAPE[0]
+    rows = tl.arange(0, SHAPE[2])[:, None]
+    columns = tl.arange(0, SHAPE[3])[None, :]
     if CHANNEL_INNER:
-        position = tile_position * ROWS + rows
-        run = tile_group * COLUMNS + columns
+        position = tile_position * SHAPE[2] + rows
+        run = tile_group * SHAPE[3] + columns
     else:
-        position = tile_position * COLUMNS + columns
-        run = tile_group * ROWS + rows
+        position = tile_position * SHAPE[3] + columns
+        run = tile_group * SHAPE[2] + rows
     runs_per_part = (per_part + ELEMENTS - 1) // ELEMENTS
     part = run // runs_per_part
     start = (run - part * runs_per_part) * ELEMENTS
     room = tl.where(part * per_part < channels, per_part - start, 0)
-    # A tile whose positions are outside reads and writes nothing.
     room = tl.where(position < positions, room, 0)
-    return position, run, part * per_part + start, room
+    channel = part * per_part + start
+    return tile_position, tile_group, position, run, channel, room, positions, channels
 
 
 @triton.jit
-def _flat_channels(
-    tile_position,
-    tile_group,
-    positions,
-    channels,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    position = tile_position * ROWS + tl.arange(0, ROWS)[:, None]
-    channel = tile_group * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return position, channel, (position < positions) & (channel < channels)
+def _vectors(tile, position_step, SHAPE: tl.constexpr):
+    """Offsets and mask of a FLAT tile, in which runs of contiguous channels follow each other."""
+    WIDTH: tl.constexpr = SHAPE[3] * SHAPE[0]
+    position = tile[0] * SHAPE[2] + tl.arange(0, SHAPE[2])[:, None]
+    channel = tile[1] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = (position < tile[6]) & (channel < tile[7])
+    return position * position_step + channel, inside
 
 
 @triton.jit
-def load_runs(
-    x_ptr,
-    tile_position,
-    tile_group,
-    position,
-    channel,
-    room,
-    positions,
-    channels,
-    x_channel,
-    x_position,
-    ELEMENTS: tl.constexpr,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-):
-    """ELEMENTS tensors (ROWS, COLUMNS): the channels of each run.
+def load_runs(x_ptr, tile, channel_step, position_step, SHAPE: tl.constexpr):
+    """A tensor (rows, columns) for each channel of a run.
 
-    FLAT: channels are contiguous and full runs follow each other, so that they can be loaded as
+    FLAT: channels are contiguous and full runs follow each other, so that they are loaded as
     vectors and taken apart in registers.
     """
-    if FLAT:
-        at, c, valid = _flat_channels(
-            tile_position, tile_group, positions, channels, ROWS, COLUMNS * ELEMENTS
-        )
-        x = tl.load(x_ptr + at * x_position + c, mask=valid, other=0.0)
-        return split(x, ROWS, COLUMNS, LOG)
+    if SHAPE[4]:
+        offsets, inside = _vectors(tile, position_step, SHAPE)
+        x = tl.load(x_ptr + offsets, mask=inside, other=0.0)
+        return split(x, SHAPE[2], SHAPE[3], SHAPE[1])
     else:
-        base = x_ptr + position * x_position + channel * x_channel
+        base = x_ptr + tile[2] * position_step + tile[4] * channel_step
         elements = ()
-        for j in tl.static_range(ELEMENTS):
-            elements = elements + (tl.load(base + j * x_channel, mask=j < room, other=0.0),)
+        for j in tl.static_range(SHAPE[0]):
+            elements = elements + (tl.load(base + j * channel_step, mask=j < tile[5], other=0.0),)
         return elements
 
 
 @triton.jit
-def store_runs(
-    out_ptr,
-    elements,
-    tile_position,
-    tile_group,
-    position,
-    channel,
-    room,
-    positions,
-    channels,
-    out_channel,
-    out_position,
-    ELEMENTS: tl.constexpr,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FLAT: tl.constexpr,
-):
+def store_runs(out_ptr, elements, tile, channel_step, position_step, SHAPE: tl.constexpr):
     """The inverse of `load_runs`."""
-    if FLAT:
-        at, c, valid = _flat_channels(
-            tile_position, tile_group, positions, channels, ROWS, COLUMNS * ELEMENTS
-        )
-        tl.store(out_ptr + at * out_position + c, join(elements, ROWS, COLUMNS, LOG), mask=valid)
+    if SHAPE[4]:
+        offsets, inside = _vectors(tile, position_step, SHAPE)
+        joined = join(elements, SHAPE[2], SHAPE[3], SHAPE[1])
+        tl.store(out_ptr + offsets, joined, mask=inside)
     else:
-        base = out_ptr + position * out_position + channel * out_channel
-        for j in tl.static_range(ELEMENTS):
-            tl.store(base + j * out_channel, elements[j], mask=j < room)
+        base = out_ptr + tile[2] * position_step + tile[4] * channel_step
+        for j in tl.static_range(SHAPE[0]):
+            tl.store(base + j * channel_step, elements[j], mask=j < tile[5])
 
 
 @triton.jit
@@ -193,35 +158,25 @@ def _prune_kernel(
     FLAT: tl.constexpr,
 ):
     E: tl.constexpr = RUN * M
+    SHAPE: tl.constexpr = (RUN * M, LOG, ROWS, COLUMNS, FLAT)
     sample = (tl.program_id(0) // position_tiles).to(tl.int64)
-    tile_position = tl.program_id(0) % position_tiles
-    tile_group = tl.program_id(1)
     if not CHANNEL_INNER:  # strides come in units of ALIGN, so that vectors are seen to be aligned
         positions *= ALIGN
         x_channel *= ALIGN
         x_sample *= ALIGN
         out_channel *= ALIGN
         out_sample *= ALIGN
-    position, run, channel, room = tile_places(
-        tile_position, tile_group, positions, channels, per_part, E, ROWS, COLUMNS, CHANNEL_INNER
-    )
-    elements = load_runs(
-        x_ptr + sample * x_sample,
-        tile_position,
-        tile_group,
-        position,
-        channel,
-        room,
+    tile = tile_of_runs(
+        tl.program_id(0) % position_tiles,
+        tl.program_id(1),
         positions,
         channels,
-        x_channel,
-        x_position,
-        E,
-        LOG,
-        ROWS,
-        COLUMNS,
-        FLAT,
+        per_part,
+        SHAPE,
+        CHANNEL_INNER,
     )
+    position, run, channel, room = tile[2], tile[3], tile[4], tile[5]
+    elements = load_runs(x_ptr + sample * x_sample, tile, x_channel, x_position, SHAPE)
     seed = tl.load(seed_ptr) if RULE == 2 else 0
     place = (sample * positions).to(tl.int32) + position
     kept = choose(elements, room, seed, place, run * CALLS, N, M, RUN, RULE, NETWORK, DIGITS)
@@ -245,24 +200,7 @@ def _prune_kernel(
             at = scale_ptr + sample * scale_sample + channel + j
             scaled = scaled + (times(pruned[j], tl.load(at, mask=j < room, other=1.0)),)
         pruned = scaled
-    store_runs(
-        out_ptr + sample * out_sample,
-        pruned,
-        tile_position,
-        tile_group,
-        position,
-        channel,
-        room,
-        positions,
-        channels,
-        out_channel,
-        out_position,
-        E,
-        LOG,
-        ROWS,
-        COLUMNS,
-        FLAT,
-    )
+    store_runs(out_ptr + sample * out_sample, pruned, tile, out_channel, out_position, SHAPE)
 
 
 @triton.jit
@@ -294,9 +232,8 @@ def _sums_kernel(
     FLAT: tl.constexpr,
 ):
     """sums[sample, chunk, 0 and 1, channel]: sums of |x| and of |pruned x| over a chunk."""
+    SHAPE: tl.constexpr = (M, LOG, ROWS, COLUMNS, FLAT)
     sample = (tl.program_id(0) // chunks).to(tl.int64)
-    chunk = tl.program_id(0) % chunks
-    tile_group = tl.program_id(1)
     if not CHANNEL_INNER:
         positions *= ALIGN
         x_channel *= ALIGN
@@ -308,36 +245,17 @@ def _sums_kernel(
         before = before + (zero,)
         after = after + (zero,)
     for step in range(steps):
-        tile_position = chunk * steps + step
-        position, run, channel, room = tile_places(
-            tile_position,
-            tile_group,
+        tile = tile_of_runs(
+            tl.program_id(0) % chunks * steps + step,
+            tl.program_id(1),
             positions,
             channels,
             per_part,
-            M,
-            ROWS,
-            COLUMNS,
+            SHAPE,
             CHANNEL_INNER,
         )
-        elements = load_runs(
-            x_ptr + sample * x_sample,
-            tile_position,
-            tile_group,
-            position,
-            channel,
-            room,
-            positions,
-            channels,
-            x_channel,
-            x_position,
-            M,
-            LOG,
-            ROWS,
-            COLUMNS,
-            FLAT,
-        )
-        kept = choose(elements, room, 0, position, position, N, M, 1, 1, NETWORK, 1)
+        elements = load_runs(x_ptr + sample * x_sample, tile, x_channel, x_position, SHAPE)
+        kept = choose(elements, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK, 1)
         more_before = ()
         more_after = ()
         for j in tl.static_range(M):
@@ -346,9 +264,8 @@ def _sums_kernel(
             more_after = more_after + (after[j] + tl.abs(pruned.to(tl.float32)),)
         before = more_before
         after = more_after
-    position, run, channel, room = tile_places(
-        0, tile_group, 1, channels, per_part, M, ROWS, COLUMNS, CHANNEL_INNER
-    )
+    tile = tile_of_runs(0, tl.program_id(1), 1, channels, per_part, SHAPE, CHANNEL_INNER)
+    channel, room = tile[4], tile[5]
     axis: tl.constexpr = 0 if CHANNEL_INNER else 1
     channel = tl.max(tl.where(room > 0, channel, 0), axis)
     room = tl.max(room, axis)

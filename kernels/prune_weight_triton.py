@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .prune_triton import choose, load_runs, store_runs, tile_places
+from .prune_triton import choose, load_runs, store_runs, tile_of_runs
 from .select_triton import join, keep_largest, magnitude, rounded, split, times
 
 COLUMNS = 12  # of either table
@@ -226,107 +226,45 @@ def _run_kernel(
     ALIGN: tl.constexpr,
 ):
     """One direction, any N:M: a weight as (samples, channels, positions), see `prune_triton`."""
-    tile = tiles_ptr + 2 * tl.program_id(0)
-    row = table_ptr + tl.load(tile) * 12
-    local = tl.load(tile + 1).to(tl.int32)
-    positions = _integer(row, 4)
-    channels = _integer(row, 5)
-    per_part = _integer(row, 6)
+    SHAPE: tl.constexpr = (M, LOG, ROWS, COLUMNS, FLAT)
+    entry = tiles_ptr + 2 * tl.program_id(0)
+    row = table_ptr + tl.load(entry) * 12
+    local = tl.load(entry + 1).to(tl.int32)
     channel_step = 1 if FLAT else _integer(row, 8)
     position_step = _integer(row, 9)
     position_tiles = _integer(row, 10)
     group_tiles = _integer(row, 11)
     if FLAT:
         position_step *= ALIGN
-    tile_group = local % group_tiles
-    tile_position = local // group_tiles % position_tiles
     sample = tl.load(row + 7) * (local // group_tiles // position_tiles)
-    position, run, channel, room = tile_places(
-        tile_position, tile_group, positions, channels, per_part, M, ROWS, COLUMNS, CHANNEL_INNER
+    tile = tile_of_runs(
+        local // group_tiles % position_tiles,
+        local % group_tiles,
+        _integer(row, 4),
+        _integer(row, 5),
+        _integer(row, 6),
+        SHAPE,
+        CHANNEL_INNER,
     )
-    weights = load_runs(
-        _place(first_weight, row, 0, ALIGN) + sample,
-        tile_position,
-        tile_group,
-        position,
-        channel,
-        room,
-        positions,
-        channels,
-        channel_step,
-        position_step,
-        M,
-        LOG,
-        ROWS,
-        COLUMNS,
-        FLAT,
-    )
-    kept = choose(weights, room, 0, position, run, N, M, 1, 1, NETWORK, 1)
+    weight_ptr = _place(first_weight, row, 0, ALIGN) + sample
+    weights = load_runs(weight_ptr, tile, channel_step, position_step, SHAPE)
+    kept = choose(weights, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK, 1)
     if DECAY:
-        gradients = load_runs(
-            _place(first_gradient, row, 3, ALIGN) + sample,
-            tile_position,
-            tile_group,
-            position,
-            channel,
-            room,
-            positions,
-            channels,
-            channel_step,
-            position_step,
-            M,
-            LOG,
-            ROWS,
-            COLUMNS,
-            FLAT,
-        )
-    results = ()
-    masks = ()
-    for j in tl.static_range(M):
-        if DECAY:
-            results = results + (decayed(gradients[j], weights[j], kept[j], decay),)
-        else:
+        gradient_ptr = _place(first_gradient, row, 3, ALIGN) + sample
+        gradients = load_runs(gradient_ptr, tile, channel_step, position_step, SHAPE)
+        new = ()
+        for j in tl.static_range(M):
+            new = new + (decayed(gradients[j], weights[j], kept[j], decay),)
+        store_runs(gradient_ptr, new, tile, channel_step, position_step, SHAPE)
+    if WRITE:
+        results = ()
+        for j in tl.static_range(M):
             results = results + (times(rounded(weights[j], RESULT), kept[j]),)
-        masks = masks + (kept[j].to(tl.uint8),)
-    if WRITE or DECAY:
-        if DECAY:
-            result_ptr = _place(first_gradient, row, 3, ALIGN)
-        else:
-            result_ptr = _place(first_output, row, 1, ALIGN)
-        store_runs(
-            result_ptr + sample,
-            results,
-            tile_position,
-            tile_group,
-            position,
-            channel,
-            room,
-            positions,
-            channels,
-            channel_step,
-            position_step,
-            M,
-            LOG,
-            ROWS,
-            COLUMNS,
-            FLAT,
-        )
+        output_ptr = _place(first_output, row, 1, ALIGN) + sample
+        store_runs(output_ptr, results, tile, channel_step, position_step, SHAPE)
     if MASK:
-        store_runs(
-            _place(first_mask, row, 2, ALIGN) + sample,
-            masks,
-            tile_position,
-            tile_group,
-            position,
-            channel,
-            room,
-            positions,
-            channels,
-            channel_step,
-            position_step,
-            M,
-            LOG,
-            ROWS,
-            COLUMNS,
-            FLAT,
-        )
+        masks = ()
+        for j in tl.static_range(M):
+            masks = masks + (kept[j].to(tl.uint8),)
+        mask_ptr = _place(first_mask, row, 2, ALIGN) + sample
+        store_runs(mask_ptr, masks, tile, channel_step, position_step, SHAPE)
