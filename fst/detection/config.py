@@ -48,7 +48,8 @@ def prepare(config: Any, checkpoint: str | None = None) -> None:
     datasets = {name: list(_datasets((config.get(name) or {}).get("dataset"))) for name in LOADERS}
     every = [dataset for group in datasets.values() for dataset in group]
     for dataset in every:
-        dataset["type"] = CHECKED.get(_kind(dataset), dataset["type"])
+        if _kind(dataset) in CHECKED:
+            dataset["type"] = CHECKED[_kind(dataset)]
     checked = [dataset for dataset in every if _kind(dataset) in LAYOUTS]
     for dataset in checked:
         dataset.setdefault("bad_annotations", policy)
@@ -58,7 +59,9 @@ def prepare(config: Any, checkpoint: str | None = None) -> None:
     _set_classes(config, datasets, checkpoint)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
-    config.custom_hooks = [*(config.get("custom_hooks") or ()), {"type": "ClassCheckHook"}]
+    hooks = list(config.get("custom_hooks") or ())
+    if not any(_kind(hook) == "ClassCheckHook" for hook in hooks):
+        config.custom_hooks = [*hooks, {"type": "ClassCheckHook"}]
 
 
 def _datasets(dataset: Any) -> Iterator[Any]:
@@ -72,7 +75,7 @@ def _datasets(dataset: Any) -> Iterator[Any]:
 
 
 def _kind(config: Any) -> str:
-    kind = config.get("type")
+    kind = config.get("type") if isinstance(config, dict) else type(config)
     return (kind if isinstance(kind, str) else getattr(kind, "__name__", "")).rpartition(".")[2]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ KNOWN_KEYS = frozenset(
     sparsity compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval""".split()
 )
-DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})
+DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # default_scope "mmdet"
 
 
 def load_config(
@@ -48,33 +48,33 @@ def load_config(
         raise FileNotFoundError(f"config {path!r} does not exist")
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
         raise ValueError(f"config {path!r} must be a .py, .json or .yaml file")
-    check_names(Path(path))
+    check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     config = _read(path)
+    is_detector = config.get("default_scope") == "mmdet"
+    known = KNOWN_KEYS | DETECTION_KEYS if is_detector else KNOWN_KEYS
+    check_names(Path(path), known)
     for option in options or {}:
         root = option.split(".")[0]
-        if root in KNOWN_KEYS | DETECTION_KEYS:
+        if root in known:
             continue
         helper = (
             f" {root!r} is a helper variable of the config, already used." if root in config else ""
         )
         raise ValueError(
             f"--cfg-options {option}: {root!r} is no configuration key.{helper}"
-            f"{nearest(root, KNOWN_KEYS)}"
+            f"{nearest(root, known)}"
         )
     try:
         config.merge_from_dict(dict(options or {}))
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
-    if config.get("default_scope") == "mmdet":
+    if is_detector:
         _require_mmdet(path)
         from fst.detection.config import prepare
 
         prepare(config, checkpoint)
-    elif foreign := DETECTION_KEYS & set(config):
-        raise ValueError(
-            f"{path}: {min(foreign)!r} is read in configs of detectors alone "
-            "(default_scope='mmdet')"
-        )
+    for helper in set(config) - known:
+        config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
 
 
@@ -94,25 +94,24 @@ def _require_mmdet(path: str) -> None:
         )
 
 
-def check_names(path: Path) -> None:
+def check_names(path: Path, known: Collection[str] = KNOWN_KEYS) -> None:
     """Refuses top-level names of a config, or of the files it inherits, which nothing reads.
 
     A name counts as read in its own file, and where an heir refers to it as `{{_base_.name}}`.
     Configs of packages (`mmdet::...`) are trusted.
     """
-    unread = _unread_names(path.resolve())
+    unread = _unread_names(path.resolve(), known)
     if unread:
         name, file = next(iter(unread.items()))
         raise ValueError(
-            f"{file}: nothing reads {name!r}, so setting it changes nothing."
-            f"{nearest(name, KNOWN_KEYS)}"
+            f"{file}: nothing reads {name!r}, so setting it changes nothing.{nearest(name, known)}"
         )
 
 
-def _unread_names(path: Path) -> dict[str, Path]:
+def _unread_names(path: Path, known: Collection[str]) -> dict[str, Path]:
     if path.suffix != ".py":
         keys = Config._file2dict(str(path))[0] if path.is_file() else {}
-        return {str(key): path for key in keys if key not in KNOWN_KEYS | DETECTION_KEYS}
+        return {str(key): path for key in keys if key not in known}
     text = path.read_text(encoding="utf-8")
     # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
     references = set(re.findall(r"_base_\.(\w+)", text))
@@ -121,8 +120,8 @@ def _unread_names(path: Path) -> dict[str, Path]:
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     inherited: dict[str, Path] = {}
     for base in _bases(path, tree):
-        inherited |= _unread_names(base)
-    own = dict.fromkeys(assigned - read - KNOWN_KEYS - DETECTION_KEYS - {"_base_"}, path)
+        inherited |= _unread_names(base, known)
+    own = dict.fromkeys(assigned - read - {*known, "_base_"}, path)
     return {name: file for name, file in inherited.items() if name not in references} | own
 
 

@@ -239,8 +239,14 @@ def test_own_settings_of_a_data_set_are_kept(write_config):
 
 def test_keys_of_detectors_in_other_configs(tmp_path):
     (tmp_path / "a.py").write_text("model = dict(type='Classifier')\nclasses = 'auto'\n")
-    with pytest.raises(ValueError, match="'classes' is read in configs of detectors alone"):
+    with pytest.raises(ValueError, match="nothing reads 'classes'"):
         load_config(str(tmp_path / "a.py"))
+    (tmp_path / "a.py").write_text(
+        "data_root = 'x'\nmodel = dict(type='Classifier', a=data_root)\n"
+    )
+    assert load_config(str(tmp_path / "a.py")).model.a == "x"
+    with pytest.raises(ValueError, match="'data_root' is a helper variable"):
+        load_config(str(tmp_path / "a.py"), {"data_root": "y"})
     (tmp_path / "b.py").write_text(
         "default_scope = 'mmdet'\nmodel = dict(type='X')\nbad_annotations = 'skip'\n"
     )
@@ -305,6 +311,8 @@ def test_the_checkpoint_says_what_labels_mean(train, write_config, tmp_path):
         cli.train([other, "--resume", checkpoint, "--work-dir", str(tmp_path / "resumed")])
     auto = write_config("ssd", extra="classes = 'auto'\n")
     cli.test([auto, checkpoint, "--work-dir", str(tmp_path / "auto")])
+    (copy,) = (tmp_path / "auto").glob("*.py")
+    assert load_config(str(copy)).to_dict() == load_config(str(copy)).to_dict()
 
 
 # -- the metric

@@ -124,7 +124,7 @@ test_pipeline = [
     ),
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=12, val_interval=4)
+train_cfg = dict(by_epoch=True, max_epochs=24, val_interval=4)
 val_cfg = dict()
 test_cfg = dict()
 optim_wrapper = dict(
@@ -133,5 +133,5 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type="CosineAnnealingLR", T_max=12, eta_min=0.0, convert_to_iter_based=True),
+    dict(type="CosineAnnealingLR", T_max=24, eta_min=0.0, convert_to_iter_based=True),
 ]
