@@ -32,7 +32,6 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fst",
 }
-MOSAIC_SIDE = 4
 _SCOPES = {"local": "--", "global": "-"}
 
 
@@ -133,15 +132,15 @@ def entropies(layers: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[
 
 
 def _mosaic(maps: Tensor) -> Tensor:
-    """The first maps of (C, H, W) as a square of squares."""
-    side = max(1, min(MOSAIC_SIDE, int(len(maps) ** 0.5)))
+    """As many of the maps of (C, H, W) as fill a square."""
+    side = int(len(maps) ** 0.5)
     height, width = maps.shape[1:]
     tiles = maps[: side * side].reshape(side, side, height, width)
     return tiles.transpose(1, 2).reshape(side * height, side * width)
 
 
 def features(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
-    """Layer -> title -> (C, H, W): a grid of mosaics of the first channels.
+    """Layer -> title -> (C, H, W): a grid of mosaics of the channels.
 
     Every row is scaled to [0, 1] by the range of its first image; differences by its width.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
@@ -119,7 +120,7 @@ def from_config(
     if checkpoint:
         _load(model, loaded, checkpoint)
     else:
-        model.init_weights()  # may fetch the backbone's weights, as training would
+        _initialise(model)
     model = model.to(device).train()
     loader = build_dataloader(_loader_config(config[key], batch_size), seed=seed)
     # a detector's preprocessor prepares annotations in training alone
@@ -156,6 +157,17 @@ def build_model(config: Config) -> BaseModel:
     if config.get("data_preprocessor") is not None:
         model.setdefault("data_preprocessor", config.data_preprocessor)
     return MODELS.build(model)
+
+
+def _initialise(model: BaseModel) -> None:
+    """As training does, which may fetch a backbone's weights; without a line per parameter."""
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        model.init_weights()
+    finally:
+        logger.setLevel(level)
 
 
 def _load(model: BaseModel, checkpoint: Mapping[str, Any], path: str) -> None:

@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.analysis import plots
-from fst.analysis.commands.options import add_layers, add_subject, subject_of
+from fst.analysis.commands.options import (
+    add_layers,
+    add_subject,
+    positive,
+    subject_of,
+)
 from fst.analysis.record import LayerRecord, conv_names, record_step, root_of, same_draws, spread
 from fst.analysis.result import Plot, Result
 from fst.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
@@ -26,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="convolutions to draw, as glob patterns (default: the 6th and the 11th, "
         "as in the paper; the first and the last of fewer)",
+    )
+    parser.add_argument(
+        "--channels", type=positive, default=16, help="first channels to draw (default: 16)"
     )
     parser.add_argument("--image", type=int, default=0, help="image of the batch (default: 0)")
     add_layers(parser, None)
@@ -70,9 +78,7 @@ def run(options: argparse.Namespace) -> Result:
         "exact grad_output.",
     )
     shown = _shown(records, options.show)
-    figure = plots.features(
-        {name: _images(record, options.image) for name, record in shown.items()}
-    )
+    figure = plots.features({name: _images(record, options) for name, record in shown.items()})
     caption = (
         "Inputs of convolutions (the first channels, side by side), the difference of adjacent "
         "columns, and the reconstruction from the even columns (FST, Figure 5), scaled to [0, 1] "
@@ -94,8 +100,8 @@ def _shown(records: dict[str, LayerRecord], patterns: list[str] | None) -> dict[
     return {name: records[name] for name in matched}
 
 
-def _images(record: LayerRecord, image: int) -> dict[str, Tensor]:
-    features = record.calls[0].input[image].float().cpu()
+def _images(record: LayerRecord, options: argparse.Namespace) -> dict[str, Tensor]:
+    features = record.calls[0].input[options.image, : options.channels].float().cpu()
     return {
         "features": features,
         "adjacent difference": F.pad(adjacent_difference(features), (0, 1)),
