@@ -82,8 +82,10 @@ class NM(Rule):
         rule: "magnitude", "random" or "magnitude_rescaled" (SDGP's "Res. Mag.").
         rescale: over what "magnitude_rescaled" preserves the L1 norm: "sample_channel" (the
             published code), "channel" (the paper's text) or "group".
-        group_order: for weight in output only: groups run along input "channel"s for each kernel
-            position, or along the flattened "im2col" axis (input channel, kh, kw).
+        group_order: for weight in output: groups run along input "channel"s for each kernel
+            position, or along the flattened "im2col" axis (input channel, kh, kw). For grad_output
+            in grad_input: along output "channel"s, or along output "position"s, which no sparse
+            hardware can use: for the study of the papers' contradiction.
     """
 
     n: int = 2
@@ -97,7 +99,8 @@ class NM(Rule):
         check_pattern(self.n, self.m)
         one_of("rule", self.rule, ("magnitude", "random", "magnitude_rescaled"))
         one_of("rescale", self.rescale, RESCALES)
-        one_of("group_order", self.group_order, GROUP_ORDERS)
+        orders = ("channel", "position") if self.operand == "grad_output" else GROUP_ORDERS
+        one_of("group_order", self.group_order, orders)
         if self.rule == "magnitude_rescaled" and self.operand != "grad_output":
             raise ValueError(
                 f"rule='magnitude_rescaled' is defined for operand='grad_output', "
@@ -116,7 +119,7 @@ class NM(Rule):
         details = [self.rule]
         if self.rule == "magnitude_rescaled":
             details.append(f"per {self.rescale}")
-        if self.operand == "weight" and self.group_order != "channel":
+        if self.group_order != "channel":
             details.append(f"{self.group_order} order")
         return f"{self.operand} {self.n}:{self.m} {', '.join(details)}"
 

@@ -127,6 +127,18 @@ SETTINGS: tuple[Setting, ...] = (
     _row("sdgp", "random", dense="output grad_weight", drawn="grad_input", rule="random"),
     _row("sdgp", "channel", dense="output grad_weight", rescale="channel"),
     _row("sdgp", "group", dense="output grad_weight", rescale="group"),
+    _row("sdgp", "position", dense="output grad_weight", group_order="position"),
+    _row(
+        "sdgp",
+        "position-group",
+        dense="output grad_weight",
+        group_order="position",
+        rescale="group",
+        n=2,
+        m=8,
+    ),
+    _row("sdgp", "both-gradients", dense="output", prune_grad_weight=True),
+    _row("sdgp", "all", rule="magnitude", prune_grad_weight=True, prune_weight=True),
     _row("sdgp", "group-4:8", dense="output grad_weight", rescale="group", n=4, m=8),
     # the four saliency strategies of FST Eq. 4
     _row("wg"),

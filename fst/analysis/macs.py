@@ -356,7 +356,7 @@ def _kept_positions(rule: Alternating, phase: int, height: int, width: int) -> i
 def _reduction_length(layer: SparseLayer, gemm: str, rule: NM, height: int, width: int) -> int:
     """Length of the axis along which the groups of ``rule`` run."""
     weight = layer.weight_as_conv()
-    if gemm == "grad_weight":
+    if gemm == "grad_weight" or rule.group_order == "position":
         return height * width
     if gemm == "grad_input":
         return weight.shape[0] // layer.conv_groups

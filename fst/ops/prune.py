@@ -115,23 +115,23 @@ def prune_grad_output(
     memory: ReuseMemory | None = None,
 ) -> Tensor:
     """grad_output (N, Cout, P, Q) pruned for "grad_input" (groups of M along the output channels of
-    a convolution group) or "grad_weight" (along the flattened P·Q); as a whole by `WholeGradient`.
+    a convolution group) or "grad_weight" (along the flattened P·Q, as with group_order="position");
+    as a whole by `WholeGradient`.
     """
     if isinstance(rule, TopK):
         k = max(1, round(rule.density * grad_output.shape[1:].numel()))
         return apply_mask(grad_output, masks.top_k_mask(grad_output, k))
     if isinstance(rule, Reuse):
         return reuse_grad_output(grad_output, rule, memory)
-    if gemm == "grad_input":
+    along_channels = gemm == "grad_input" and rule.group_order == "channel"
+    if along_channels:
         view, dim = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
     else:
         view, dim = grad_output.flatten(2), 2
     pruned = apply_mask(view, _nm_mask(view, rule, dim, generator))
     if rule.rule == "magnitude_rescaled" and rule.rescale == "group":
         pruned = pruned * masks.l1_scale(view, pruned, "group", rule.m, dim)
-    pruned = (
-        pruned.flatten(1, 2) if gemm == "grad_input" else pruned.unflatten(2, grad_output.shape[2:])
-    )
+    pruned = pruned.flatten(1, 2) if along_channels else pruned.unflatten(2, grad_output.shape[2:])
     if rule.rule == "magnitude_rescaled" and rule.rescale != "group":
         pruned = pruned * masks.l1_scale(grad_output, pruned, rule.rescale, rule.m, 1)
     return pruned

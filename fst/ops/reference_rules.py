@@ -228,6 +228,7 @@ def pruned_operand(
         return torch.where(reference_unstructured_mask(tensor, rule.sparsity), tensor, 0.0)
     if isinstance(rule, KernelPatterns):
         return torch.where(reference_kernel_mask(tensor, rule), tensor, 0.0)
+    by_position = rule.operand == "grad_output" and rule.group_order == "position"
     literal = isinstance(rule, Transposable) and (rule.n, rule.m) == (2, 4)
     literal = literal or (isinstance(rule, NM) and rule.rule != "random")
     if gemm in draws or not literal:
@@ -236,13 +237,13 @@ def pruned_operand(
         mask = _weight_mask(rule, gemm, tensor, groups)
     elif rule.operand == "input":
         mask = reference_nm_mask(tensor, rule.n, rule.m, 2)
-    elif gemm == "grad_input":
+    elif gemm == "grad_input" and not by_position:
         parts = tensor.chunk(groups, dim=1)  # groups of m end with the convolution group
         mask = torch.cat([reference_nm_mask(part, rule.n, rule.m, 1) for part in parts], dim=1)
     else:
         mask = reference_nm_mask(tensor.flatten(2), rule.n, rule.m, 2).reshape(tensor.shape)
     if isinstance(rule, NM) and rule.rule == "magnitude_rescaled":  # of grad_output only
-        dim = 1 if gemm == "grad_input" else 2
+        dim = 1 if gemm == "grad_input" and not by_position else 2
         flat = _rescaled(rule, tensor.flatten(2), mask.flatten(2), dim, groups)
         return flat.reshape(tensor.shape)
     return torch.where(mask, tensor, 0.0)
