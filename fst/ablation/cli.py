@@ -42,9 +42,10 @@ def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
         work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
         invocation = _invocation(arguments, argv, work_dir)
         grid = _changed(grid, invocation)
+        command = " && ".join(invocation["commands"])
         names = grid.select(arguments.only)
         if arguments.report_only:
-            _report(grid, work_dir, names, invocation["command"], console)
+            _report(grid, work_dir, names, command, console)
             return 0
         runs = make_runs(grid, names, grid.seeds)
     except (ValueError, FileNotFoundError) as error:
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; the same command goes on from here[/]")
         return 130
-    _report(grid, work_dir, names, invocation["command"], console)
+    made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
+    _report(grid, work_dir, made, command, console)
     for failure in failures:
         run = failure.run
         first = failure.reason.splitlines()[0]
@@ -121,15 +123,16 @@ def _positive(text: str) -> int:
 def _invocation(
     arguments: argparse.Namespace, argv: Sequence[str] | None, work_dir: Path
 ) -> dict[str, Any]:
-    """The command and what it changes in the grid; of the earlier one if only to report on it."""
+    """The commands so far and what the last changes in the grid; with --report-only the earlier."""
+    path = work_dir / INVOCATION
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commands": []}
     if arguments.report_only:
-        path = work_dir / INVOCATION
         if not path.is_file():
             raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return earlier
     words = ["python", "tools/ablate.py", *(sys.argv[1:] if argv is None else argv)]
     return {
-        "command": shlex.join(words),
+        "commands": list(dict.fromkeys([*earlier["commands"], shlex.join(words)])),
         "seeds": arguments.seeds,
         "epochs": arguments.epochs,
         "options": parse_options(arguments.cfg_options, "--cfg-options"),

@@ -15,6 +15,7 @@ from fst.engine.checkpoint import write_text_atomically
 from fst.reporting.runs import flatten, read_config
 
 TAIL_BYTES = 8192
+SET_BY_TRAINING = ("load_from", "resume", "launcher", "work_dir")  # its own copy replaces config.py
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class RunFolder:
         old = flatten(read_config(self.config)) if self.config.is_file() else {}
         new = flatten(run.config.to_dict())
         keys = [key for key in sorted(old | new) if _text(old.get(key)) != _text(new.get(key))]
-        keys = [key for key in keys if key != "load_from"]
+        keys = [key for key in keys if key not in SET_BY_TRAINING]
         if not keys:
             return f"the run of {run.start_from!r} that it starts from"
         texts = [f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in keys[:5]]

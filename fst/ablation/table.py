@@ -45,7 +45,8 @@ def _main(results: Results) -> Table:
     change = f"change from {grid.settings[baseline].label}" if baseline else None
     columns = ["setting", metric.label, "runs", *([change] if change else [])]
     for column in grid.published:
-        columns += [f"{column.name} (published)", *([f"{change} (published)"] if change else [])]
+        columns += [f"published, {column.name}"]
+        columns += [f"{change}, {column.name}"] if change else []
         columns += [f"measured − {column.name}"] if column.same_data else []
     columns += [other.label for other in grid.metrics[1:]] + ["training loss", "epochs"]
     rows: list[list[Cell]] = []

@@ -82,10 +82,10 @@ def test_table(write_grid, tmp_path):
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert rows["A|B"]["top-1 %"] == "89.50 ± 0.71"
     assert rows["A|B"]["change from dense"] == "−1.50"
-    assert rows["A|B"]["P (published)"] == "70.5"
-    assert rows["A|B"]["change from dense (published)"] == "−0.50"
+    assert rows["A|B"]["published, P"] == "70.5"
+    assert rows["A|B"]["change from dense, P"] == "−0.50"
     assert rows["A|B"]["measured − P"] == "+19.00"
-    assert rows["b"]["top-1 %"] == "–" and rows["b"]["P (published)"] is None
+    assert rows["b"]["top-1 %"] == "–" and rows["b"]["published, P"] is None
     assert rows["dense"]["change from dense"] is None
     assert document.versions["torch"] == "9.9"
     assert load_document(tmp_path) == document

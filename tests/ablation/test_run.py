@@ -41,13 +41,16 @@ def test_a_failing_setting_leaves_the_others_alone(write_grid, ablate, tmp_path,
     assert not calls("after")
 
 
-def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate, calls, capsys):
+def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate, calls, tmp_path):
     grid = write_grid(settings={"fails": DENSE, "dense": DENSE})
     ablate(grid)
     assert ablate(grid) == 1
     assert len(calls("dense")) == len(calls("dense", seed=1)) == 1
     assert len(calls("fails")) == 2
     assert ablate(grid, "--only", "dense", "--jobs", "2") == 0
+    assert "fails" in results(tmp_path)["settings"]  # the report covers what was run before
+    assert ablate(grid, "--report-only", "--only", "dense") == 0
+    assert list(results(tmp_path)["settings"]) == ["dense"]
 
 
 def test_cores_are_shared_out(write_grid, ablate, calls, monkeypatch):
