@@ -1,44 +1,19 @@
 """A data set in COCO's layout below `data_root`: one JSON file per split, images in one folder."""
 
+_base_ = "loaders.py"
+
 data_root = "data/bccd"
 classes = "auto"  # all categories of the training annotations, in file order; or a list of names
 
+images = dict(img="JPEGImages")
 train_dataloader = dict(
-    batch_size=8,
-    num_workers=2,
-    persistent_workers=True,
-    drop_last=True,
-    sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(
-        type="COCOFormatDataset",
-        ann_file="train.json",
-        data_prefix=dict(img="JPEGImages"),
-        filter_cfg=dict(filter_empty_gt=True),
-    ),
+    dataset=dict(type="COCOFormatDataset", ann_file="train.json", data_prefix=images),
 )
 val_dataloader = dict(
-    batch_size=8,
-    num_workers=2,
-    persistent_workers=True,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-    dataset=dict(
-        type="COCOFormatDataset",
-        ann_file="val.json",
-        data_prefix=dict(img="JPEGImages"),
-        test_mode=True,
-    ),
+    dataset=dict(type="COCOFormatDataset", ann_file="val.json", data_prefix=images),
 )
 test_dataloader = dict(
-    batch_size=8,
-    num_workers=2,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-    dataset=dict(
-        type="COCOFormatDataset",
-        ann_file="test.json",
-        data_prefix=dict(img="JPEGImages"),
-        test_mode=True,
-    ),
+    dataset=dict(type="COCOFormatDataset", ann_file="test.json", data_prefix=images),
 )
-# without ann_file: that of the data set
-val_evaluator = dict(type="CocoMetric", metric="bbox")
+val_evaluator = dict(type="CocoMetric", metric="bbox")  # without ann_file: the data set's
 test_evaluator = val_evaluator
