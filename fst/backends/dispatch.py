@@ -33,7 +33,7 @@ def run(
         RuntimeError: the forced backend is not among the candidates or cannot run here.
     """
     if torch.compiler.is_compiling() or not tunable:
-        return candidates[_without_measuring(operation, tuple(candidates), str(options))]()
+        return candidates[_without_measuring(operation, tuple(candidates))]()
     key = autotune.LayerKey.of(*tensors, options=options)
     default, device = next(iter(candidates)), tensors[0].device
     decision = autotune.choose(operation, key, candidates, default, device)
@@ -41,11 +41,11 @@ def run(
 
 
 @torch.compiler.assume_constant_result
-def _without_measuring(operation: str, names: tuple[str, ...], options: str) -> str:
+def _without_measuring(operation: str, names: tuple[str, ...]) -> str:
     demanded = registry.forced(operation)
     if demanded is not None and demanded not in names:
         raise RuntimeError(
-            f"{operation}={demanded!r} is forced but cannot compute this: options {options}; "
+            f"{operation}={demanded!r} is forced but cannot compute this; "
             f"possible: {', '.join(names)}."
         )
     return demanded or names[0]

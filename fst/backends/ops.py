@@ -12,6 +12,19 @@ from torch import Tensor
 
 from fst.backends import sources
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def takes(*dtypes: torch.dtype) -> bool:
+    """Whether the kernels compute in these dtypes."""
+    return all(dtype in DTYPES for dtype in dtypes)
+
+
+def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
+    last = weight.is_contiguous(memory_format=torch.channels_last)
+    return takes(weight.dtype, dtype) and (weight.is_contiguous() or last)
+
 
 def _kernels(module: str) -> ModuleType:
     reason = sources.triton_missing()
