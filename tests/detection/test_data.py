@@ -5,14 +5,13 @@ import re
 import shutil
 
 import cv2
-import numpy as np
 import pytest
 from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from mmengine.logging import MMLogger
 from PIL import Image
 
 from fst.detection import data
-from fst.detection.annotations import Kind, Problems, check_box, probe_image, read_coco
+from fst.detection.annotations import Kind, probe_image
 from tests.detection import toy
 
 META = {"classes": toy.CLASSES}
@@ -159,22 +158,6 @@ def test_a_pixel_over_the_edge_is_no_problem(own_drawn, make):
     first_box(own_drawn, (100, -1, 129, 40))
     (info, *_) = infos(make(own_drawn))
     assert info["instances"][0]["bbox"] == [100, -1, 129, 40]
-
-
-@pytest.mark.parametrize(
-    ("box", "expected"),
-    [
-        ((0, 0, 10, 10), ((0, 0, 10, 10), None)),
-        ((3, 3, 3.5, 9), (None, Kind.NO_AREA)),
-        ((5, 5, 4, 9), (None, Kind.NO_AREA)),
-        ((-9, 0, 0, 5), (None, Kind.OUTSIDE)),
-        ((0, 20, 5, 25), (None, Kind.OUTSIDE)),
-        ((-5, -5, 25, 15), ((0, 0, 20, 10), Kind.REACHING)),
-        ((0, 0, 21, 11), ((0, 0, 21, 11), None)),
-    ],
-)
-def test_check_box(box, expected):
-    assert check_box(box, (20, 10)) == expected
 
 
 @pytest.mark.parametrize("make", [voc, coco])
@@ -450,23 +433,6 @@ def test_a_test_set_may_have_no_annotations(own_drawn):
         coco(own_drawn)
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tiff", "gif"])
-def test_probe_image(tmp_path, extension):
-    path = tmp_path / f"whole.{extension}"
-    pixels = np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype="u1")
-    # the end marker within the file, as an embedded thumbnail has it, does not make it whole
-    Image.fromarray(pixels).save(path, **({"comment": b"\xff\xd9"} if extension == "jpg" else {}))
-    assert probe_image(str(path)).sizes == ((90, 60),)
-    content = path.read_bytes()
-    path.write_bytes(content + b"\0" * 5000)
-    assert probe_image(str(path)).sizes == ((90, 60),)
-    for length in (len(content) * 2 // 3, 80, 10, 0):
-        path.write_bytes(content[:length])
-        assert probe_image(str(path)).problem is Kind.BROKEN_IMAGE
-    path.unlink()
-    assert probe_image(str(path)).problem is Kind.MISSING_IMAGE
-
-
 def test_turned_image(own_drawn):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -478,18 +444,6 @@ def test_turned_image(own_drawn):
     assert len(voc(own_drawn)) == 8
 
 
-def test_report_counts_by_kind():
-    problems = Problems("a.json")
-    problems.raise_if_any()
-    for number in range(5):
-        problems.add(Kind.MISSING_IMAGE, f"{number}.jpg")
-    with pytest.raises(FileNotFoundError, match="5 x image missing: 0.jpg; 1.jpg; 2.jpg; and 2 mo"):
-        problems.raise_if_any()
-    problems.add(Kind.NO_AREA, "box")
-    with pytest.raises(ValueError, match="6 problems"):
-        problems.raise_if_any()
-
-
 def test_the_report_reaches_the_log(own_drawn, tmp_path):
     logger = MMLogger.get_instance("test_data", log_file=str(tmp_path / "log"), log_level="INFO")
     truncate(own_drawn)
@@ -497,8 +451,3 @@ def test_the_report_reaches_the_log(own_drawn, tmp_path):
     for handler in logger.handlers:
         handler.flush()
     assert "1 x image truncated or unreadable (image left out)" in (tmp_path / "log").read_text()
-
-
-def test_read_coco_adds_absent_annotations(tmp_path):
-    (tmp_path / "a.json").write_text('{"images": [{}], "categories": [{"id": 1, "name": "a"}]}')
-    assert read_coco(str(tmp_path / "a.json"))["annotations"] == []
