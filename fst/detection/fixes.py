@@ -1,4 +1,4 @@
-"""Mends two faults of mmdet 3.3 and its fork in their classes; the installed files stay.
+"""Mends three faults of mmdet 3.3 and its fork in their classes; the installed files stay.
 
 Each is mended only where it is found, and once.
 """
@@ -15,12 +15,17 @@ _MARK = "_fst_mended"
 
 
 def apply() -> None:
-    """Mends SSDHead and SingleRoIExtractor. Imports mmdet, so `fst.detection.ops` comes first."""
+    """Mends SSDHead, BaseDenseHead and SingleRoIExtractor.
+
+    It imports mmdet, so `fst.detection.ops` comes first.
+    """
     from mmdet.models.dense_heads import SSDHead
+    from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
     from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 
     _wrap_once(SSDHead, "__init__", _with_loss_cls)
-    _wrap_once(SingleRoIExtractor, "forward", _in_float32)
+    _wrap_once(BaseDenseHead, "predict_by_feat", _boxes_in_float32)
+    _wrap_once(SingleRoIExtractor, "forward", _extract_in_float32)
 
 
 def _wrap_once(owner: type, method: str, wrapper: Any) -> None:
@@ -46,21 +51,39 @@ def _with_loss_cls(init: Any) -> Any:
     return __init__
 
 
-def _in_float32(forward: Any) -> Any:
-    """Extracts features of regions in float32 when they are of a 16-bit type.
+def _boxes_in_float32(predict: Any) -> Any:
+    """Makes the boxes of RPN, SSD and RetinaNet in float32 when their outputs are of a 16-bit type.
 
-    mmdet gives the coordinates the type of the features; in bfloat16 (8 bits) that moves a box at
-    x = 1000 by up to 2 pixels. Features keep their type.
+    mmdet gives the anchors the type of the outputs; in bfloat16 (8 bits) that moves a box at
+    x = 1000 by up to 2 pixels, and mmcv's compiled NMS refuses it.
+    """
+
+    def predict_by_feat(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: _widened(value) for name, value in kwargs.items()}
+        return predict(self, *_widened(args), **kwargs)
+
+    return predict_by_feat
+
+
+def _extract_in_float32(forward: Any) -> Any:
+    """Extracts features of regions in float32 when they are of a 16-bit type, which they keep.
+
+    mmdet gives the coordinates the type of the features.
     """
 
     def extract(
         self: Any, feats: tuple[Tensor, ...], rois: Tensor, roi_scale_factor: float | None = None
     ) -> Tensor:
-        dtype = feats[0].dtype
-        if dtype.itemsize >= 4:
-            return forward(self, feats, rois, roi_scale_factor)
         with torch.autocast(rois.device.type, enabled=False):
-            wide = tuple(level.float() for level in feats)
-            return forward(self, wide, rois.float(), roi_scale_factor).to(dtype)
+            pooled = forward(self, _widened(feats), rois.float(), roi_scale_factor)
+        return pooled.to(feats[0].dtype)
 
     return extract
+
+
+def _widened(value: Any) -> Any:
+    """Its 16-bit tensors, which may be within lists and tuples, in float32."""
+    if isinstance(value, (list, tuple)):
+        return [_widened(part) for part in value]
+    is_narrow = torch.is_tensor(value) and value.is_floating_point() and value.dtype.itemsize < 4
+    return value.float() if is_narrow else value

@@ -2,13 +2,14 @@
 
 import itertools
 import os
+import sys
 
 import pytest
 import torch
 
 pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
 
-import fst.detection  # noqa: F401 (makes mmcv.ops importable in tests)
+from fst.detection import ops
 from fst.engine import cli
 from tests.detection import toy
 from tests.engine.conftest import (  # noqa: F401 (fixtures)
@@ -29,6 +30,13 @@ def _quick(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """mmcv's Python functions with the stand-in under them, even where mmcv is compiled."""
+    for name in ("nms", "roi_align"):
+        monkeypatch.setattr(sys.modules[f"mmcv.ops.{name}"], "ext_module", ops.StandIn())
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,11 @@ import copy
 
 import pytest
 import torch
-from mmdet.models.dense_heads import RetinaHead, SSDHead
+from mmdet.models.dense_heads import RetinaHead, RPNHead, SSDHead
+from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
 from torch import nn
 
 from fst.detection import fixes
@@ -36,15 +39,11 @@ SSD = {
 
 @pytest.fixture
 def _mmdet_scope():
-    from mmengine.registry import DefaultScope
-
     with DefaultScope.overwrite_default_scope("mmdet"):
         yield
 
 
 def ssd_arguments():
-    from mmengine.config import ConfigDict
-
     return ConfigDict(copy.deepcopy(SSD))
 
 
@@ -85,9 +84,33 @@ class TestSSDHead:
 
 
 def test_applying_twice_changes_nothing():
-    before = SSDHead.__init__, SingleRoIExtractor.forward
+    def methods():
+        return SSDHead.__init__, BaseDenseHead.predict_by_feat, SingleRoIExtractor.forward
+
+    before = methods()
     fixes.apply()
-    assert before == (SSDHead.__init__, SingleRoIExtractor.forward)
+    assert before == methods()
+
+
+@pytest.mark.usefixtures("_mmdet_scope", "stand_in")  # compiled NMS has no bfloat16
+def test_anchors_keep_their_place_in_bfloat16():
+    """Regions proposed where the outputs are 0 are the anchors."""
+    anchors = {"type": "AnchorGenerator", "scales": [3.3], "ratios": [1.0], "strides": [4]}
+    test_cfg = {"nms_pre": 400, "max_per_img": 400, "nms": {"type": "nms", "iou_threshold": 1.0}}
+    head = RPNHead(in_channels=1, anchor_generator=anchors, test_cfg=ConfigDict(test_cfg))
+    (expected,) = head.prior_generator.grid_priors([(1, 255)], device="cpu")
+    expected = expected[2:-2]  # those within the image
+    outputs = torch.zeros(1, 1, 1, 255).bfloat16(), torch.zeros(1, 4, 1, 255).bfloat16()
+
+    def error_in_pixels(predict):
+        meta = {"img_shape": (800, 1020)}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (found,) = predict(head, *([x] for x in outputs), batch_img_metas=[meta])
+        edges = found.bboxes[:, 0].float()
+        return float((edges[:, None] - expected[:, 0]).abs().min(0).values.max())
+
+    assert error_in_pixels(BaseDenseHead.predict_by_feat.__wrapped__) > 1
+    assert error_in_pixels(BaseDenseHead.predict_by_feat) < 1e-3
 
 
 def extractor(levels=1):
@@ -98,13 +121,14 @@ def extractor(levels=1):
 def ramp(dtype):
     """(1, 1, 8, 320): its value is the distance in cells from column 250: small, so exact."""
     columns = (torch.arange(320.0) - 250).clamp(-16, 16)
-    return columns.expand(1, 1, 8, 320).to(dtype)
+    return columns.expand(1, 1, 8, 320).to(dtype).contiguous()
 
 
 # 41 pixels wide; bfloat16 has multiples of 4 there, so its left edge would move by 1.3 pixels
 ROI = torch.tensor([[0.0, 981.3, 4.0, 1022.3, 28.0]])
 
 
+@pytest.mark.usefixtures("stand_in")  # mmcv's compiled RoIAlign has no bfloat16 on the CPU
 @pytest.mark.parametrize("autocast", [True, False])
 def test_regions_keep_their_place_in_bfloat16(autocast):
     features = ramp(torch.bfloat16).requires_grad_()

@@ -15,6 +15,8 @@ import fst.detection.__main__ as command
 from fst.detection import ops
 from tests.detection import references
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 # Multiples of 1/2: sums and products are exact in float32, and IoUs are not nearly equal.
 coordinates = st.integers(0, 24).map(lambda v: v / 2)
 corners = st.tuples(coordinates, coordinates, coordinates, coordinates)
@@ -25,14 +27,6 @@ box_lists = st.lists(
 thresholds = st.sampled_from([0.1, 0.3, 0.45, 0.5, 0.7, 1.0])
 offsets = st.sampled_from([0, 1])
 seeds = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
-    """mmcv's Python functions with the stand-in under them, even where mmcv is compiled."""
-    stand_in = ops.StandIn()
-    for name in ("nms", "roi_align"):
-        monkeypatch.setattr(sys.modules[f"mmcv.ops.{name}"], "ext_module", stand_in)
 
 
 @pytest.fixture
@@ -379,7 +373,7 @@ class TestCommand:
         words = [sys.executable, "-m", "fst.detection", str(script), "a", "--b", "-h"]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 3, done.stderr
-        assert done.stdout == "beside ['a', '--b', '-h'] nms\n"
+        assert done.stdout.endswith("beside ['a', '--b', '-h'] nms\n")
 
     def test_no_such_script(self, capsys):
         with pytest.raises(SystemExit, match="2"):
