@@ -28,8 +28,10 @@ from torch.nn import functional as F
 
 import fst
 from fst import benchmark
+from fst._machine import processor
 from fst._text import suggest, table
 from fst.benchmark import PLAIN, LayerTimes, Training, geometric_mean
+from fst.engine.arguments import positive, usable_device
 from fst.memory import StepMemory, measure_memory
 from fst.strategy import GEMMS
 
@@ -157,14 +159,6 @@ def measure(training: Training, options: argparse.Namespace) -> Results:
     return Results(layers, steps, memory)
 
 
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not an integer >= 1")
-    return value
-
-
 class Size(argparse.Action):
     """Height and width from one number or two."""
 
@@ -178,15 +172,6 @@ class Size(argparse.Action):
         if len(values) > 2:
             parser.error(f"argument {option_string}: {values} is not one number or two")
         setattr(namespace, self.dest, (values[0], values[-1]))
-
-
-def usable_device(text: str) -> torch.device:
-    """A device on which a tensor can be made."""
-    try:
-        torch.empty(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
-    return torch.device(text)
 
 
 def model_name(text: str) -> str:
@@ -378,12 +363,7 @@ def as_json(header: dict[str, Any], results: Results) -> dict[str, Any]:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    return f"CPU, {model}"
+    return f"CPU, {processor()}"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import fst
 from fst.engine import Digits, Runner
+from fst.engine.arguments import positive
 from fst.ops.alternating import lattices
 from fst.ops.prune import prune_grad_output, prune_weight
 
@@ -287,13 +288,6 @@ def plot(results: dict[str, Result], out: Path) -> Path:
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
     return path
-
-
-def positive(text: str) -> int:
-    """An argparse type."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive integer")
-    return int(text)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

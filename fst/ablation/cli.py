@@ -23,8 +23,8 @@ from fst.ablation.grid import Grid, check_seeds, load_grid
 from fst.ablation.results import collect
 from fst.ablation.run import Failure, Trainer
 from fst.ablation.table import write
+from fst.engine.arguments import add_cfg_options, positive
 from fst.engine.checkpoint import write_text_atomically
-from fst.engine.cli import OptionAction
 from fst.reporting.document import Document
 from fst.reporting.environment import cores
 
@@ -90,18 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
     )
-    parser.add_argument("--jobs", type=_positive, default=1, help="runs at once (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at once (default: 1)")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
-    parser.add_argument("--epochs", type=_positive, help="per run, instead of the config's")
+    parser.add_argument("--epochs", type=positive, help="per run, instead of the config's")
     parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="changes to the configs of all settings",
-    )
+    add_cfg_options(parser, "changes to the configs of all settings")
     parser.add_argument(
         "--rerun",
         action="store_true",
@@ -112,12 +105,6 @@ def _parser() -> argparse.ArgumentParser:
         "--report-only", action="store_true", help="write the results of what was run before"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a positive integer")
-    return int(text)
 
 
 def _invocation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from fst._machine import processor
 
 FORMAT = 1
 
@@ -36,19 +37,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()
     else:
-        found["device"] = f"{device.type} {platform.machine()} {_processor()}".strip()
+        found["device"] = f"{device.type} {platform.machine()} {processor()}".strip()
         found["threads"] = torch.get_num_threads()
     return found
-
-
-@functools.cache
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor()
 
 
 def path(surroundings: dict[str, Any]) -> Path:

@@ -9,30 +9,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 import fst
+from fst.engine.arguments import add_cfg_options
 from fst.engine.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.config import check_config, load_config
 from fst.engine.hooks import SparsityHook
 from fst.engine.runner import Runner
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-class OptionAction(DictAction):
-    """Parses `key=value` pairs; says what is wrong with others."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        for value in values:
-            if not value.partition("=")[0] or "=" not in value:
-                parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
-            if any(value.count(a) != value.count(b) for a, b in ("()", "[]")):
-                parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
-        super().__call__(parser, namespace, values, option_string)
 
 
 @contextmanager
@@ -58,13 +46,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, help="seed of everything random (default: the config's)"
     )
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="changes to the config, such as train_cfg.max_epochs=3 "
+    add_cfg_options(
+        parser,
+        "changes to the config, such as train_cfg.max_epochs=3 "
         "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
     )
 
@@ -196,14 +180,7 @@ def fold(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("config", help="config that the checkpoint was trained with")
     parser.add_argument("checkpoint", help="training checkpoint")
     parser.add_argument("out", help="file to write")
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="changes to the config",
-    )
+    add_cfg_options(parser)
     arguments = parser.parse_args(argv)
     with _user_errors(parser):
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 
 import torch
 
 import fst
+from fst._machine import processor
 
 PACKAGES = ("torchvision", "onedl-mmengine", "timm", "onedl-mmdetection")
 
@@ -35,19 +35,10 @@ def cores() -> int:
 
 def machine() -> str:
     """Processor, cores and GPUs."""
-    parts = [f"{_processor()}, {cores()} cores"]
+    parts = [f"{processor()}, {cores()} cores"]
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
     else:
         parts.append("no GPU")
     return ", ".join(parts)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

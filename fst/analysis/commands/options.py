@@ -16,7 +16,7 @@ from fst.analysis.subject import (
     from_config_on_random_images,
     from_name,
 )
-from fst.engine.cli import OptionAction
+from fst.engine.arguments import add_cfg_options, positive, usable_device
 from fst.engine.config import load_config
 from fst.strategies import list_strategies
 
@@ -29,22 +29,6 @@ CONTESTANTS_HELP = (
     "rescale=sample_channel|channel|group, axis=channel|position (along which groups run) and "
     "gemm=grad_input|grad_weight|both (which GEMM sees the pruned one)"
 )
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
-    return int(text)
-
-
-def usable_device(text: str) -> torch.device:
-    """A device on which a tensor can be made."""
-    try:
-        torch.empty(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
-    return torch.device(text)
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:
@@ -66,14 +50,7 @@ def add_subject(
     parser.add_argument(
         "--split", choices=SPLITS, default="train", help="whose images (default: train)"
     )
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="changes to the config",
-    )
+    add_cfg_options(parser)
     parser.add_argument(
         "--model",
         metavar="[SOURCE:]NAME",

@@ -13,7 +13,6 @@ from fst.analysis.commands.options import (
     add_precision,
     add_subject,
     amp_dtype,
-    positive,
     subject_of,
 )
 from fst.analysis.overhead import SECONDS_ON_A100, pruning_functions
@@ -22,6 +21,7 @@ from fst.analysis.result import Plot, Result
 from fst.analysis.saliency import Precision
 from fst.analysis.subject import Subject
 from fst.benchmark import compare
+from fst.engine.arguments import positive
 
 STEP = "training step, dense"
 

@@ -12,12 +12,12 @@ from fst.analysis import plots
 from fst.analysis.commands.options import (
     add_layers,
     add_subject,
-    positive,
     subject_of,
 )
 from fst.analysis.record import LayerRecord, conv_names, record_step, root_of, same_draws, spread
 from fst.analysis.result import Plot, Result
 from fst.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
+from fst.engine.arguments import positive
 
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution
 

@@ -1,0 +1,51 @@
+"""What command lines share: types and options of argparse."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from mmengine.config import DictAction
+
+
+class OptionAction(DictAction):
+    """Parses `key=value` pairs; says what is wrong with others."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        for value in values:
+            if not value.partition("=")[0] or "=" not in value:
+                parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
+            if any(value.count(a) != value.count(b) for a, b in ("()", "[]")):
+                parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
+        super().__call__(parser, namespace, values, option_string)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, meaning: str = "changes to the config"
+) -> None:
+    """--cfg-options KEY=VALUE ..."""
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=OptionAction,
+        default={},
+        metavar="KEY=VALUE",
+        help=meaning,
+    )
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
+    return int(text)
+
+
+def usable_device(text: str) -> torch.device:
+    """A device on which a tensor can be made."""
+    try:
+        torch.empty(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
+    return torch.device(text)
