@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path as osp
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ LAYOUTS = {
 }
 
 
-def prepare(config: Any, checkpoint: str | None = None) -> None:
+def prepare(config: Any, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
     """Carries out `classes`, `bad_annotations` and `data_root` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with `bad_annotations`.
@@ -37,6 +37,7 @@ def prepare(config: Any, checkpoint: str | None = None) -> None:
     Args:
         config: mmengine's Config.
         checkpoint: Path of a checkpoint to use, whose classes "auto" means if it names them.
+        options: Names of the keys that the command line has set.
 
     Raises:
         FileNotFoundError: the annotations that "auto" reads are missing.
@@ -55,7 +56,7 @@ def prepare(config: Any, checkpoint: str | None = None) -> None:
         dataset.setdefault("bad_annotations", policy)
     if "bad_annotations" in config and not checked:
         raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format")
-    _set_data_root(config, every)
+    _set_data_root(config, every, "data_root" in options)
     _set_classes(config, datasets, checkpoint)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
@@ -79,13 +80,13 @@ def _kind(config: Any) -> str:
     return (kind if isinstance(kind, str) else getattr(kind, "__name__", "")).rpartition(".")[2]
 
 
-def _set_data_root(config: Any, datasets: list[Any]) -> None:
+def _set_data_root(config: Any, datasets: list[Any], was_asked_for: bool) -> None:
     root = config.get("data_root")
     if root is None:
         return
     for dataset in datasets:
         dataset.setdefault("data_root", root)
-    if datasets and all(dataset["data_root"] != root for dataset in datasets):
+    if was_asked_for and datasets and all(dataset["data_root"] != root for dataset in datasets):
         raise ValueError(
             f"data_root={root!r} changes nothing: every data set of the config has its own "
             f"({datasets[0]['data_root']!r}); change train_dataloader.dataset.data_root and so on"

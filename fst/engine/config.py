@@ -72,7 +72,7 @@ def load_config(
         _require_mmdet(path)
         from fst.detection.config import prepare
 
-        prepare(config, checkpoint)
+        prepare(config, checkpoint, options or {})
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config

@@ -220,6 +220,20 @@ def test_missing_data(tmp_path):
         options(tmp_path, "voc")
 
 
+def test_an_inherited_data_root_is_no_error(drawn, tmp_path):
+    """As in a config over mmdet's VOC, whose `data_root` is a helper, with data elsewhere."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "_base_ = 'mmdet::pascal_voc/ssd300_voc0712.py'\n"
+        f"val_dataloader = dict(dataset=dict(data_root={str(drawn)!r}))\n"
+        "test_dataloader = val_dataloader\n"
+        f"_own = dict(type='VOCDataset', data_root={str(drawn)!r}, ann_file='a.txt')\n"
+        "train_dataloader = dict(dataset=dict(_delete_=True, **_own))\n"
+    )
+    config = load_config(str(path))
+    assert config.train_dataloader.dataset.data_root == str(drawn)
+
+
 def test_data_root(drawn):
     config = options(drawn, "coco")
     assert config.val_evaluator.ann_file == str(drawn / "val.json")
