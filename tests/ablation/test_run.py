@@ -78,7 +78,9 @@ def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp
 def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
     grid, work = write_grid(settings={"waits": DENSE}, seeds=[0]), tmp_path / "work"
     code = (
-        "import sys, pathlib\nfrom fst.ablation.cli import main\n"
+        "import pathlib, signal, sys\nfrom fst.ablation.cli import main\n"
+        # ignored where the tests run in the background of a shell
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.exit(main({[str(grid), '--work-dir', str(work)]!r}, "
         f"script=pathlib.Path({str(stand_in)!r})))"
     )
