@@ -64,13 +64,15 @@ def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
     _put_changed_aside(runs, trainer, arguments.rerun, parser, console)
     work_dir.mkdir(parents=True, exist_ok=True)
     write_text_atomically(json.dumps(invocation, indent=1) + "\n", work_dir / INVOCATION)
-    signal.signal(signal.SIGTERM, _interrupt)
     failures: list[Failure] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         failures = trainer.train(runs)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; the same command goes on from here[/]")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
     _report(grid, work_dir, made, command, console)
     for failure in failures:
