@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst.backends import dispatch, ops
 from fst.ops.geometry import Geometry
 from fst.ops.strided import strided_grad_weight
 from fst.strategy import Alternating
@@ -45,10 +46,19 @@ def fold_grad_output(
     grad_output: Tensor, rule: Alternating, phase: int, kept: tuple[Lattice, ...]
 ) -> list[Tensor]:
     """grad_output (N, Cout, P, Q) at the kept positions, with that of the dropped ones added."""
-    height, width = grad_output.shape[2:]
-    on_lattices = [grad_output[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept]
     if not rule.restore:
-        return on_lattices
+        return [grad_output[:, :, p.row :: p.row_step, p.column :: p.column_step] for p in kept]
+    candidates = {"torch": lambda: _fold(grad_output, rule, phase, kept)}
+    if ops.takes(grad_output.dtype):
+        numbers = [number for lattice in kept for number in lattice]
+        candidates["triton"] = lambda: ops.fold_grad_output(grad_output, rule.block, numbers)
+    return dispatch.run("fold_grad_output", candidates, (grad_output,), (rule.block, kept))
+
+
+def _fold(
+    grad_output: Tensor, rule: Alternating, phase: int, kept: tuple[Lattice, ...]
+) -> list[Tensor]:
+    height, width = grad_output.shape[2:]
     if rule.pairing == "row" or width % 2 == 0:
         return [_fold_blocks(grad_output, rule.block, kept[0].column)]
     flat = grad_output.flatten(2)

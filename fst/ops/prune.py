@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst import masks
+from fst.backends import dispatch, ops
 from fst.ops.geometry import Geometry
 from fst.ops.reuse import ReuseMemory, reuse_grad_output
 from fst.rules_gradient import Reuse, TopK
@@ -76,6 +77,70 @@ def prune_weight(
     ``reuse`` is an earlier result for the same layer and dtype whose memory is written over.
     """
     weight = weight.detach()
+    rule = strategy.grad_input
+    if strategy.output is None and (rule is None or rule.operand != "weight"):
+        dense = weight.to(dtype)
+        return PrunedWeight(dense, dense, None)
+    candidates = {
+        "torch": lambda: _prune_weight(weight, strategy, groups, dtype, generator, mask, reuse)
+    }
+    patterns = _kernel_patterns(weight, strategy, dtype) if mask is None else None
+    if patterns is not None:
+        candidates["triton"] = lambda: _prune_with_kernel(weight, patterns, strategy, groups, dtype)
+    options = (str(strategy.output), str(strategy.grad_input), groups, str(dtype))
+    drawn = any(
+        rule is not None and rule.is_random for rule in (strategy.output, strategy.grad_input)
+    )
+    return dispatch.run("prune_weight", candidates, (weight,), options, tunable=not drawn)
+
+
+def _kernel_patterns(
+    weight: Tensor, strategy: Strategy, dtype: torch.dtype
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """(n, m) of S(W) and S(Wᵀ), n = 0 where that is not computed; None where no kernel can."""
+    if not ops.takes_weight(weight, dtype):
+        return None
+    found = []
+    for rule in (strategy.output, strategy.grad_input):
+        if isinstance(rule, NM) and rule.operand == "weight":
+            if rule.rule != "magnitude" or rule.group_order != "channel":
+                return None
+            found.append((rule.n, rule.m))
+        elif rule is None or rule.operand != "weight" or isinstance(rule, SameAsOutput):
+            found.append((0, 1))
+        else:
+            return None
+    return (found[0], found[1]) if found[0][0] or found[1][0] else None
+
+
+def _prune_with_kernel(
+    weight: Tensor,
+    patterns: tuple[tuple[int, int], tuple[int, int]],
+    strategy: Strategy,
+    groups: int,
+    dtype: torch.dtype,
+) -> PrunedWeight:
+    output, grad_input = patterns
+    masked = bool(output[0])
+    results = ops.prune_weights([weight], [groups], *output, *grad_input, dtype, masked)
+    dense = None if output[0] and grad_input[0] else weight.to(dtype)
+    pruned = results[0] if masked else dense
+    if grad_input[0]:
+        transposed = results[1] if masked else results[0]
+    else:
+        transposed = pruned if isinstance(strategy.grad_input, SameAsOutput) else dense
+    return PrunedWeight(pruned, transposed, results[-1] if masked else None)
+
+
+def _prune_weight(
+    weight: Tensor,
+    strategy: Strategy,
+    groups: int,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+    mask: Tensor | None,
+    reuse: PrunedWeight | None,
+) -> PrunedWeight:
     dense = weight.to(dtype)
     output = dense
     if strategy.output is not None:
@@ -124,6 +189,32 @@ def prune_grad_output(
     if isinstance(rule, Reuse):
         return reuse_grad_output(grad_output, rule, memory)
     along_channels = gemm == "grad_input" and rule.group_order == "channel"
+    if not along_channels:
+        return _prune_nm(grad_output, rule, along_channels, groups, generator)
+    candidates = {"torch": lambda: _prune_nm(grad_output, rule, along_channels, groups, generator)}
+    if ops.takes(grad_output.dtype):
+        candidates["triton"] = lambda: ops.prune_grad_output(
+            grad_output,
+            rule.n,
+            rule.m,
+            rule.rule,
+            rule.rescale,
+            groups,
+            dispatch.seed(generator, grad_output.device) if rule.is_random else None,
+        )
+    options = (rule.n, rule.m, rule.rule, rule.rescale, groups)
+    return dispatch.run(
+        "prune_grad_output", candidates, (grad_output,), options, tunable=not rule.is_random
+    )
+
+
+def _prune_nm(
+    grad_output: Tensor,
+    rule: NM,
+    along_channels: bool,
+    groups: int,
+    generator: torch.Generator | None,
+) -> Tensor:
     if along_channels:
         view, dim = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
     else:

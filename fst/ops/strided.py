@@ -7,9 +7,12 @@ transposed first, so that the stride is vertical. `tools/benchmark.py` shows wha
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
+from fst.backends import dispatch
 from fst.ops.geometry import Geometry, gradients
 
 
@@ -26,8 +29,13 @@ def strided_grad_weight(
 ) -> Tensor:
     """dW (Cout, Cin/groups, kh, kw) of a dense convolution; of ``weight`` only the shape counts."""
     kernel = (weight.shape[2], weight.shape[3])
-    run = PROGRAMS[program(grad_output, kernel, geometry)]
-    return run(grad_output, input, weight, geometry)
+    default = program(grad_output, kernel, geometry)
+    names = (default, *(name for name in PROGRAMS if name != default and kernel != (1, 1)))
+    candidates = {
+        name: functools.partial(PROGRAMS[name], grad_output, input, weight, geometry)
+        for name in names
+    }
+    return dispatch.run("grad_weight", candidates, (grad_output, input, weight), geometry)
 
 
 def _strided(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

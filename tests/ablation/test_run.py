@@ -133,7 +133,7 @@ def test_a_metric_that_is_not_logged_fails(write_grid, ablate, capsys):
     [
         (["--only", "dens"], "Did you mean 'dense'"),
         (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
-        (["--jobs", "0"], "must be a positive integer"),
+        (["--jobs", "0"], "is not an integer >= 1"),
         (["--seeds", "1", "1"], "must be different integers"),
     ],
 )

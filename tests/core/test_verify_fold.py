@@ -120,6 +120,7 @@ _MAGNITUDE_ROWS = [
     if row.prunes_weight
     and row.custom is None
     and isinstance(row.build().output, (NM, Transposable))
+    and row.build().min_in_channels == 1  # else the first layer stays dense
 ]
 
 

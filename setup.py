@@ -1,0 +1,8 @@
+"""The packages: fst, and the kernels' folder as fst.kernels; all else is in setup.cfg."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["fst", "fst.*"]), "fst.kernels"],
+    package_dir={"fst.kernels": "kernels"},
+)
