@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os.path as osp
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ _THREADS = 8  # that wait for the disk
 _SECONDS = 20.0  # between two lines of progress
 
 
-class _Checked:
+class _Checked(ABC):
     """Looks at every annotation and image when the data set is built.
 
     Args:
@@ -98,9 +99,9 @@ class _Checked:
             f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images"
         )
 
+    @abstractmethod
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
         """Yields images; width and height may be None; instances are (instance, its text)."""
-        raise NotImplementedError
 
     def _with_sizes(
         self, images: list[dict[str, Any]], problems: Problems
