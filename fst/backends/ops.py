@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from fst.backends import sources
 
@@ -37,7 +38,7 @@ def _on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
-@torch.library.custom_op("fst::prune_grad_output", mutates_args=())
+@custom_op("fst::prune_grad_output", mutates_args=())
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
@@ -56,7 +57,7 @@ def _(
     return torch.empty_like(grad_output)
 
 
-@torch.library.custom_op("fst::prune_weights", mutates_args=())
+@custom_op("fst::prune_weights", mutates_args=())
 def prune_weights(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -114,7 +115,7 @@ def _weight_results(
     return [torch.empty_like(weight, dtype=kind) for kind in dtypes for weight in weights]
 
 
-@torch.library.custom_op("fst::add_decay", mutates_args=("gradients",))
+@custom_op("fst::add_decay", mutates_args=("gradients",))
 def add_decay(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -145,7 +146,7 @@ def _(
     return None
 
 
-@torch.library.custom_op("fst::fold_grad_output", mutates_args=())
+@custom_op("fst::fold_grad_output", mutates_args=())
 def fold_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:

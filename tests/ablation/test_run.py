@@ -37,7 +37,8 @@ def test_a_failing_setting_leaves_the_others_alone(write_grid, ablate, tmp_path,
     }
     assert {run["state"] for run in made["fails"]["runs"].values()} == {"failed"}
     config = (tmp_path / "work" / "good" / "seed1" / "config.py").read_text()
-    assert f"load_from = '{tmp_path}/work/dense/seed1/epoch_1.pth'" in config.replace("\n", "")
+    start = tmp_path / "work" / "dense" / "seed1" / "epoch_1.pth"
+    assert f"load_from = '{start}'" in config.replace("\n", "")
     assert not calls("after")
 
 

@@ -89,11 +89,4 @@ test_pipeline = [
     ),
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=24, val_interval=4)
-val_cfg = dict()
-test_cfg = dict()
 optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.02, momentum=0.9, weight_decay=5e-4))
-param_scheduler = [
-    dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type="CosineAnnealingLR", T_max=24, eta_min=0.0, convert_to_iter_based=True),
-]
