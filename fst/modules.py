@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.backends import dispatch
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
 from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
@@ -44,6 +45,7 @@ _OF_THIS_RUN: dict[str, Any] = {
     "_mask_step": None,
     "_calls": 0,
     "_zeros": {},
+    "decisions": {},
 }
 
 
@@ -57,6 +59,7 @@ class SparseLayer(nn.Module):
         kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
         schedule_state: what the strategy's schedule remembers of this layer, by name.
         memories: what the rule `Reuse` keeps, by the call's number within a step.
+        decisions: operation -> which backend computed it last, and why.
     """
 
     dense_class: ClassVar[type[nn.Module]]
@@ -69,6 +72,7 @@ class SparseLayer(nn.Module):
     kept_mask: Tensor | None
     schedule_state: dict[str, Any]
     memories: dict[int, ReuseMemory]
+    decisions: dispatch.Record
     attached: bool
     start_schedule: Callable[[], None] | None
     scale_decay: Callable[[Tensor], Tensor] | None
@@ -177,7 +181,11 @@ class SparseLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, strategy={self.strategy}"
 
-    def _run(
+    def _run(self, input: Tensor, *geometry: Any) -> Tensor:
+        with dispatch.recording(self.decisions):
+            return self._convolve(input, *geometry)
+
+    def _convolve(
         self,
         input: Tensor,
         stride: IntPair = 1,
@@ -306,7 +314,7 @@ class SparseLayer(nn.Module):
             warnings.warn(
                 "float16 autocast without fst.set_grad_scaler(model, scaler): if the loss is "
                 "scaled, SR-STE's decay is too weak by that scale.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def gradient_arrived(self, new_step: bool) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +14,42 @@ from torch import Tensor
 from fst.backends import autotune, registry
 
 Result = TypeVar("Result")
+Record = dict[str, autotune.Decision]
+
+
+class _Running(threading.local):
+    """Where this thread notes its decisions."""
+
+    record: Record | None = None
+
+
+_RUNNING = _Running()
+
+
+class _Recording:
+    __slots__ = ("_before", "_record")
+
+    def __init__(self, record: Record | None) -> None:
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._before = _RUNNING.record
+        _RUNNING.record = self._record
+
+    def __exit__(self, *_: object) -> None:
+        _RUNNING.record = self._before
+
+
+def recording(record: Record | None) -> AbstractContextManager[None]:
+    """Within, ``record`` takes this thread's latest decision for each operation; not in compiled
+    code.
+    """
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _Recording(record)
+
+
+def current_record() -> Record | None:
+    """The record of the `recording` that this thread is in: backward passes go on with it."""
+    return None if torch.compiler.is_compiling() else _RUNNING.record
 
 
 def run(
@@ -32,11 +71,23 @@ def run(
     Raises:
         RuntimeError: the forced backend is not among the candidates or cannot run here.
     """
-    if torch.compiler.is_compiling() or not tunable:
+    if torch.compiler.is_compiling():
         return candidates[_without_measuring(operation, tuple(candidates))]()
+    if not tunable:
+        name = _without_measuring(operation, tuple(candidates))
+        reason = "forced" if registry.forced(operation) else "not measured: it draws random numbers"
+        return _computed(candidates, autotune.Decision(operation, "", name, reason, {}))
     key = autotune.LayerKey.of(*tensors, options=options)
     default, device = next(iter(candidates)), tensors[0].device
     decision = autotune.choose(operation, key, candidates, default, device)
+    return _computed(candidates, decision)
+
+
+def _computed(
+    candidates: Mapping[str, Callable[[], Result]], decision: autotune.Decision
+) -> Result:
+    if _RUNNING.record is not None:
+        _RUNNING.record[decision.operation] = decision
     return candidates[decision.backend]()
 
 

@@ -29,6 +29,7 @@ class Backend:
         computes: how, in words.
         verified: whether it has been compared with the reference on the device it is made for.
         missing: why it cannot run here, "" if it can.
+        accelerated: whether a pruned operand saves it multiply-adds (2:4 tensor cores).
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Backend:
     computes: str
     verified: bool
     missing: Callable[[], str]
+    accelerated: bool = False
 
     @property
     def state(self) -> str:

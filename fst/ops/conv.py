@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._autocast import without_autocast
+from fst.backends import dispatch
 from fst.ops import alternating
 from fst.ops.arguments import (
     IntPair,
@@ -64,6 +65,7 @@ class _SparseConv2d(torch.autograd.Function):
         output = convolve(input, weight_output, bias, call.geometry)
         rule = call.strategy.grad_weight
         ctx.call = call
+        ctx.record = dispatch.current_record()
         ctx.input_shape = input.shape
         ctx.kept = ()
         inputs = [input]
@@ -85,7 +87,7 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        with without_autocast(grad_output.device):
+        with without_autocast(grad_output.device), dispatch.recording(ctx.record):
             return _gradients(ctx, grad_output)
 
 
