@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from .launch import DTYPES, LANES, WARPS, Launch, Layout, collapse, layout_of, t
 from .prune_weight_triton import COLUMNS, _pair_kernel, _run_kernel
 from .select_triton import sorting_network
 
+ARRANGEMENTS = 256  # of weights in memory whose launches are kept
 TABLES = 4096  # that are kept on the device, some hundred bytes each
+OPERANDS = ("weight", "output", "grad_input", "mask", "gradient")
 _TRITON = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -37,7 +39,7 @@ class Job(NamedTuple):
     gradient: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """In the order of the table's first columns."""
+        """The fields `OPERANDS`."""
         return self.weight, self.output, self.grad_input, self.mask, self.gradient
 
 
@@ -46,16 +48,36 @@ class Work(NamedTuple):
 
     Attributes:
         kernel, constants: works that have these in common share a launch.
-        tensors: operands in the order of the kernel's arguments; None where there is none.
+        operands: fields of `Job` in the order of the kernel's arguments; None where it needs none.
         numbers: the sizes of its row of the table.
         tiles: how many programs it needs.
     """
 
     kernel: Any
     constants: tuple[tuple[str, Any], ...]
-    tensors: tuple[Tensor | None, ...]
+    operands: tuple[str | None, ...]
     numbers: tuple[int, ...]
     tiles: int
+
+
+class Plan(NamedTuple):
+    """A launch but for its tensors, which are those of the ``index``-th job."""
+
+    work: Work
+    index: int
+    table: Tensor
+    places: Tensor
+
+    def launch(self, jobs: Sequence[Job], decay: float) -> Launch:
+        """The launch for these jobs."""
+        job = jobs[self.index]
+        given = _chosen(job, self.work.operands)
+        operands = (job.weight if t is None else _as_bytes(t) for t in given)
+        arguments = (*operands, self.table, self.places, decay)
+        return Launch(self.work.kernel, (len(self.places),), arguments, dict(self.work.constants))
+
+
+_PLANS: dict[tuple[Hashable, ...], list[Plan]] = {}
 
 
 def supports(weight: Tensor) -> str:
@@ -93,41 +115,86 @@ def launches(
 ) -> list[Launch]:
     """How `prune` runs: one launch for each kind of weight.
 
-    While a CUDA graph is captured, one for each weight: where tensors lie from each other is new
-    then, and a table of that cannot be copied to the device.
+    What the host computes for them is kept for as long as tensors lie as before. While a CUDA graph
+    is captured, an arrangement that is new takes one launch for each weight: a table of where they
+    lie from each other cannot be copied to the device then.
     """
-    kinds: dict[tuple[Any, ...], list[Work]] = {}
+    key = (output, grad_input, *_arrangement(jobs))
+    plans = _PLANS.get(key)
+    if plans is None:
+        capturing = jobs[0].weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        plans = _plan(jobs, output, grad_input, apart=capturing)
+        if not capturing:
+            _PLANS[key] = plans
+            if len(_PLANS) > ARRANGEMENTS:
+                del _PLANS[next(iter(_PLANS))]
+    return [plan.launch(jobs, decay) for plan in plans]
+
+
+def _arrangement(jobs: Sequence[Job]) -> Iterator[Hashable]:
+    """All that plans depend on: kinds of tensors, and where they lie from the first of their kind.
+
+    Addresses themselves do not count, so that a single weight's plan serves wherever it lies.
+    """
+    starts: list[int | None] = [None] * len(OPERANDS)
+    yield jobs[0].weight.device
     for job in jobs:
+        yield job.groups
+        for place, tensor in enumerate(job.tensors()):
+            if tensor is None:
+                yield None
+                continue
+            address = 0 if tensor.is_meta else tensor.data_ptr()
+            if starts[place] is None:
+                starts[place] = address
+            distance = address - starts[place]
+            yield distance, address % 16, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _plan(
+    jobs: Sequence[Job],
+    output: tuple[int, int] | None,
+    grad_input: tuple[int, int] | None,
+    *,
+    apart: bool,
+) -> list[Plan]:
+    kinds: dict[tuple[Any, ...], list[tuple[int, Work]]] = {}
+    for index, job in enumerate(jobs):
         _check(job)
         for work in _works(job, output, grad_input):
-            alone = len(kinds) if _capturing(job.weight) else None
-            kinds.setdefault((work.kernel, work.constants, alone), []).append(work)
-    return [_launch(works, decay) for works in kinds.values()]
+            alone = len(kinds) if apart else None
+            kinds.setdefault((work.kernel, work.constants, alone), []).append((index, work))
+    return [_planned(jobs, members) for members in kinds.values()]
 
 
-def _capturing(weight: Tensor) -> bool:
-    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _launch(works: list[Work], decay: float) -> Launch:
-    first = works[0]
-    device = first.tensors[0].device
+def _planned(jobs: Sequence[Job], members: list[tuple[int, Work]]) -> Plan:
+    index, first = members[0]
+    device = jobs[index].weight.device
     align = dict(first.constants)["ALIGN"]
-    rows = tuple((*_distances(work, first, align), *work.numbers) for work in works)
-    table, places = _tables(rows, tuple(work.tiles for work in works), device)
-    for work in works:  # what a later capture will look up
-        _tables(((*_distances(work, work, align), *work.numbers),), (work.tiles,), device)
-    operands = (first.tensors[0] if t is None else t for t in first.tensors)
-    arguments = (*operands, table, places, decay)
-    return Launch(first.kernel, (len(places),), arguments, dict(first.constants))
+    tiles = []
+    rows = []
+    for other, work in members:
+        distances = _distances(jobs[other], jobs[index], work, align)
+        rows.append((*distances, *work.numbers))
+        tiles.append(work.tiles)
+        # what a later capture will look up
+        _table(((*[0] * len(distances), *work.numbers),), device)
+        _places((work.tiles,), device)
+    places = _places(tuple(tiles), device)
+    return Plan(first, index, _table(tuple(rows), device), places)
 
 
-def _distances(work: Work, first: Work, align: int) -> tuple[int, ...]:
-    """How far the operands lie from those of the first work, in units of ``align`` elements."""
-    return tuple(
+def _chosen(job: Job, operands: tuple[str | None, ...]) -> list[Tensor | None]:
+    return [None if name is None else getattr(job, name) for name in operands]
+
+
+def _distances(job: Job, first: Job, work: Work, align: int) -> list[int]:
+    """How far the operands lie from those of the first job, in units of ``align`` elements."""
+    pairs = zip(_chosen(job, work.operands), _chosen(first, work.operands), strict=True)
+    return [
         0 if t is None or t.is_meta else (t.data_ptr() - f.data_ptr()) // (align * t.itemsize)
-        for t, f in zip(work.tensors, first.tensors, strict=True)
-    )
+        for t, f in pairs
+    ]
 
 
 def _check(job: Job) -> None:
@@ -154,12 +221,13 @@ def _works(
         return [_pair(job, wanted or (0, 0), also or (0, 0), sizes.pop())]
     runs = []
     if wanted:
-        outputs = (job.output, job.mask, job.gradient)
-        runs.append(_run(job.weight, outputs, layout_of(job.weight), 1, *wanted))
+        names = ("weight", "output", "mask", "gradient")
+        runs.append(_run(job, names, layout_of(job.weight), 1, *wanted))
     if also:
         channels, rest = job.weight.shape[0], job.weight[0].numel()
         layout = Layout(1, channels, rest, 0, job.weight.stride(0), 1)
-        runs.append(_run(job.weight, (job.grad_input, None, None), layout, job.groups, *also))
+        names = ("weight", "grad_input", None, None)
+        runs.append(_run(job, names, layout, job.groups, *also))
     return runs
 
 
@@ -201,23 +269,23 @@ def _pair(job: Job, output: tuple[int, int], grad_input: tuple[int, int], m: int
         (steps[2] if taps > 1 else align) // align,
     )
     tiles = triton.cdiv(across, columns) * triton.cdiv(down, rows)
-    return Work(_pair_kernel, tuple(constants.items()), _as_bytes(job.tensors()), numbers, tiles)
+    return Work(_pair_kernel, tuple(constants.items()), OPERANDS, numbers, tiles)
 
 
 def _run(
-    weight: Tensor,
-    results: tuple[Tensor | None, Tensor | None, Tensor | None],
+    job: Job,
+    operands: tuple[str | None, ...],
     layout: Layout,
     groups: int,
     n: int,
     m: int,
 ) -> Work:
+    weight, output, mask, gradient = _chosen(job, operands)
     (layout,) = collapse(layout)
     tile = tile_of(layout, layout, m, groups, weight.itemsize)
-    flat = tile.flat and _aligned((weight, *results))
+    flat = tile.flat and _aligned((weight, output, mask, gradient))
     tile = tile._replace(flat=flat, align=4 if flat else 1, log=tile.log if flat else 0)
     position_tiles, group_tiles = tile.grid(layout, m, groups)
-    output, mask, gradient = results
     constants = {
         "N": n,
         **tile.constants(),
@@ -238,8 +306,7 @@ def _run(
         group_tiles,
     )
     tiles = layout.samples * position_tiles * group_tiles
-    tensors = _as_bytes((weight, *results))
-    return Work(_run_kernel, tuple(constants.items()), tensors, numbers, tiles)
+    return Work(_run_kernel, tuple(constants.items()), operands, numbers, tiles)
 
 
 def _results(weight: Tensor, result: Tensor | None, m: int) -> dict[str, Any]:
@@ -254,22 +321,29 @@ def _aligned(tensors: Sequence[Tensor | None]) -> bool:
     return all(t is None or t.is_meta or t.data_ptr() % 16 == 0 for t in tensors)
 
 
-def _as_bytes(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    return tuple(
-        t.view(torch.uint8) if t is not None and t.dtype == torch.bool else t for t in tensors
-    )
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 @functools.lru_cache(maxsize=TABLES)
-def _tables(
-    rows: tuple[tuple[int, ...], ...], tiles: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The tables on the device; copied there once for as long as distances stay."""
+def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """One row for each weight: where its operands lie, and sizes."""
     if any(len(row) != COLUMNS for row in rows):
         raise ValueError(f"rows of {COLUMNS} numbers are needed, not {rows}.")
+    return _copied(torch.tensor(rows, dtype=torch.int64), device)
+
+
+@functools.lru_cache(maxsize=TABLES)
+def _places(tiles: tuple[int, ...], device: torch.device) -> Tensor:
+    """For each program: its row of the table, and which of that weight's tiles it handles."""
     counts = torch.tensor(tiles)
     entry = torch.repeat_interleave(torch.arange(len(tiles)), counts)
     first = torch.cumsum(counts, 0) - counts
     local = torch.arange(len(entry)) - first[entry]
-    table = torch.tensor(rows, dtype=torch.int64)
-    return table.to(device), torch.stack([entry, local], 1).contiguous().to(device)
+    return _copied(torch.stack([entry, local], 1).contiguous(), device)
+
+
+def _copied(table: Tensor, device: torch.device) -> Tensor:
+    """On the device, without a host synchronisation."""
+    source = table.pin_memory() if device.type == "cuda" else table
+    return source.to(device, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 
@@ -73,22 +73,10 @@ def prune_weights(
     A pattern with n = 0 is left out, and its tensors with it. Weights are (Cout, Cin/groups, kh,
     kw); results have their strides.
     """
-    results = _weight_results(weights, n_output, n_grad_input, dtype, masks)
-    count = len(weights)
-    outputs = results[:count] if n_output else [None] * count
-    rest = results[count:] if n_output else results
-    grad_inputs = rest[:count] if n_grad_input else [None] * count
-    kept = rest[-count:] if masks else [None] * count
-    kernels = _kernels("prune_weight")
-    jobs = [
-        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, kept, strict=True)
-    ]
-    with _on(weights[0]):
-        kernels.prune(
-            jobs,
-            (n_output, m_output) if n_output else None,
-            (n_grad_input, m_grad_input) if n_grad_input else None,
-        )
+    kinds = _result_dtypes(n_output, n_grad_input, dtype, masks)
+    results = [torch.empty_like(weight, dtype=kind) for kind in kinds for weight in weights]
+    patterns = (n_output, m_output), (n_grad_input, m_grad_input)
+    _prune_into(weights, groups, *patterns, results)
     return results
 
 
@@ -103,16 +91,70 @@ def _(
     dtype: torch.dtype,
     masks: bool,
 ) -> list[Tensor]:
-    return _weight_results(weights, n_output, n_grad_input, dtype, masks)
+    kinds = _result_dtypes(n_output, n_grad_input, dtype, masks)
+    return [torch.empty_like(weight, dtype=kind) for kind in kinds for weight in weights]
 
 
-def _weight_results(
-    weights: Sequence[Tensor], n_output: int, n_grad_input: int, dtype: torch.dtype, masks: bool
-) -> list[Tensor]:
+def _result_dtypes(
+    n_output: int, n_grad_input: int, dtype: torch.dtype, masks: bool
+) -> list[torch.dtype]:
     if masks and not n_output:
         raise ValueError("masks=True needs n_output >= 1: the masks are those of S(W).")
-    dtypes = [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
-    return [torch.empty_like(weight, dtype=kind) for kind in dtypes for weight in weights]
+    return [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
+
+
+@custom_op("fst::prune_weights_into", mutates_args=("results",))
+def prune_weights_into(
+    weights: Sequence[Tensor],
+    groups: Sequence[int],
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    results: Sequence[Tensor],
+) -> None:
+    """`prune_weights` into tensors that there are: ``results``, in the same order."""
+    patterns = (n_output, m_output), (n_grad_input, m_grad_input)
+    _prune_into(weights, groups, *patterns, results)
+
+
+@prune_weights_into.register_fake
+def _(
+    weights: Sequence[Tensor],
+    groups: Sequence[int],
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    results: Sequence[Tensor],
+) -> None:
+    return None
+
+
+def _prune_into(
+    weights: Sequence[Tensor],
+    groups: Sequence[int],
+    output: tuple[int, int],
+    grad_input: tuple[int, int],
+    results: Sequence[Tensor],
+) -> None:
+    parts = divided(results, len(weights))
+    nothing = [None] * len(weights)
+    outputs = next(parts) if output[0] else nothing
+    grad_inputs = next(parts) if grad_input[0] else nothing
+    masks = next(parts, nothing)
+    kernels = _kernels("prune_weight")
+    jobs = [
+        kernels.Job(*job)
+        for job in zip(weights, groups, outputs, grad_inputs, masks, strict=True)
+    ]
+    with _on(weights[0]):
+        kernels.prune(jobs, output if output[0] else None, grad_input if grad_input[0] else None)
+
+
+def divided(results: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
+    """The results of `prune_weights` for ``count`` weights, kind by kind."""
+    return (results[i : i + count] for i in range(0, len(results), count))
 
 
 @custom_op("fst::add_decay", mutates_args=("gradients",))
