@@ -3,6 +3,6 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["fst", "fst.*"]), "fst.kernels"],
+    packages=[*find_packages(include=["fst", "fst.*"]), "fst.kernels", "fst.kernels.sparse24"],
     package_dir={"fst.kernels": "kernels"},
 )

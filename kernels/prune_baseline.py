@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from types import ModuleType
 
 from torch import Tensor
-from torch.utils import cpp_extension
 
-FOLDER = Path(__file__).resolve().parent
-SOURCES = ("prune_baseline.cpp", "prune_baseline_sm80.cu")
+from .extension import build
+
+FILES = ("prune_baseline.cpp", "prune_baseline_sm80.cu")
 
 
 @functools.cache
 def extension() -> ModuleType:
-    """Compile (once; torch keeps the result in its extension cache) and load.
+    """The compiled kernel, built on first use.
 
     Raises:
-        RuntimeError: no compiler, or the compilation failed; the message says what to install.
+        RuntimeError: see `fst.kernels.extension.build`.
     """
-    try:
-        return cpp_extension.load(
-            name="fst_prune_baseline",
-            sources=[str(FOLDER / name) for name in SOURCES],
-            extra_cuda_cflags=["-O3"],
-        )
-    except (OSError, RuntimeError, ImportError) as error:
-        raise RuntimeError(
-            "the baseline kernel could not be built: it needs nvcc of the CUDA version torch was "
-            f"built with, a C++ compiler and ninja ({error})."
-        ) from error
+    return build("fst_prune_baseline", FILES)
 
 
 def prune(grad_output: Tensor, n: int, m: int) -> Tensor:

@@ -1,0 +1,50 @@
+"""CUDA C++ sources, compiled by torch on first use or ahead of time."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from torch.utils import cpp_extension
+
+FOLDER = Path(__file__).resolve().parent
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"  # of those to compile for; unset: the GPUs that are here
+
+
+def build(name: str, files: Sequence[str]) -> ModuleType:
+    """Compile ``files`` (of this folder) unless torch's extension cache has them, and load.
+
+    Raises:
+        RuntimeError: no compiler, or the compilation failed; the message says what is needed.
+    """
+    toolkit = _toolkit()
+    try:
+        return cpp_extension.load(
+            name=name,
+            sources=[str(FOLDER / file) for file in files],
+            extra_include_paths=[str(toolkit / "include")],
+            extra_cuda_cflags=["-O3"],
+            extra_ldflags=[f"-L{toolkit / 'lib64'}"],
+        )
+    except (OSError, RuntimeError, ImportError) as error:
+        wanted = os.environ.get(ARCHITECTURES, "the GPUs that are here")
+        raise RuntimeError(
+            f"{name} could not be built for {wanted}: that needs nvcc of the CUDA version torch "
+            f"was built with, a C++ compiler and ninja ({error})."
+        ) from error
+
+
+def _toolkit() -> Path:
+    """The CUDA toolkit; nvcc itself knows best, for it may be a script or a link."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is not None:
+        said = subprocess.run([nvcc, "--dryrun", "-c", "none.cu"], capture_output=True, text=True)
+        found = re.search(r"^#\$ _HERE_=(.+)$", said.stderr, re.MULTILINE)
+        if found:
+            return Path(found[1]).parent
+    return Path(cpp_extension.CUDA_HOME or "")

@@ -1,0 +1,41 @@
+// The kernels on a CPU, behind a C interface for ctypes.
+
+#include "sparse24_sm80.cu"
+
+namespace {
+char message[256];
+
+template <typename Function> int guarded(Function function) {
+    try {
+        message[0] = 0;
+        return function();
+    } catch (const std::exception &error) {
+        std::strncpy(message, error.what(), sizeof message - 1);
+        return -2;
+    }
+}
+} // namespace
+
+extern "C" {
+const char *failure() { return message; }
+
+int sizes(int which) {
+    const int all[] = {sizeof(Convolution), sizeof(PackJob), MOST_JOBS};
+    return all[which];
+}
+
+int emulate_convolve(int is_bfloat, int tile, const int *numbers, const void *x, const void *values,
+                     const void *metadata, const void *bias, void *y, void *seed) {
+    Convolution p;
+    std::memcpy(&p, numbers, sizeof p);
+    return guarded([&] {
+        return convolve_sparse24(is_bfloat != 0, tile, p, x, values, metadata, bias, y, seed);
+    });
+}
+
+int emulate_pack(int is_bfloat, const PackJob *jobs, int count, void *seed) {
+    PackJobs all{count, {}};
+    std::copy(jobs, jobs + count, all.job);
+    return guarded([&] { return pack_sparse24(is_bfloat != 0, all, seed); });
+}
+}
