@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from fst.modules import SparseConv2d, SparseLayer, SparseLinear
+from fst.network import Network
 from fst.report import ConversionReport
 from fst.strategies import get_strategy
 from fst.strategy import Strategy
@@ -68,6 +69,7 @@ def convert(
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))
     chosen: list[SparseLayer] = []
+    network = Network()
     for name, module in candidates.items():
         reason = _reason_to_skip(module)
         if reason is None and name in excluded:
@@ -79,7 +81,7 @@ def convert(
         if reason is not None:
             report.skipped[name] = reason
             continue
-        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name))
+        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name, network))
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "

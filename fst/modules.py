@@ -17,13 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import dispatch
+from fst.backends import dispatch, ops
+from fst.network import KnownWeights, Network
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
-from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
+from fst.ops.prune import (
+    PrunedWeight,
+    apply_mask,
+    prune_weight,
+    weight_mask,
+)
 from fst.ops.reuse import ReuseMemory
 from fst.report import GemmReport, LayerReport, describe_gemms
-from fst.strategy import Strategy, Transposable
+from fst.strategy import NM, Strategy, Transposable
 from fst.watcher import watch_gradient
 
 # What a layer remembers, and copies and checkpoints with it (the seed is the caller's to set).
@@ -39,9 +45,7 @@ _OF_THIS_RUN: dict[str, Any] = {
     "attached": False,
     "start_schedule": None,
     "scale_decay": None,
-    "_pruned": {},
-    "_pruned_from": None,
-    "_spare": {},
+    "pruned": KnownWeights(),
     "_mask_step": None,
     "_calls": 0,
     "_zeros": {},
@@ -59,6 +63,8 @@ class SparseLayer(nn.Module):
         kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
         schedule_state: what the strategy's schedule remembers of this layer, by name.
         memories: what the rule `Reuse` keeps, by the call's number within a step.
+        pruned: S(W) and S(Wᵀ), as long as they are those of the weight.
+        network: the layers whose weights may be pruned with this one's.
         decisions: operation -> which backend computed it last, and why.
     """
 
@@ -73,30 +79,33 @@ class SparseLayer(nn.Module):
     schedule_state: dict[str, Any]
     memories: dict[int, ReuseMemory]
     decisions: dispatch.Record
+    pruned: KnownWeights
+    network: Network
     attached: bool
     start_schedule: Callable[[], None] | None
     scale_decay: Callable[[Tensor], Tensor] | None
     _seed: tuple[int, int] | None
-    _pruned: dict[torch.dtype, PrunedWeight]
-    _pruned_from: tuple[object, ...] | None
-    _spare: dict[torch.dtype, PrunedWeight]
     _mask_step: int | None
     _calls: int
     _zeros: dict[str, tuple[Tensor, int]]
 
     @classmethod
-    def sparsify(cls, layer: nn.Module, strategy: Strategy, name: str) -> SparseLayer:
+    def sparsify(
+        cls, layer: nn.Module, strategy: Strategy, name: str, network: Network
+    ) -> SparseLayer:
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
-        layer.__dict__.update(strategy=strategy, layer_name=name)
+        layer.__dict__.update(strategy=strategy, layer_name=name, network=network)
         layer.__dict__.update(copy.deepcopy({**_STATE, **_OF_THIS_RUN}))
+        network.add(layer)
         return layer
 
     def densify(self, weight: Tensor) -> None:
         """Become `dense_class` again, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
-        for name in ("strategy", "layer_name", *_STATE, *_OF_THIS_RUN):
+        self.network.remove(self)
+        for name in ("strategy", "layer_name", "network", *_STATE, *_OF_THIS_RUN):
             delattr(self, name)
         self.__class__ = self.dense_class
 
@@ -111,9 +120,13 @@ class SparseLayer(nn.Module):
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
-        self._drop_stale()
-        known = next(iter(self._pruned.values()), None) or self._current(self.weight.dtype)
-        mask = known.mask
+        mask = self._mask()
+        return None if mask is None else mask.clone()
+
+    def _mask(self) -> Tensor | None:
+        """`output_mask`, but its memory is that of the next step's mask too."""
+        known = self.pruned.of(self.weight)
+        mask = self._current(next(iter(known), self.weight.dtype)).mask
         return None if mask is None else mask.view(self.weight.shape)
 
     def rule_mask(self) -> Tensor:
@@ -133,7 +146,7 @@ class SparseLayer(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        mask = self.output_mask()
+        mask = self._mask()
         weight = self.weight.detach()
         return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
 
@@ -144,7 +157,7 @@ class SparseLayer(nn.Module):
 
     def decay_weight(self) -> None:
         """W ← W − λ(W − S(W)) in place (FST, Eq. 6)."""
-        mask = self.output_mask()
+        mask = self._mask()
         if mask is not None:
             with torch.no_grad():
                 self.weight.sub_(self.weight * ~mask, alpha=self.strategy.decay)
@@ -172,11 +185,19 @@ class SparseLayer(nn.Module):
 
     def forget_pruned(self) -> None:
         """Drop S(W): the next call prunes the weight anew."""
-        if self._pruned:
-            self._pruned, self._spare = {}, self._pruned
+        self.pruned.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **copy.deepcopy(_OF_THIS_RUN)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.network.add(self)
+
+    def _replicate_for_data_parallel(self) -> SparseLayer:
+        replica = super()._replicate_for_data_parallel()
+        replica.__dict__.update(pruned=KnownWeights(), network=Network())
+        return replica
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, strategy={self.strategy}"
@@ -207,6 +228,7 @@ class SparseLayer(nn.Module):
             if self.training and torch.is_grad_enabled():
                 decay = self._prepare_step(dtype)
             pruned = self._current(dtype)
+            self.pruned.use(dtype, pruned)
             generator, phase = self._draws(input.device)
             memory = self._memory()
         output = convolve_pruned(
@@ -241,32 +263,27 @@ class SparseLayer(nn.Module):
         A weight has changed when its version or storage has, when its gradient has arrived since,
         or when the layer was switched between train and eval.
         """
-        origin = self._drop_stale()
-        if dtype not in self._pruned:
-            # Memory is written over only once the weight has changed in place, which is when
-            # autograd forbids the backward pass of earlier calls anyway.
-            reuse = self._spare.pop(dtype, None) if self._pruned_from != origin else None
-            known = next(iter(self._pruned.values()), None)
-            with torch.no_grad():
-                self._pruned[dtype] = prune_weight(
-                    self.weight_as_conv(),
-                    self.strategy,
-                    self.conv_groups,
-                    dtype,
-                    self._generator(self.weight.device, ranked=False),
-                    self._mask_to_keep() if known is None else known.mask,
-                    reuse,
-                )
-            self._pruned_from = origin
-        return self._pruned[dtype]
-
-    def _drop_stale(self) -> tuple[int | None, int]:
-        """Forget S(W) if the weight is not the one it was made of; returns what it is now."""
-        weight = self.weight
-        origin = (None if weight.is_inference() else weight._version, weight.data_ptr())
-        if self._pruned_from != origin or origin[0] is None:
-            self.forget_pruned()
-        return origin
+        weight, known = self.weight, self.pruned.of(self.weight)
+        self.network.used(self)
+        if dtype in known:
+            return known[dtype]
+        mask = self._mask_to_keep()
+        if known and not self.pruned.by_kernel:
+            mask = next(iter(known.values())).mask
+        reuse = self.pruned.spare(weight, dtype)
+        with torch.no_grad():
+            pruned = prune_weight(
+                self.weight_as_conv(),
+                self.strategy,
+                self.conv_groups,
+                dtype,
+                self._generator(weight.device, ranked=False),
+                mask,
+                reuse,
+                partial(self.network.prune, self, dtype, reuse),
+            )
+        self.pruned.add(weight, dtype, pruned)
+        return pruned
 
     def _mask_to_keep(self) -> Tensor | None:
         if self.kept_mask is None and isinstance(self.strategy.output, Transposable):
@@ -320,6 +337,7 @@ class SparseLayer(nn.Module):
     def gradient_arrived(self, new_step: bool) -> None:
         """After a backward pass: the weight may change from now on."""
         self.forget_pruned()
+        self.network.gradient_arrived()
         for call in [call for call in self.memories if call >= self._calls]:
             del self.memories[call]
         self._calls = 0
@@ -327,12 +345,26 @@ class SparseLayer(nn.Module):
 
     def add_decay(self, gradient: Tensor) -> None:
         """gradient += λ(W − S(W)), scaled as the loss is."""
-        decay, mask = self.strategy.gradient_decay, self.output_mask()
-        if decay and mask is not None:
-            residual = apply_mask(self.weight.detach(), ~mask)
-            if self.scale_decay is not None:
-                residual = self.scale_decay(residual)
-            gradient.add_(residual, alpha=decay)
+        decay = self.strategy.gradient_decay
+        if not decay:
+            return
+        if self._kernel_decays(gradient):
+            weight, rule = self.weight_as_conv().detach(), self.strategy.output
+            gradients, groups = [gradient.view(weight.shape)], [self.conv_groups]
+            ops.add_decay([weight], gradients, groups, rule.n, rule.m, decay)
+            return
+        residual = apply_mask(self.weight.detach(), ~self._mask())
+        if self.scale_decay is not None:
+            residual = self.scale_decay(residual)
+        gradient.add_(residual, alpha=decay)
+
+    def _kernel_decays(self, gradient: Tensor) -> bool:
+        """Whether the kernel that pruned the weight can also add the decay to its gradient."""
+        rule, weight = self.strategy.output, self.weight
+        by_kernel = self.pruned.by_kernel and isinstance(rule, NM)
+        plain = self.kept_mask is None and self.scale_decay is None
+        alike = (gradient.dtype, gradient.stride()) == (weight.dtype, weight.stride())
+        return by_kernel and plain and alike
 
     def _memory(self) -> ReuseMemory | None:
         """The memory of this training call: the n-th call of a step continues the last n-th one."""

@@ -60,7 +60,19 @@ def run(
     *,
     tunable: bool = True,
 ) -> Result:
-    """Compute ``operation`` with the backend that is forced, or the fastest verified one.
+    """Compute ``operation`` with the backend that `choose` names."""
+    return candidates[choose(operation, candidates, tensors, options, tunable=tunable)]()
+
+
+def choose(
+    operation: str,
+    candidates: Mapping[str, Callable[[], object]],
+    tensors: tuple[Tensor, ...],
+    options: tuple[Any, ...] = (),
+    *,
+    tunable: bool = True,
+) -> str:
+    """The backend that is forced, or the fastest verified one.
 
     Args:
         candidates: backend -> function that computes it; the default comes first.
@@ -72,34 +84,24 @@ def run(
         RuntimeError: the forced backend is not among the candidates or cannot run here.
     """
     if torch.compiler.is_compiling():
-        return candidates[_without_measuring(operation, tuple(candidates))]()
-    if not tunable:
+        return _without_measuring(operation, tuple(candidates))
+    if tunable:
+        key = autotune.LayerKey.of(*tensors, options=options)
+        default, device = next(iter(candidates)), tensors[0].device
+        decision = autotune.choose(operation, key, candidates, default, device)
+    else:
         name = _without_measuring(operation, tuple(candidates))
-        reason = "forced" if registry.forced(operation) else "not measured: it draws random numbers"
-        return _computed(candidates, autotune.Decision(operation, "", name, reason, {}))
-    key = autotune.LayerKey.of(*tensors, options=options)
-    default, device = next(iter(candidates)), tensors[0].device
-    decision = autotune.choose(operation, key, candidates, default, device)
-    return _computed(candidates, decision)
-
-
-def _computed(
-    candidates: Mapping[str, Callable[[], Result]], decision: autotune.Decision
-) -> Result:
+        forced = registry.demanded(operation, candidates) is not None
+        reason = "forced" if forced else "not measured: it draws random numbers"
+        decision = autotune.Decision(operation, "", name, reason, {})
     if _RUNNING.record is not None:
-        _RUNNING.record[decision.operation] = decision
-    return candidates[decision.backend]()
+        _RUNNING.record[operation] = decision
+    return decision.backend
 
 
 @torch.compiler.assume_constant_result
 def _without_measuring(operation: str, names: tuple[str, ...]) -> str:
-    demanded = registry.forced(operation)
-    if demanded is not None and demanded not in names:
-        raise RuntimeError(
-            f"{operation}={demanded!r} is forced but cannot compute this; "
-            f"possible: {', '.join(names)}."
-        )
-    return demanded or names[0]
+    return registry.demanded(operation, names) or names[0]
 
 
 def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:

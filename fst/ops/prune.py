@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,10 @@ class PrunedWeight(NamedTuple):
     output: Tensor
     grad_input: Tensor
     mask: Tensor | None
+
+
+class KernelPrunedWeight(PrunedWeight):
+    """Made by the kernel, which may write over each of them: nobody else holds the mask."""
 
 
 def apply_mask(tensor: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
@@ -70,43 +75,45 @@ def prune_weight(
     generator: torch.Generator | None = None,
     mask: Tensor | None = None,
     reuse: PrunedWeight | None = None,
+    together: Callable[[], PrunedWeight] | None = None,
 ) -> PrunedWeight:
     """S(W) and S(Wᵀ) of ``strategy``, selected on ``weight`` as stored and then cast to ``dtype``.
 
     ``mask`` replaces the mask of the output GEMM (rules that keep a mask for several steps);
-    ``reuse`` is an earlier result for the same layer and dtype whose memory is written over.
+    ``reuse`` is an earlier result for the same layer and dtype whose memory is written over;
+    ``together`` does what the kernel does for this weight, and for others with it.
     """
     weight = weight.detach()
-    rule = strategy.grad_input
-    if strategy.output is None and (rule is None or rule.operand != "weight"):
+    rules = (strategy.output, strategy.grad_input)
+    if strategy.output is None and not _is_of_weight(strategy.grad_input):
         dense = weight.to(dtype)
         return PrunedWeight(dense, dense, None)
     candidates = {
-        "torch": lambda: _prune_weight(weight, strategy, groups, dtype, generator, mask, reuse)
+        "torch": lambda: _prune_with_torch(weight, strategy, groups, dtype, generator, mask, reuse)
     }
-    patterns = _kernel_patterns(weight, strategy, dtype) if mask is None else None
-    if patterns is not None:
-        candidates["triton"] = lambda: _prune_with_kernel(weight, patterns, strategy, groups, dtype)
-    options = (str(strategy.output), str(strategy.grad_input), groups, str(dtype))
-    drawn = any(
-        rule is not None and rule.is_random for rule in (strategy.output, strategy.grad_input)
-    )
-    return dispatch.run("prune_weight", candidates, (weight,), options, tunable=not drawn)
+    if mask is None and kernel_patterns(strategy) is not None and ops.takes_weight(weight, dtype):
+        candidates["triton"] = lambda: _prune_with_kernel(weight, strategy, groups, dtype)
+    drawn = any(rule is not None and rule.is_random for rule in rules)
+    options = (*map(str, rules), groups, str(dtype))
+    backend = dispatch.choose("prune_weight", candidates, (weight,), options, tunable=not drawn)
+    if backend == "triton" and together is not None:
+        return together()
+    return candidates[backend]()
 
 
-def _kernel_patterns(
-    weight: Tensor, strategy: Strategy, dtype: torch.dtype
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def _is_of_weight(rule: Rule | None) -> bool:
+    return rule is not None and rule.operand == "weight"
+
+
+def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """(n, m) of S(W) and S(Wᵀ), n = 0 where that is not computed; None where no kernel can."""
-    if not ops.takes_weight(weight, dtype):
-        return None
     found = []
     for rule in (strategy.output, strategy.grad_input):
         if isinstance(rule, NM) and rule.operand == "weight":
             if rule.rule != "magnitude" or rule.group_order != "channel":
                 return None
             found.append((rule.n, rule.m))
-        elif rule is None or rule.operand != "weight" or isinstance(rule, SameAsOutput):
+        elif not _is_of_weight(rule) or isinstance(rule, SameAsOutput):
             found.append((0, 1))
         else:
             return None
@@ -114,25 +121,60 @@ def _kernel_patterns(
 
 
 def _prune_with_kernel(
-    weight: Tensor,
-    patterns: tuple[tuple[int, int], tuple[int, int]],
-    strategy: Strategy,
-    groups: int,
-    dtype: torch.dtype,
-) -> PrunedWeight:
-    output, grad_input = patterns
+    weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype
+) -> KernelPrunedWeight:
+    output, grad_input = kernel_patterns(strategy)
     masked = bool(output[0])
     results = ops.prune_weights([weight], [groups], *output, *grad_input, dtype, masked)
-    dense = None if output[0] and grad_input[0] else weight.to(dtype)
-    pruned = results[0] if masked else dense
+    return _collected([weight], results, strategy, dtype)[0]
+
+
+def prune_weights_with_kernel(
+    weights: list[Tensor],
+    groups: list[int],
+    strategy: Strategy,
+    dtype: torch.dtype,
+    reuse: list[PrunedWeight | None],
+) -> list[KernelPrunedWeight]:
+    """`prune_weight` of many by one call; ``reuse`` as there, as far as the kernel made it."""
+    weights = [weight.detach() for weight in weights]
+    output, grad_input = kernel_patterns(strategy)
+    wanted = (
+        ("output", dtype, output[0]),
+        ("grad_input", dtype, grad_input[0]),
+        ("mask", torch.bool, output[0]),
+    )
+    results = []
+    for name, kind, n in wanted:
+        for weight, earlier in zip(weights, reuse, strict=True):
+            if n:
+                buffer = None
+                if isinstance(earlier, KernelPrunedWeight):
+                    used = () if name == "output" else (earlier.output,)
+                    buffer = _buffer(getattr(earlier, name), weight, kind, *used)
+                results.append(torch.empty_like(weight, dtype=kind) if buffer is None else buffer)
+    ops.prune_weights_into(weights, groups, *output, *grad_input, results)
+    return _collected(weights, results, strategy, dtype)
+
+
+def _collected(
+    weights: list[Tensor], results: list[Tensor], strategy: Strategy, dtype: torch.dtype
+) -> list[KernelPrunedWeight]:
+    """The results of `ops.prune_weights`, weight by weight."""
+    parts = ops.divided(results, len(weights))
+    output, grad_input = kernel_patterns(strategy)
+    outputs = next(parts) if output[0] else [weight.to(dtype) for weight in weights]
     if grad_input[0]:
-        transposed = results[1] if masked else results[0]
+        grad_inputs = next(parts)
+    elif output[0] and not isinstance(strategy.grad_input, SameAsOutput):
+        grad_inputs = [weight.to(dtype) for weight in weights]
     else:
-        transposed = pruned if isinstance(strategy.grad_input, SameAsOutput) else dense
-    return PrunedWeight(pruned, transposed, results[-1] if masked else None)
+        grad_inputs = outputs
+    kept = next(parts, [None] * len(weights))
+    return [KernelPrunedWeight(*each) for each in zip(outputs, grad_inputs, kept, strict=True)]
 
 
-def _prune_weight(
+def _prune_with_torch(
     weight: Tensor,
     strategy: Strategy,
     groups: int,
@@ -141,34 +183,37 @@ def _prune_weight(
     mask: Tensor | None,
     reuse: PrunedWeight | None,
 ) -> PrunedWeight:
-    dense = weight.to(dtype)
-    output = dense
+    dense = output = weight.to(dtype)
     if strategy.output is not None:
         if mask is None:
             mask = weight_mask(weight, strategy.output, "output", groups, generator)
-        output = apply_mask(dense, mask, _buffer(reuse and reuse.output, dense, weight))
+        output = apply_mask(dense, mask, _buffer(reuse and reuse.output, weight, dtype))
     rule = strategy.grad_input
-    if rule is None or rule.operand != "weight":
+    if not _is_of_weight(rule):
         grad_input = dense
     elif isinstance(rule, SameAsOutput | Transposable):
         grad_input = output
     else:
         own = weight_mask(weight, rule, "grad_input", groups, generator)
-        grad_input = apply_mask(dense, own, _buffer(reuse and reuse.grad_input, dense, weight))
+        buffer = _buffer(reuse and reuse.grad_input, weight, dtype, output)
+        grad_input = apply_mask(dense, own, buffer)
     return PrunedWeight(output, grad_input, mask)
 
 
-def _buffer(candidate: Tensor | None, like: Tensor, weight: Tensor) -> Tensor | None:
-    """``candidate`` if it can be written over instead of allocating a tensor like ``like``."""
+def _buffer(
+    candidate: Tensor | None, weight: Tensor, dtype: torch.dtype, *used: Tensor
+) -> Tensor | None:
+    """``candidate`` if it can be written over instead of allocating a tensor like ``weight``."""
     if candidate is None or candidate.is_inference() != torch.is_inference_mode_enabled():
         return None
     same_kind = (candidate.shape, candidate.stride(), candidate.dtype, candidate.device) == (
-        like.shape,
-        like.stride(),
-        like.dtype,
-        like.device,
+        weight.shape,
+        weight.stride(),
+        dtype,
+        weight.device,
     )
-    return candidate if same_kind and candidate.data_ptr() != weight.data_ptr() else None
+    taken = candidate.data_ptr() in [tensor.data_ptr() for tensor in (weight, *used)]
+    return candidate if same_kind and not taken else None
 
 
 def prune_grad_output(
