@@ -82,6 +82,7 @@ class Extension:
             int(x.dtype == torch.bfloat16),
             tile,
             (ctypes.c_int * len(numbers))(*numbers),
+            (ctypes.c_int64 * 3)(*(tensor.nbytes for tensor in (x, values, metadata))),
             *(_address(tensor) for tensor in (x, values, metadata, bias, y)),
             cls._seed(),
         )

@@ -24,10 +24,13 @@ int sizes(int which) {
     return all[which];
 }
 
-int emulate_convolve(int is_bfloat, int tile, const int *numbers, const void *x, const void *values,
-                     const void *metadata, const void *bias, void *y, void *seed) {
+// bytes: of x, values and metadata.
+int emulate_convolve(int is_bfloat, int tile, const int *numbers, const int64_t *bytes,
+                     const void *x, const void *values, const void *metadata, const void *bias,
+                     void *y, void *seed) {
     Convolution p;
     std::memcpy(&p, numbers, sizeof p);
+    emulator::readable = {{x, bytes[0]}, {values, bytes[1]}, {metadata, bytes[2]}};
     return guarded([&] {
         return convolve_sparse24(is_bfloat != 0, tile, p, x, values, metadata, bias, y, seed);
     });

@@ -1,14 +1,15 @@
 // Runs CUDA kernels on a CPU, for tests: every thread of a block is a fiber.
 //
 // A fiber runs until an instruction needs others (a barrier of the block, or a warp's ldmatrix or
-// mma.sp); the last one to arrive computes for all. The order in which fibers run is shuffled.
-// Shared memory starts as NaN. Asynchronous copies are done when they are waited for, not before,
+// mma.sp); the last one to arrive computes for all. The order in which fibers and warps run is
+// random; the stream is its seed. Shared memory starts as NaN. Asynchronous copies are done when they are waited for, not before,
 // and not at all where nobody waits, so that a missing wait or barrier shows as a wrong result.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -80,6 +81,12 @@ struct Block {
 
 inline Block *block = nullptr;
 
+struct Range {
+    const void *begin;
+    int64_t bytes;
+};
+inline std::vector<Range> readable; // what asynchronous copies may read
+
 inline Fiber &fiber() { return block->fibers[threadIdx.x]; }
 
 inline void yield() {
@@ -120,8 +127,8 @@ template <typename... Parameters, typename... Arguments>
 int run(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, unsigned seed,
         const Arguments &...arguments) {
     std::mt19937 random(seed);
-    std::vector<int> order(threads);
-    for (int i = 0; i < threads; ++i) order[i] = i;
+    std::vector<int> lanes(32);
+    for (int i = 0; i < 32; ++i) lanes[i] = i;
     Block here;
     block = &here;
     here.kernel = [&] { kernel(arguments...); };
@@ -146,16 +153,23 @@ int run(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, unsig
                     f.context.uc_link = &here.scheduler;
                     makecontext(&f.context, entry, 0);
                 }
-                std::shuffle(order.begin(), order.end(), random);
-                for (int left = threads, rounds = 0; left > 0; ++rounds) {
-                    if (rounds > 10'000'000) throw std::runtime_error("the block does not end");
-                    for (const int i : order) {
-                        Fiber &f = here.fibers[i];
-                        if (f.done) continue;
-                        threadIdx.x = i;
-                        swapcontext(&here.scheduler, &f.context);
-                        left -= f.done;
-                        if (!here.failure.empty()) throw std::runtime_error(here.failure);
+                // A warp runs ahead of the others for as long as it can, or for a random while.
+                for (int left = threads, turns = 0; left > 0; ++turns) {
+                    if (turns > 10'000'000) throw std::runtime_error("the block does not end");
+                    const int warp = random() % (threads / 32);
+                    std::shuffle(lanes.begin(), lanes.end(), random);
+                    for (int slices = 1 + random() % 64, before = INT_MIN; slices > 0; --slices) {
+                        const int progress = here.instructions[warp] + here.barriers - left;
+                        if (progress == before) break;
+                        before = progress;
+                        for (const int lane : lanes) {
+                            Fiber &f = here.fibers[warp * 32 + lane];
+                            if (f.done) continue;
+                            threadIdx.x = warp * 32 + lane;
+                            swapcontext(&here.scheduler, &f.context);
+                            left -= f.done;
+                            if (!here.failure.empty()) throw std::runtime_error(here.failure);
+                        }
                     }
                 }
             }
@@ -177,8 +191,14 @@ inline void __syncthreads() {
 
 inline void copy_async(void *shared, const void *global, bool inside) {
     emulator::check_shared(shared, 16);
-    if (reinterpret_cast<uintptr_t>(global) % 16)
-        throw std::runtime_error("a copy from an address not aligned to 16 bytes");
+    const auto *from = static_cast<const uint8_t *>(global);
+    const bool known = std::any_of(
+        emulator::readable.begin(), emulator::readable.end(), [from](const auto &range) {
+            const auto *begin = static_cast<const uint8_t *>(range.begin);
+            return from >= begin && from + 16 <= begin + range.bytes;
+        });
+    if (!known || reinterpret_cast<uintptr_t>(global) % 16)
+        throw std::runtime_error("a copy from outside of the tensors, or not aligned to 16 bytes");
     emulator::fiber().open.push_back({shared, global, inside});
 }
 inline void commit_copies() {
