@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -40,13 +41,30 @@ def is_flat(block: tuple[int, int], lattice: Lattice) -> bool:
     return lattice[1] > block[0]
 
 
+def kept_sum_constants(
+    size: tuple[int, int], block: tuple[int, int], lattice: Lattice, restore: bool = True
+) -> dict[str, Any]:
+    """What `fold_triton.kept_sum` adds up on a map of this size; without ``restore`` nothing."""
+    height, width = size
+    flat = is_flat(block, lattice)
+    # Along the flattened map the kept place of a pair alternates from row to row.
+    phase = lattice[2] ^ (lattice[0] if flat else 0)
+    odd = phase == 1 and (height * width if flat else width) % 2
+    blocks = (0, 0) if flat or not restore else block
+    return {
+        "BLOCK_HEIGHT": blocks[0],
+        "BLOCK_WIDTH": blocks[1],
+        "FLAT_SHIFT": 0 if not flat or not restore else 1 if phase == 0 else -1,
+        "LAST": bool(restore and odd and height * width > 1 and (flat or width > 1)),
+    }
+
+
 def fold_launch(
     grad_output: Tensor, out: Tensor, block: tuple[int, int], lattice: Lattice
 ) -> Launch:
     """How `fold` runs for one lattice."""
     height, width = grad_output.shape[2:]
-    flat = is_flat(block, lattice)
-    row_pairs = block == (1, 2) and not flat and width % 2 == 0
+    row_pairs = block == (1, 2) and not is_flat(block, lattice) and width % 2 == 0
     if row_pairs and grad_output.is_contiguous() and out.is_contiguous():
         size, tile = out.numel(), 4 * LANES
         grid = (triton.cdiv(size, tile),)
@@ -60,12 +78,8 @@ def fold_launch(
         across = 1
         down = min(triton.next_power_of_2(positions), 4 * LANES)
         across = min(triton.next_power_of_2(channels), 4 * LANES // down)
-    # Along the flattened map the kept place of a pair alternates from row to row.
-    phase = lattice[2] ^ (lattice[0] if flat else 0)
-    odd = phase == 1 and (height * width if flat else width) % 2
     constants = {
-        "FLAT_SHIFT": 0 if not flat else 1 if phase == 0 else -1,
-        "LAST": bool(odd and height * width > 1 and (flat or width > 1)),
+        **kept_sum_constants((height, width), block, lattice),
         "POSITIONS": down,
         "CHANNELS": across,
     }
@@ -80,7 +94,6 @@ def fold_launch(
         *grad_output.stride(),
         *out.stride(),
         *lattice,
-        *block,
     )
     grid = (triton.cdiv(positions, down), triton.cdiv(channels, across), samples)
     return Launch(_fold_kernel, grid, arguments, constants)

@@ -9,6 +9,64 @@ from .select_triton import rounded
 
 
 @triton.jit
+def kept_sum(
+    x_ptr,
+    i,
+    j,
+    inside,
+    height,
+    width,
+    x_row,
+    x_column,
+    row,
+    row_step,
+    column,
+    column_step,
+    BLOCK_HEIGHT: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    FLAT_SHIFT: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """The kept position (row + i * row_step, column + j * column_step) of a map, in float32, and
+    what is folded into it.
+
+    BLOCK_HEIGHT > 0: the BLOCK_HEIGHT x BLOCK_WIDTH block that contains it is added up (cut off at
+    the map's edge; with LAST, the last block takes the odd last column as well). FLAT_SHIFT 1 or
+    -1: the next or the previous position of the flattened map is added (with LAST, the last but
+    one takes the last one as well). Neither: it stands alone.
+    """
+    if BLOCK_HEIGHT > 0:
+        top = i * BLOCK_HEIGHT
+        left = j * BLOCK_WIDTH
+        total = 0.0
+        for k in tl.static_range(BLOCK_HEIGHT * BLOCK_WIDTH):
+            p = top + k // BLOCK_WIDTH
+            q = left + k % BLOCK_WIDTH
+            valid = inside & (p < height) & (q < width)
+            value = tl.load(x_ptr + (p * x_row + q * x_column), mask=valid, other=0.0)
+            total += value.to(tl.float32)
+        if LAST:
+            valid = inside & (left + BLOCK_WIDTH == width - 1)
+            at = top * x_row + (width - 1) * x_column
+            total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+    else:
+        p = row + i * row_step
+        q = column + j * column_step
+        total = tl.load(x_ptr + (p * x_row + q * x_column), mask=inside, other=0.0).to(tl.float32)
+        flat = p * width + q
+        if FLAT_SHIFT != 0:
+            partner = flat + FLAT_SHIFT
+            valid = inside & (partner < height * width)
+            at = partner // width * x_row + partner % width * x_column
+            total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+        if LAST:
+            valid = inside & (flat == height * width - 2)
+            at = (height - 1) * x_row + (width - 1) * x_column
+            total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def _fold_kernel(
     x_ptr,
     out_ptr,
@@ -29,54 +87,38 @@ def _fold_kernel(
     row_step,
     column,
     column_step,
-    block_height,
-    block_width,
+    BLOCK_HEIGHT: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
     FLAT_SHIFT: tl.constexpr,
     LAST: tl.constexpr,
     POSITIONS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """out[i, j] is the sum of a kept position and of those that are folded into it.
-
-    Kept are (row + i * row_step, column + j * column_step). FLAT_SHIFT 0: the block_height x
-    block_width block that contains it is added up (cut off at the map's edge; with LAST, the last
-    block takes the odd last column as well). FLAT_SHIFT 1 or -1: the next or the previous position
-    of the flattened map is added (with LAST, the last but one takes the last one as well).
-    """
+    """out[i, j] is `kept_sum` of the kept position (i, j)."""
     position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     sample = tl.program_id(2).to(tl.int64)
     i = position // out_width
     j = position % out_width
     inside = (position < out_height * out_width) & (channel < channels)
-    x_ptr += sample * x_sample + channel * x_channel
-    total = tl.zeros((POSITIONS, CHANNELS), tl.float32)
-    if FLAT_SHIFT == 0:
-        top = i * block_height
-        left = j * block_width
-        for k in range(block_height * block_width):
-            p = top + k // block_width
-            q = left + k % block_width
-            valid = inside & (p < height) & (q < width)
-            value = tl.load(x_ptr + p * x_row + q * x_column, mask=valid, other=0.0)
-            total += value.to(tl.float32)
-        if LAST:
-            valid = inside & (j == out_width - 1)
-            at = top * x_row + (width - 1) * x_column
-            total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
-    else:
-        p = row + i * row_step
-        q = column + j * column_step
-        flat = p * width + q
-        total += tl.load(x_ptr + p * x_row + q * x_column, mask=inside, other=0.0).to(tl.float32)
-        partner = flat + FLAT_SHIFT
-        valid = inside & (partner < height * width)
-        at = partner // width * x_row + partner % width * x_column
-        total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
-        if LAST:
-            valid = inside & (flat == height * width - 2)
-            at = (height - 1) * x_row + (width - 1) * x_column
-            total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+    total = kept_sum(
+        x_ptr + sample * x_sample + channel * x_channel,
+        i,
+        j,
+        inside,
+        height,
+        width,
+        x_row,
+        x_column,
+        row,
+        row_step,
+        column,
+        column_step,
+        BLOCK_HEIGHT,
+        BLOCK_WIDTH,
+        FLAT_SHIFT,
+        LAST,
+    )
     out_ptr += sample * out_sample + channel * out_channel
     result = rounded(total, out_ptr.dtype.element_ty)
     tl.store(out_ptr + i * out_row + j * out_column, result, mask=inside)

@@ -145,8 +145,7 @@ def _prune_into(
     masks = next(parts, nothing)
     kernels = _kernels("prune_weight")
     jobs = [
-        kernels.Job(*job)
-        for job in zip(weights, groups, outputs, grad_inputs, masks, strict=True)
+        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, masks, strict=True)
     ]
     with _on(weights[0]):
         kernels.prune(jobs, output if output[0] else None, grad_input if grad_input[0] else None)
@@ -225,3 +224,45 @@ def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
         )
         for row, row_step, column, column_step in _fours(lattices)
     ]
+
+
+@custom_op("fst::grad_weight", mutates_args=())
+def grad_weight(
+    grad_output: Tensor,
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    block: Sequence[int],
+    restore: bool,
+    lattices: Sequence[int],
+    windows: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """`fst.ops.alternating.grad_weight` with one input for each lattice; lattices and the windows
+    of their kept positions are flattened fours.
+
+    A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
+    """
+    result = torch.empty_like(weight, dtype=grad_output.dtype)
+    kernels = _kernels("grad_weight")
+    problem = kernels.Problem(
+        tuple(block), restore, _fours(lattices), _fours(windows), tuple(dilation), groups
+    )
+    with _on(grad_output):
+        kernels.grad_weight(grad_output, inputs, result, problem)
+    return result
+
+
+@grad_weight.register_fake
+def _(
+    grad_output: Tensor,
+    inputs: Sequence[Tensor],
+    weight: Tensor,
+    block: Sequence[int],
+    restore: bool,
+    lattices: Sequence[int],
+    windows: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    return torch.empty_like(weight, dtype=grad_output.dtype)

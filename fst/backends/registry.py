@@ -175,6 +175,7 @@ for _operation, _computes in (
     ("prune_weight", "all weights in one or few launches, each read once"),
     ("prune_grad_output", "one read, one write; rescaling reads twice"),
     ("fold_grad_output", "one read, half a write"),
+    ("grad_weight", "implicit GEMM that folds grad_output while it is loaded"),
 ):
     register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
 register_backend(

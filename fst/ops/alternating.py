@@ -8,6 +8,8 @@ grad_output. It is half the work of the dense GEMM (a quarter for 2x2 blocks) on
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from fst.backends import dispatch, ops
 from fst.ops.geometry import Geometry
-from fst.ops.strided import strided_grad_weight
+from fst.ops.strided import PROGRAMS, programs
 from fst.strategy import Alternating
 
 
@@ -102,6 +104,51 @@ def kept_input(
 
 
 def grad_weight(
+    grad_output: Tensor,
+    inputs: list[Tensor],
+    weight: Tensor,
+    rule: Alternating,
+    phase: int,
+    kept: tuple[Lattice, ...],
+    geometry: Geometry,
+) -> Tensor:
+    """dW (Cout, Cin/groups, kh, kw) from grad_output (N, Cout, P, Q).
+
+    ``inputs`` is the whole input once, or for 1x1 kernels `kept_input`; of ``weight`` only the
+    shape and the memory format count.
+    """
+    kernel = (weight.shape[2], weight.shape[3])
+    size = (grad_output.shape[2], grad_output.shape[3])
+    strided = geometry._replace(stride=_steps(kept[0], geometry))
+
+    def with_program(name: str) -> Tensor:
+        folded = fold_grad_output(grad_output, rule, phase, kept)
+        return _from_folded(PROGRAMS[name], folded, inputs, weight, kept, size, geometry)
+
+    candidates = {
+        name: functools.partial(with_program, name)
+        for name in programs(grad_output, kernel, strided)
+    }
+    if ops.takes(grad_output.dtype):
+        windows = [_window_start(p, kernel, geometry) for p in kept]
+        each = inputs if kernel == (1, 1) else inputs * len(kept)
+        candidates["triton"] = lambda: ops.grad_weight(
+            grad_output,
+            each,
+            weight,
+            rule.block,
+            rule.restore,
+            [number for lattice in kept for number in lattice],
+            [number for window in windows for number in window],
+            geometry.dilation,
+            geometry.groups,
+        )
+    tensors, options = (grad_output, *inputs, weight), (rule.block, rule.restore, kept, geometry)
+    return dispatch.run("grad_weight", candidates, tensors, options)
+
+
+def _from_folded(
+    program: Callable[[Tensor, Tensor, Tensor, Geometry], Tensor],
     folded: list[Tensor],
     inputs: list[Tensor],
     weight: Tensor,
@@ -109,20 +156,35 @@ def grad_weight(
     output_size: tuple[int, int],
     geometry: Geometry,
 ) -> Tensor:
-    """dW (Cout, Cin/groups, kh, kw) from the folded grad_output of each lattice.
-
-    ``inputs`` is the whole input once, or for 1x1 kernels `kept_input`.
-    """
+    """The sum over lattices of the strided weight gradients that ``program`` computes."""
     kernel = (weight.shape[2], weight.shape[3])
     total: Tensor | None = None
-    for index, (lattice, grad_output) in enumerate(zip(kept, folded, strict=True)):
+    for index, (lattice, part) in enumerate(zip(kept, folded, strict=True)):
         if kernel == (1, 1):
             window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
         else:
             window, strided = _strided(inputs[0], lattice, output_size, kernel, geometry)
-        part = strided_grad_weight(grad_output, window, weight, strided)
-        total = part if total is None else total + part
+        gradient = program(part, window, weight, strided)
+        total = gradient if total is None else total + gradient
     return total
+
+
+def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:
+    """Rows and columns of the input from one kept position to the next."""
+    return geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step
+
+
+def _window_start(lattice: Lattice, kernel: tuple[int, int], geometry: Geometry) -> Lattice:
+    """Where in its input the window of each kept position begins; in the padding below 0."""
+    if kernel == (1, 1):
+        return Lattice(0, 1, 0, 1)
+    rows, columns = _steps(lattice, geometry)
+    return Lattice(
+        lattice.row * geometry.stride[0] - geometry.padding[0],
+        rows,
+        lattice.column * geometry.stride[1] - geometry.padding[1],
+        columns,
+    )
 
 
 def _strided(
@@ -132,7 +194,7 @@ def _strided(
     kernel: tuple[int, int],
     geometry: Geometry,
 ) -> tuple[Tensor, Geometry]:
-    stride = (geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step)
+    stride = _steps(lattice, geometry)
     if (lattice.row, lattice.column) == (0, 0):
         return input, geometry._replace(stride=stride)
     window = _window(input, lattice, output_size, kernel, geometry)

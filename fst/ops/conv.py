@@ -145,9 +145,9 @@ def _grad_weight_pruned(
     call: Call = ctx.call
     rule, geometry = call.strategy.grad_weight, call.geometry
     if isinstance(rule, Alternating):
-        size = (grad_output.shape[2], grad_output.shape[3])
-        folded = alternating.fold_grad_output(grad_output, rule, call.phase, ctx.kept)
-        return alternating.grad_weight(folded, inputs, weight, ctx.kept, size, geometry)
+        return alternating.grad_weight(
+            grad_output, inputs, weight, rule, call.phase, ctx.kept, geometry
+        )
     if rule.operand == "grad_output":
         pruned = _pruned(grad_output, rule, "grad_weight", call)
         return gradients(pruned, inputs[0], weight, geometry, (False, True, False))[1]

@@ -7,35 +7,24 @@ transposed first, so that the stride is vertical. `tools/benchmark.py` shows wha
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from fst.backends import dispatch
 from fst.ops.geometry import Geometry, gradients
 
 
 def program(grad_output: Tensor, kernel: tuple[int, int], geometry: Geometry) -> str:
-    """Which program `strided_grad_weight` runs: "strided" or "transposed"."""
+    """Which program is the default: "strided" or "transposed"."""
     on_cpu = grad_output.device.type == "cpu" and grad_output.dtype == torch.float32
     if not on_cpu or geometry.groups > 1 or kernel == (1, 1):
         return "strided"
     return "transposed" if geometry.stride[1] == 2 and kernel[1] > 1 else "strided"
 
 
-def strided_grad_weight(
-    grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry
-) -> Tensor:
-    """dW (Cout, Cin/groups, kh, kw) of a dense convolution; of ``weight`` only the shape counts."""
-    kernel = (weight.shape[2], weight.shape[3])
+def programs(grad_output: Tensor, kernel: tuple[int, int], geometry: Geometry) -> tuple[str, ...]:
+    """The programs that can compute dW from a folded ``grad_output``, the default first."""
     default = program(grad_output, kernel, geometry)
-    names = (default, *(name for name in PROGRAMS if name != default and kernel != (1, 1)))
-    candidates = {
-        name: functools.partial(PROGRAMS[name], grad_output, input, weight, geometry)
-        for name in names
-    }
-    return dispatch.run("grad_weight", candidates, (grad_output, input, weight), geometry)
+    return (default, *(name for name in PROGRAMS if name != default and kernel != (1, 1)))
 
 
 def _strided(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

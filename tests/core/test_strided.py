@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fst
+from fst import backends
 from fst.ops import strided
 from fst.ops.geometry import Geometry
 
@@ -33,7 +34,7 @@ def test_programs_agree(case, channels_last):
     grad_output = torch.randn_like(output).to(memory_format=layout)
     (expected,) = torch.autograd.grad(output, weight, grad_output)
     assert strided.PROGRAMS.keys() == {"strided", "transposed"}
-    for run in (*strided.PROGRAMS.values(), strided.strided_grad_weight):
+    for run in strided.PROGRAMS.values():
         actual = run(grad_output, input, weight, geometry)
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
@@ -49,6 +50,42 @@ def test_every_program_is_chosen_for_some_shape():
     assert chosen(64, 56, (1, 2), dtype=torch.bfloat16) == "strided"
     assert chosen(64, 56, (1, 2), groups=2) == "strided"
     assert chosen(64, 56, (1, 2), kernel=(1, 1)) == "strided"
+
+
+def test_candidates_begin_with_the_default():
+    def candidates(stride, kernel=(3, 3)):
+        geometry = Geometry(stride, (1, 1), (1, 1), 1)
+        return strided.programs(torch.empty(1, 8, 4, 4), kernel, geometry)
+
+    assert candidates((1, 2)) == ("transposed", "strided")
+    assert candidates((2, 4)) == ("strided", "transposed")
+    assert candidates((1, 2), kernel=(1, 1)) == ("strided",)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_one_decision_covers_the_sums_and_both_lattices(kernel, monkeypatch, tmp_path):
+    """Pairs along a flattened map of odd width leave two lattices."""
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    strategy = fst.Strategy("test", grad_weight=fst.Alternating(pairing="flat"))
+    images = torch.randn(2, 8, 5, 7)
+    weight = torch.randn(8, 8, kernel, kernel)
+    grad_output = torch.randn(2, 8, 5, 7)
+
+    def gradient(dtype=torch.float32):
+        leaf = weight.to(dtype).requires_grad_()
+        output = fst.sparse_conv2d(images.to(dtype), leaf, padding=kernel // 2, strategy=strategy)
+        return torch.autograd.grad(output, leaf, grad_output.to(dtype))[0]
+
+    backends.forget_decisions()
+    gradient()
+    (decision,) = backends.decisions("grad_weight")
+    names = {"strided", "transposed"} if kernel == 3 else {"strided"}
+    assert set(decision.times) == (names if len(names) > 1 else set())
+    expected = gradient(torch.float64)
+    for name in names:
+        with backends.force(grad_weight=name):
+            torch.testing.assert_close(gradient().double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fst import backends
-from fst.backends import autotune, cache, registry
+from fst.backends import autotune, cache, dispatch, registry
 from fst.benchmark import Timing
 from fst.ops.geometry import Geometry
 from fst.ops.strided import PROGRAMS
@@ -127,6 +127,35 @@ def test_force_wins_and_ends(timed, monkeypatch):
         _choose()
 
 
+def test_prefer_wins_where_it_can_and_force_over_it(timed):
+    with backends.prefer(grad_weight="transposed"):
+        assert (_choose().backend, _choose().reason) == ("transposed", "forced")
+        assert _choose(names=("strided",)).backend == "strided"
+        with backends.force(grad_weight="strided"):
+            assert _choose().backend == "strided"
+    assert _choose().reason.startswith("measured")
+    with pytest.raises(ValueError, match="transposd"), backends.prefer(grad_weight="transposd"):
+        pass
+
+
+def test_a_record_takes_the_latest_decision_of_each_operation(timed):
+    record: dispatch.Record = {}
+    candidates = {"strided": lambda: "first", "transposed": lambda: "second"}
+    tensors = (torch.empty(2, 3),)
+    with dispatch.recording(record):
+        assert dispatch.run("grad_weight", candidates, tensors) == "first"
+        with backends.force(grad_weight="transposed"):
+            assert dispatch.run("grad_weight", candidates, tensors) == "second"
+        with dispatch.recording(None):
+            dispatch.run("fold_grad_output", {"torch": lambda: None}, tensors)
+    dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors)
+    assert record.keys() == {"grad_weight"}
+    assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("transposed", "forced")
+    with dispatch.recording(record):
+        dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors, tunable=False)
+    assert record["prune_grad_output"].reason == "not measured: it draws random numbers"
+
+
 def test_unknown_and_unusable_names():
     with (
         pytest.raises(ValueError, match="Did you mean 'triton'"),
@@ -164,8 +193,10 @@ def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
 def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     for operation in backends.OPERATIONS:
         assert backends.backends(operation)[0].usable_by_default
-    kernels = [b for b in backends.backends() if b.name in ("triton", "one_thread_per_group")]
-    assert [b.state for b in kernels] == ["unverified"] * 4
+    by_torch = ("torch", "strided", "transposed")
+    kernels = [b for b in backends.backends() if b.name not in by_torch]
+    assert len(kernels) >= 4
+    assert {b.state for b in kernels} == {"unverified"}
     text = backends.describe()
     assert "unverified" in text
     assert "one_thread_per_group" in text

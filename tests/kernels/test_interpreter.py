@@ -15,7 +15,14 @@ ROOT = FOLDER.parents[1]
 
 
 @pytest.mark.parametrize(
-    "name", ["test_fold.py", "test_operators.py", "test_prune_gradient.py", "test_prune_weight.py"]
+    "name",
+    [
+        "test_fold.py",
+        "test_grad_weight.py",
+        "test_operators.py",
+        "test_prune_gradient.py",
+        "test_prune_weight.py",
+    ],
 )
 def test_through_the_interpreter(name: str) -> None:
     if importlib.util.find_spec("triton") is None:
