@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fst._text import table
+from fst.backends import Decision, backend
 from fst.strategy import GEMMS, NM, Alternating, Rule
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fst.modules import SparseLayer
 
 NOT_COMPUTED = "not computed"
+NO_CHOICE = "nothing to choose so far"
 LONG = 30  # layers; longer reports are summed up by module, and similar layers share a row
 
 
@@ -26,11 +30,14 @@ class GemmReport(NamedTuple):
             is saved), "accelerated" (fewer multiply-adds are done) or "not computed".
         rule: what is pruned; "" where dense.
         reason: why it is so.
+        decision: which backend computed it last, and why; None before that, and where there is
+            nothing to choose (see `backends_table`).
     """
 
     mode: str
     rule: str
     reason: str
+    decision: Decision | None = None
 
     def __str__(self) -> str:
         return f"{self.mode}: {self.rule}" if self.rule else self.mode
@@ -147,8 +154,17 @@ def describe_gemms(layer: SparseLayer) -> dict[str, GemmReport]:
             counted = "are counted in training" if share is None else f"so far: {float(share):.1%}"
             reports[gemm] = GemmReport("dense", "", f"zeros of {operand} {counted}")
         else:
-            reports[gemm] = _describe(rule, axis[gemm])
+            reports[gemm] = _computed_by(layer.decisions.get(gemm), _describe(rule, axis[gemm]))
     return reports
+
+
+def _computed_by(decision: Decision | None, report: GemmReport) -> GemmReport:
+    if decision is None:
+        return report
+    chosen = backend(decision.operation, decision.backend)
+    if chosen.accelerated:
+        report = report._replace(mode="accelerated", reason=f"{chosen.name}: {chosen.computes}")
+    return report._replace(decision=decision)
 
 
 def _describe(rule: Rule | None, axis: int) -> GemmReport:
@@ -165,3 +181,40 @@ def _describe(rule: Rule | None, axis: int) -> GemmReport:
             "dense", str(rule), f"the reduction axis has at most n={rule.n} channels: all are kept"
         )
     return GemmReport("simulated", str(rule), rule.simulation)
+
+
+def backends_table(model: nn.Module) -> str:
+    """Table: which backend computed each operation of the converted layers last, and why.
+
+    Call it after a training step; layers for which all is equal share a row. The times are those
+    that the autotuner measured. An operation that had nothing to choose is computed by torch.
+    Compiled code decides when it is compiled and is not in the table.
+    """
+    from fst.modules import sparse_layers
+
+    layers = sparse_layers(model)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, layer in layers.items():
+        computed = [g for g, r in describe_gemms(layer).items() if r.mode != NOT_COMPUTED]
+        for operation in dict.fromkeys([*computed, *layer.decisions]):
+            decision = layer.decisions.get(operation)
+            row = ("torch", NO_CHOICE, "")
+            if decision is not None:
+                row = (decision.backend, decision.reason, _times(decision))
+            rows.setdefault((operation, *row), []).append(name)
+    shown = [
+        (*row[:2], _some(names, len(layers)), *row[2:])
+        for row, names in sorted(rows.items(), key=lambda item: item[0][0])
+    ]
+    return table(("operation", "backend", "layers", "why", "measured ms"), shown)
+
+
+def _times(decision: Decision) -> str:
+    return ", ".join(f"{name} {time:.3g}" for name, time in decision.times.items())
+
+
+def _some(names: list[str], of: int, limit: int = 3) -> str:
+    if len(names) == of > 1:
+        return f"all {of}"
+    more = [f"{len(names) - limit} more"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *more])

@@ -1,37 +1,62 @@
 """tools/benchmark.py runs and reports what it measured; no speed is asserted."""
 
 import json
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import fst
-from fst import benchmark
-from fst.benchmark import Training
+from fst import backends, benchmark
+from fst.backends import registry
+from fst.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.benchmark.roofline import Rates, gemm_bound
 from fst.memory import measure_memory, saved_bytes
+from fst.ops.geometry import Geometry
 from tools import benchmark as tool
+
+CPU = torch.device("cpu")
+GEMMS = ("output", "grad_input", "grad_weight")
 
 
 def test_report(tmp_path, capsys):
     out = tmp_path / "deep" / "report"
-    arguments = "--batch 2 --size 32 --repeats 3 --classes 10 --strategies dense fst sdgp".split()
-    tool.main([*arguments, "--out", str(out)])
+    arguments = "--batch 2 --size 32 --repeats 3 --classes 10 --strategies dense fst sdgp"
+    arguments += " --backends --bandwidth 0.5 --sparse-tflops 2"
+    tool.main([*arguments.split(), "--out", str(out)])
     text = out.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out
     assert "geometric mean" in text and "training step" in text and "--repeats 3" in text
     report = json.loads(out.with_suffix(".json").read_text())
-    assert report["header"]["torch"] == torch.__version__
+    header = report["header"]
+    assert header["torch"] == torch.__version__ and header["autotuner"] == "off"
+    assert header["bandwidth"] == "500 GB/s, given" and "2 TFLOP/s, given" in header["sparse rate"]
+    assert "measured with a large matrix product in float32" in header["dense rate"]
+    assert report["rates"]["bandwidth"] == 5e11 and report["rates"]["dense"] > 0
     assert sum(layer["count"] for layer in report["layers"]) == 20
     for layer in report["layers"]:
-        for gemm in ("output", "grad_input", "grad_weight"):
+        for gemm in GEMMS:
             assert set(layer["times"][gemm]) == {"torch", "dense", "fst", "sdgp"}
             assert all(t["median"] > 0 for t in layer["times"][gemm].values())
-        assert layer["programs"].keys() == {"fst"}
-    for measured in (report["steps"]["step"], report["memory"]):
+            assert set(layer["bounds"][gemm]) == {"torch", "dense", "fst", "sdgp"}
+        chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
+        others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
+        assert {chosen["backend"], *others} == {"strided", "transposed"}
+        (other,) = others.values()
+        assert (other["timing"] is None) == (" 1x1 " in layer["layer"]) == bool(other["reason"])
+        assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
+    for measured in (report["steps"]["step"], report["memory"], report["breakdown"]):
         assert set(measured) == {"torch", "dense", "fst", "sdgp"}
+    assert report["steps"]["failed"] == report["steps"]["host"] == {}
     assert all(used["peak"] > used["saved"] > 0 for used in report["memory"].values())
     assert "peak MiB" in text and "oneDNN" in text
+    for section in ("backends chosen", "other backends", "roofline bound", "time of a step goes"):
+        assert section in text
+    assert "grad_weight=transposed not run for 64->128 1x1" in text
+    for chart in ("report.png", "report_layers.png"):
+        assert f"({chart})" in text
+        assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
@@ -112,6 +137,217 @@ def test_contestants_train_copies_and_convert_what_is_selected():
     assert all(p.grad is None for p in trained.parameters())
 
 
+def test_bound_of_a_dense_convolution():
+    """Against the sums of products, done by hand, of 8 -> 6 channels on 4 images of 10x12."""
+    shape = benchmark.ConvShape(8, 6, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2), 4, 10, 12)
+    assert shape.output_size == (10, 12)
+    flops = 2 * 4 * (10 * 12) * 6 * (8 // 2) * 9
+    moved = 2 * (4 * 8 * 120 + 4 * 6 * 120 + 6 * 4 * 9)
+    for gemm in GEMMS:
+        fast, slow = Rates(flops / 1e-3, moved / 2e-3), Rates(flops / 5e-3, moved / 2e-3)
+        bound = gemm_bound(shape, gemm, torch.bfloat16, fast)
+        assert (bound.flops, bound.bytes, bound.limit) == (flops, moved, "memory")
+        assert bound.milliseconds == pytest.approx(2)
+        bound = gemm_bound(shape, gemm, torch.bfloat16, slow)
+        assert (bound.milliseconds, bound.limit) == (pytest.approx(5), "compute")
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("width", [8, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("pairing", ["row", "flat"])
+def test_alternating_needs_the_kept_positions_alone(kernel, width, stride, pairing):
+    geometry = Geometry((stride, stride), (kernel // 2,) * 2, (1, 1), 1)
+    shape = benchmark.ConvShape(4, 4, (kernel, kernel), geometry, 1, 9, width)
+    strategy = fst.get_strategy("fst", pairing=pairing)
+    height, width_out = shape.output_size
+    dense = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1))
+    pruned = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1), strategy)
+    positions = torch.arange(height * width_out).view(height, width_out)
+    kept = positions.flatten()[::2] if pairing == "flat" else positions[:, ::2].flatten()
+    assert pruned.flops / dense.flops == pytest.approx(len(kept) / positions.numel())
+    assert pruned.bytes <= dense.bytes
+    if kernel == 1:
+        read = 4 * 4 * len(kept)
+        dense_read = 4 * 4 * (9 * width / stride**2)
+        assert dense.bytes - pruned.bytes == pytest.approx(dense_read - read, abs=4 * 4 * 6)
+    for gemm in ("output", "grad_input"):
+        simulated = gemm_bound(shape, gemm, torch.float32, Rates(1, 1), strategy)
+        assert simulated == gemm_bound(shape, gemm, torch.float32, Rates(1, 1))
+
+
+def test_an_accelerated_backend_has_half_the_weight_to_move_and_the_sparse_rate():
+    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
+    strategy = fst.get_strategy("fst")
+    options = ("output", torch.bfloat16, Rates(1e3, 1e12, 2e3), strategy)
+    simulated = gemm_bound(shape, *options)
+    accelerated = gemm_bound(shape, *options, accelerated=True)
+    assert simulated.bytes - accelerated.bytes == 32 * 2 - (32 + 32 / 8)  # 2 bits for each kept
+    assert accelerated.milliseconds == simulated.milliseconds / 2
+    without = gemm_bound(shape, "output", torch.bfloat16, Rates(1e3, 1e12), strategy)
+    assert without.milliseconds == simulated.milliseconds
+
+
+def test_bounds_of_a_layer_know_which_backend_is_accelerated(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    fast = backends.Backend("grad_weight", "fast", "", True, lambda: "", accelerated=True)
+    backends.register_backend(fast)
+    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
+    decision = backends.Decision("grad_weight", "", "fast", "forced", {})
+    chosen = {"grad_weight": {"wg": {"grad_weight": decision}}}
+    layer = benchmark.LayerTimes(shape, 1, {}, chosen)
+    strategies = {"wg": fst.get_strategy("wg")}
+    bounds = roofline.layer_bounds(layer, strategies, torch.float32, Rates(1.0, 1e12, 4.0))
+    of_wg = {gemm: bounds[gemm]["wg"].milliseconds for gemm in GEMMS}
+    dense = bounds["output"]["torch"].milliseconds
+    assert of_wg == {"output": dense, "grad_input": dense, "grad_weight": dense / 4}
+
+
+def test_measured_rates_are_those_of_a_product_and_a_copy(monkeypatch):
+    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 256})
+    begin = time.perf_counter()
+    rates = roofline.measure_rates(CPU, torch.float32, repeats=3)
+    took = time.perf_counter() - begin
+    assert rates.dense > 3 * 2 * 256**3 / took
+    assert rates.bandwidth > 3 * 2 * 2**20 / took
+    assert rates.sparse is None
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1)
+    )
+
+
+@pytest.fixture
+def _traced_only(monkeypatch):
+    """Compiling runs the traced graph as it is, so that no compiler is needed."""
+    compile_module = nn.Module.compile
+
+    def traced(self, *, fullgraph: bool, mode: str) -> None:
+        compile_module(self, backend="eager", fullgraph=fullgraph)
+
+    monkeypatch.setattr(nn.Module, "compile", traced)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
+    training = a_training(_model(), torch.randn(2, 4, 9, 9))
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
+    forced = {"grad_weight": "transposed"}
+    made = benchmark.contestants(training, strategies, compile_mode="default", forced=forced)
+    eager = ["torch", "fst", "fst, grad_weight=transposed", "tsm", "srste"]
+    compiled = ["torch, compiled", "fst, compiled", "srste, compiled"]
+    assert set(made.ready) == {*eager, *compiled}
+    assert made.failed.keys() == {"tsm, compiled"}
+    assert (
+        "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
+    )
+    chosen = [
+        layer.decisions["grad_weight"]
+        for layer in fst.sparse_layers(made.ready["fst, grad_weight=transposed"].model).values()
+    ]
+    assert [d.backend for d in chosen] == ["transposed", "transposed", "strided"]  # last is 1x1
+    times = benchmark.time_steps(made, training, repeats=2)
+    assert times.step.keys() == made.ready.keys()
+    assert times.pruning.keys() == strategies.keys()
+    assert times.failed == made.failed and times.host == {}
+
+
+def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
+    def timing(median: float) -> Timing:
+        return Timing(median, median, median)
+
+    times = {"torch": timing(6), "torch, compiled": timing(4), "fst": timing(2)}
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 2)
+    times["torch, compiled"] = timing(12)
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
+
+
+def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    absent = backends.Backend("grad_weight", "absent", "", True, lambda: "no such device")
+    new = backends.Backend("grad_weight", "new", "", False, lambda: "")
+    for backend in (absent, new):
+        backends.register_backend(backend)
+    verified = benchmark.runnable_backends({}, unverified=False)
+    named = benchmark.runnable_backends({"grad_weight": "new"}, unverified=False)
+    assert {"new", "absent"}.isdisjoint(verified["grad_weight"])
+    assert set(named["grad_weight"]) - set(verified["grad_weight"]) == {"new"}
+    assert "new" in benchmark.runnable_backends({}, unverified=True)["grad_weight"]
+    shape = benchmark.ConvShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    layer = benchmark.time_layer(
+        shape,
+        1,
+        {"fst": fst.get_strategy("fst"), "srste": fst.get_strategy("srste")},
+        device=CPU,
+        dtype=torch.float32,
+        memory_format=torch.channels_last,
+        repeats=2,
+        tried=named,
+        forced={"grad_weight": "strided", "fold_grad_output": "torch"},
+    )
+    chosen = layer.decisions["grad_weight"]["fst"]
+    assert chosen["grad_weight"].backend == "transposed"
+    assert layer.decisions["grad_weight"]["srste"] == {}
+    assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
+    found = {a.name: a for a in layer.alternatives}
+    together = "fst, grad_weight=strided, fold_grad_output=torch"
+    assert found.keys() == {"fst, grad_weight=strided", "fst, grad_weight=new", together}
+    assert "forced but cannot compute" in found["fst, grad_weight=new"].reason
+    assert all(a.timing or "new" in name for name, a in found.items())
+    assert set(layer.times["grad_weight"]) == {"torch", "fst", "srste"}
+
+
+@pytest.mark.parametrize(
+    ("names", "category"),
+    [
+        (("aten::mkldnn_convolution", "aten::conv2d", "_SparseConv2d"), "convolution output"),
+        (("aten::convolution_backward", "ConvolutionBackward0"), "convolution gradients"),
+        (("aten::convolution", "_SparseConv2dBackward"), "convolution gradients"),
+        (("aten::topk", breakdown.LAYER), "pruning, folding, copies"),
+        (("aten::add", "_SparseConv2dBackward"), "pruning, folding, copies"),
+        (("fst::prune_weights", "CompiledFunction"), "pruning, folding, copies"),
+        (("fst::grad_weight", "CompiledFunctionBackward"), "convolution gradients"),
+        (("fst::conv2d_24", breakdown.LAYER), "convolution output"),
+        (("aten::native_batch_norm", "aten::batch_norm"), "batch norm"),
+        (("triton_poi_fused_relu", "Torch-Compiled Region: 0/0"), "compiled code"),
+        (("aten::add_", "torch::autograd::AccumulateGrad"), "decay, accumulation"),
+        (("aten::add_", "Optimizer.step#SGD.step"), "optimizer"),
+        (("aten::relu", breakdown.STEP), "other layers and loss"),
+        ((breakdown.STEP,), "outside operators"),
+    ],
+)
+def test_categories_of_operators(names, category):
+    assert breakdown.category(names) == category
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    training = a_training(_model(), torch.randn(16, 4, 20, 20))
+    strategy = fst.get_strategy("fst")
+    made = benchmark.contestants(training, {"fst": strategy})
+    spent = {name: breakdown.break_down(one, CPU) for name, one in made.ready.items()}
+    begin = time.perf_counter()
+    made.ready["fst"].step()
+    assert sum(spent["fst"].values()) < 50 * (time.perf_counter() - begin) * 1e3
+    for name, parts in spent.items():
+        assert parts.keys() <= set(breakdown.CATEGORIES)
+        assert {"convolution output", "convolution gradients", "batch norm", "optimizer"} <= set(
+            parts
+        )
+        assert ("pruning, folding, copies" in parts) == (name == "fst")
+    assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
+    fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
+    assert sum(fitted.values()) == pytest.approx(100)
+    waiting = breakdown.parts_of_step(100.0, {"optimizer": 40.0}, "cuda")
+    assert waiting == {"optimizer": 40.0, breakdown.IDLE: 60.0}
+    assert breakdown.parts_of_step(20.0, {"optimizer": 40.0}, "cuda") == {"optimizer": 20.0}
+
+
 def test_geometric_mean():
     assert benchmark.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
 
@@ -122,7 +358,8 @@ def test_help_and_bad_arguments(capsys):
     assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
     bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
     bad += [["--threads", "-3"], ["--device", "quantum"], ["--size", "1", "2", "3"]]
-    bad += [["--config", "nowhere.py"]]
+    bad += [["--config", "nowhere.py"], ["--tflops", "0"], ["--bandwidth", "fast"]]
+    bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
     for arguments in bad:
         with pytest.raises(SystemExit):
             tool.main(arguments)

@@ -1,49 +1,47 @@
-"""Time convolutions, GEMM by GEMM, and training steps: strategies side by side in one run.
+"""Time convolutions, GEMM by GEMM and backend by backend, and training steps, eager and compiled.
 
     python tools/benchmark.py --batch 16
     python tools/benchmark.py --model resnet50 --batch 256 --dtype bfloat16 --device cuda
+    python tools/benchmark.py --backends --no-steps --strategies fst
     python tools/benchmark.py --config configs/detection/fst_ssd300_voc0712.py --no-layers --batch 2
 
-Prints Markdown tables of ratios to torch's dense convolution (above 1 is faster) and of each
-contestant's memory, and writes them, with all times, to OUT.md and OUT.json. The data are random.
+Everything is compared in one run, in turns, on random data. Prints Markdown tables: ratios to
+torch's dense convolution and training step (above 1 is faster), the backends chosen and why, the
+share of the roofline bound, where a step's time goes, and memory. Writes them to OUT.md, with all
+times to OUT.json, and as charts to OUT.png and OUT_layers.png (where matplotlib is installed).
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
-import platform
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torchvision
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fst
 from fst import benchmark
-from fst._machine import processor
-from fst._text import suggest, table
-from fst.benchmark import PLAIN, LayerTimes, Training, geometric_mean
-from fst.engine.arguments import positive, usable_device
-from fst.memory import StepMemory, measure_memory
-from fst.strategy import GEMMS
+from fst._arguments import positive, usable_device
+from fst._text import suggest
+from fst.backends import registry
+from fst.benchmark import machine, roofline
+from fst.benchmark.breakdown import break_down
+from fst.benchmark.report import Results, as_json, markdown
+from fst.benchmark.roofline import Rates
+from fst.benchmark.steps import Training
+from fst.memory import measure_memory
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-class Results(NamedTuple):
-    """What was measured; empty what was skipped."""
-
-    layers: list[LayerTimes]
-    steps: dict[str, Any]
-    memory: dict[str, StepMemory]
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,31 +56,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keeps_memory = wants_memory and keep_freed_memory()
     try:
         training, subject = from_config(options) if options.config else from_torchvision(options)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         command_line.error(str(error))
-    results = measure(training, options)
     header = {
         "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
-        "device": _device_name(options.device),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "fst": fst.__version__,
+        **machine.describe(options.device),
         **subject,
         "dtype": options.dtype,
         "rounds": options.repeats,
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
-    report = markdown(header, results, options.strategies)
-    print(report)
+    results = measure(training, options)
+    if results.rates is not None:
+        header.update(rate_words(results.rates, options))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(report)
-    options.out.with_suffix(".json").write_text(json.dumps(as_json(header, results), indent=1))
-    print(f"written: {options.out.with_suffix('.md')}, {options.out.with_suffix('.json')}")
+    charts: list[Path] = []
+    if importlib.util.find_spec("matplotlib") is not None:
+        from fst.benchmark.charts import draw
+
+        charts = draw(results, options.out)
+    report = markdown(header, results, [chart.name for chart in charts])
+    print(report)
+    written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
+    written[0].write_text(report)
+    written[1].write_text(json.dumps(as_json(header, results), indent=1))
+    print(f"written: {', '.join(map(str, [*written, *charts]))}")
 
 
 def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     """A classifier of torchvision on random images, and what the report says of it."""
+    import torchvision
+
     height, width = options.size or (224, 224)
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     model = torchvision.models.get_model(options.model, num_classes=options.classes)
@@ -133,30 +137,84 @@ def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
 def measure(training: Training, options: argparse.Namespace) -> Results:
     """Everything that the options do not skip."""
     strategies = {name: fst.get_strategy(name) for name in options.strategies}
-    layers = []
+    results = Results(options.device.type)
     if not options.no_layers:
-        shapes = benchmark.conv_shapes(training.model, lambda: training.loss(training.model))
-        layers = [
-            benchmark.time_layer(
-                shape,
-                count,
-                strategies,
-                device=options.device,
-                dtype=getattr(torch, options.dtype),
-                memory_format=(
-                    torch.channels_last if options.channels_last else torch.contiguous_format
-                ),
-                repeats=options.repeats,
-            )
-            for shape, count in track(shapes.items(), "layers", transient=True)
-        ]
+        time_layers(training, options, strategies, results)
     if options.no_steps:
-        return Results(layers, {}, {})
+        return results
+    wanted = options.device.type == "cuda" if options.compile is None else options.compile
+    compiled = options.compile_mode if wanted else None
+    steps = "eager and compiled" if compiled else "eager"
     repeats = max(3, options.repeats // 3)
-    print(f"training steps: {repeats} rounds of {len(strategies) + 1} models …", flush=True)
-    steps = benchmark.time_steps(training, strategies, repeats)
-    memory = {} if options.no_memory else measure_memory(training, strategies)
-    return Results(layers, steps, memory)
+    print(
+        f"training steps: {repeats} rounds of {1 + len(strategies)} models, {steps} …", flush=True
+    )
+    made = benchmark.contestants(
+        training, strategies, compile_mode=compiled, forced=options.force_backends
+    )
+    results.steps = benchmark.time_steps(made, training, repeats)
+    if not options.no_profile:
+        for name, contestant in made.ready.items():
+            results.breakdown[name] = break_down(contestant, options.device)
+    if not options.no_memory:
+        del made
+        results.memory.update(measure_memory(training, strategies))
+    return results
+
+
+def time_layers(
+    training: Training,
+    options: argparse.Namespace,
+    strategies: dict[str, fst.Strategy],
+    results: Results,
+) -> None:
+    """The times of each distinct convolution and their bounds."""
+    dtype = getattr(torch, options.dtype)
+    measured = roofline.measure_rates(options.device, dtype)
+    results.rates = Rates(
+        options.tflops * 1e12 if options.tflops else measured.dense,
+        options.bandwidth * 1e12 if options.bandwidth else measured.bandwidth,
+        options.sparse_tflops * 1e12 if options.sparse_tflops else None,
+    )
+    tried = {}
+    if options.backends or options.all_backends or options.force_backends:
+        named = options.force_backends
+        tried = benchmark.runnable_backends(named, unverified=options.all_backends)
+    memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
+    shapes = benchmark.conv_shapes(training.model, lambda: training.loss(training.model))
+    for index, (shape, count) in enumerate(shapes.items(), 1):
+        print(f"layer {index} of {len(shapes)}: {shape} …", file=sys.stderr, flush=True)
+        times = benchmark.time_layer(
+            shape,
+            count,
+            strategies,
+            device=options.device,
+            dtype=dtype,
+            memory_format=memory_format,
+            repeats=options.repeats,
+            tried=tried,
+            forced=options.force_backends,
+        )
+        results.layers.append(times)
+        results.bounds.append(roofline.layer_bounds(times, strategies, dtype, results.rates))
+
+
+def rate_words(rates: Rates, options: argparse.Namespace) -> dict[str, str]:
+    """What the report says of the machine's rates, and where they are from."""
+
+    def rate(value: float, unit: str, given: float | None, measured_with: str) -> str:
+        text = f"{value / 1e12:.3g} T{unit}" if value >= 1e12 else f"{value / 1e9:.3g} G{unit}"
+        return f"{text}, {'given' if given else f'measured with {measured_with}'}"
+
+    matmul = f"a large matrix product in {options.dtype}"
+    sparse = "none given: the dense rate"
+    if rates.sparse is not None:
+        sparse = rate(rates.sparse, "FLOP/s", options.sparse_tflops, "")
+    return {
+        "dense rate": rate(rates.dense, "FLOP/s", options.tflops, matmul),
+        "sparse rate": sparse,
+        "bandwidth": rate(rates.bandwidth, "B/s", options.bandwidth, "a large copy"),
+    }
 
 
 class Size(argparse.Action):
@@ -176,10 +234,33 @@ class Size(argparse.Action):
 
 def model_name(text: str) -> str:
     """A model of torchvision."""
+    import torchvision
+
     known = torchvision.models.list_models(module=torchvision.models)
     if text not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is unknown.{suggest(text, known)}")
     return text
+
+
+def rate(text: str) -> float:
+    """A positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def backend_names(text: str) -> dict[str, str]:
+    """OPERATION=BACKEND,...: backends that can run here."""
+    try:
+        names = registry.parse(text, "backends")
+        with registry.force(**names):
+            return names
+    except (ValueError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def keep_freed_memory() -> bool:
@@ -236,6 +317,35 @@ def parser() -> argparse.ArgumentParser:
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="torch device (cuda where there is one)",
     )
+    made.add_argument(
+        "--backends",
+        action="store_true",
+        help="per layer, also time the verified backends that were not chosen",
+    )
+    made.add_argument(
+        "--force-backends",
+        type=backend_names,
+        default={},
+        metavar="OPERATION=BACKEND,...",
+        help="--backends, these included and all together, even unverified; and training steps "
+        "of each strategy with them",
+    )
+    made.add_argument(
+        "--all-backends",
+        action="store_true",
+        help="--backends, and also all unverified ones that can run here",
+    )
+    made.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="training steps also with torch.compile, in one graph (on for cuda, off for cpu)",
+    )
+    made.add_argument(
+        "--compile-mode",
+        choices=COMPILE_MODES,
+        default="default",
+        help="of torch.compile (default)",
+    )
     made.add_argument("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
     made.add_argument("--threads", type=positive, help="CPU threads (torch's default)")
     made.add_argument(
@@ -249,8 +359,20 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="on a CPU: let the allocator return freed memory to the system",
     )
+    for name, what in (
+        ("tflops", "dense TFLOP/s"),
+        ("sparse-tflops", "TFLOP/s of a GEMM with a 2:4 operand, its zeros counted"),
+        ("bandwidth", "TB/s, read and written"),
+    ):
+        default = "as dense" if name == "sparse-tflops" else "measured in the same run"
+        made.add_argument(
+            f"--{name}", type=rate, help=f"of the roofline: the machine's {what} ({default})"
+        )
     made.add_argument("--no-layers", action="store_true", help="skip the per-layer times")
     made.add_argument("--no-steps", action="store_true", help="skip the training steps")
+    made.add_argument(
+        "--no-profile", action="store_true", help="skip where the training steps' time goes"
+    )
     made.add_argument("--no-memory", action="store_true", help="skip the training steps' memory")
     made.add_argument(
         "--out",
@@ -259,111 +381,6 @@ def parser() -> argparse.ArgumentParser:
         help="files to write, without their ending (benchmarks/out/benchmark)",
     )
     return made
-
-
-def markdown(header: dict[str, Any], results: Results, strategies: list[str]) -> str:
-    """The report as Markdown."""
-    lines = [f"- {key}: `{value}`" for key, value in header.items()]
-    layers = results.layers
-    for gemm in GEMMS if layers else ():
-        lines += ["", f"### {gemm}: dense time over strategy's time", ""]
-        titles = ["layer", "n", "torch ms", *strategies]
-        lines.append(table(titles, _ratio_rows(layers, gemm), markdown=True))
-    chosen = sorted({name for layer in layers for name in layer.programs})
-    if chosen:
-        lines += ["", "### program of the alternating grad_weight", ""]
-        rows = [[layer.shape, *(layer.programs[name] for name in chosen)] for layer in layers]
-        lines.append(table(["layer", *chosen], rows, markdown=True))
-    if results.steps:
-        lines += ["", "### training step (forward, backward, SGD)", ""]
-        lines.append(_step_table(results.steps))
-    if results.memory:
-        where = header["device"]
-        scratch = ", without oneDNN's scratch memory" if where.startswith("CPU") else ""
-        lines += ["", "### memory of a training step", "", _memory_table(results.memory), ""]
-        lines += [
-            "Peak: most that torch's allocator had given out at once, for parameters, gradients, "
-            f"momentum, activations and temporaries{scratch}. Saved: what autograd keeps for the "
-            "backward pass, parameters left out."
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _step_table(steps: dict[str, Any]) -> str:
-    plain = steps["step"][PLAIN].median
-    rows = []
-    for name, timing in steps["step"].items():
-        pruning = steps["pruning"].get(name)
-        rows.append(
-            [
-                name,
-                f"{timing.median:.1f} ({timing.low:.1f} to {timing.high:.1f})",
-                f"{plain / timing.median:.3f}",
-                f"{pruning.median / timing.median:.2%}" if pruning else "",
-            ]
-        )
-    titles = ["strategy", "ms (quartiles)", "dense time / time", "S(W) + S(Wᵀ), share of step"]
-    return table(titles, rows, markdown=True)
-
-
-def _memory_table(memory: dict[str, StepMemory]) -> str:
-    plain = memory[PLAIN]
-    rows = [
-        [
-            name,
-            f"{used.peak / 2**20:.1f}",
-            f"{used.peak / plain.peak:.3f}",
-            f"{used.saved / 2**20:.1f}",
-            f"{used.saved / plain.saved:.3f}",
-        ]
-        for name, used in memory.items()
-    ]
-    titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
-    return table(titles, rows, markdown=True)
-
-
-def _ratio_rows(layers: list[LayerTimes], gemm: str) -> list[list[Any]]:
-    rows: list[list[Any]] = []
-    strategies = [name for name in layers[0].times[gemm] if name != PLAIN]
-    for layer in layers:
-        ratios = [f"{layer.ratio(gemm, name):.2f}" for name in strategies]
-        rows.append([layer.shape, layer.count, f"{layer.times[gemm][PLAIN].median:.2f}", *ratios])
-    groups = {
-        "3x3, geometric mean": [x for x in layers if x.shape.kernel == (3, 3)],
-        "all, geometric mean": layers,
-    }
-    for title, group in groups.items():
-        means = [geometric_mean(layer.ratio(gemm, name) for layer in group) for name in strategies]
-        rows.append([f"**{title}**", "", "", *(f"**{mean:.2f}**" for mean in means)])
-    return rows
-
-
-def as_json(header: dict[str, Any], results: Results) -> dict[str, Any]:
-    """The report as plain data; times in milliseconds, memory in bytes."""
-
-    def plain(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value._asdict() for name, value in values.items()}
-
-    return {
-        "header": header,
-        "layers": [
-            {
-                "layer": str(layer.shape),
-                "count": layer.count,
-                "programs": layer.programs,
-                "times": {gemm: plain(times) for gemm, times in layer.times.items()},
-            }
-            for layer in results.layers
-        ],
-        "steps": {kind: plain(times) for kind, times in results.steps.items()},
-        "memory": plain(results.memory),
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {processor()}"
 
 
 if __name__ == "__main__":

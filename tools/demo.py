@@ -29,8 +29,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import fst
+from fst._arguments import positive
 from fst.engine import Digits, Runner
-from fst.engine.arguments import positive
 from fst.ops.alternating import lattices
 from fst.ops.prune import prune_grad_output, prune_weight
 

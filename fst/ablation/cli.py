@@ -18,12 +18,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fst._arguments import positive
 from fst.ablation.configs import Run, make_runs, parse_options
 from fst.ablation.grid import Grid, check_seeds, load_grid
 from fst.ablation.results import collect
 from fst.ablation.run import Failure, Trainer
 from fst.ablation.table import write
-from fst.engine.arguments import add_cfg_options, positive
+from fst.engine.arguments import add_cfg_options
 from fst.engine.checkpoint import write_text_atomically
 from fst.reporting.document import Document
 from fst.reporting.environment import cores

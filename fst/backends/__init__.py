@@ -13,6 +13,7 @@ from fst.backends.registry import (
     describe,
     force,
     forced,
+    prefer,
     register_backend,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "force",
     "forced",
     "forget_decisions",
+    "prefer",
     "register_backend",
 ]

@@ -83,7 +83,7 @@ def choose(
         ValueError: unknown operation or backend, or ``default`` is not among the candidates.
         RuntimeError: the forced backend cannot run here, or not for this key.
     """
-    demanded, tuning = registry.forced(operation), enabled(device)
+    demanded, tuning = registry.demanded(operation, candidates), enabled(device)
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     quick = (operation, key, tuple(candidates), default, device, threads, demanded, tuning)
     known = _DECIDED.get(quick)
@@ -92,8 +92,6 @@ def choose(
     if default not in candidates:
         raise ValueError(f"default={default!r} is not among the candidates {sorted(candidates)}.")
     text = json.dumps(key._asdict())
-    if demanded is not None and demanded not in candidates:
-        raise RuntimeError(f"{operation}={demanded!r} is forced but cannot compute {text}.")
     others = [
         name
         for name in candidates

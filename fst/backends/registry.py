@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from fst._text import suggest, table
@@ -52,6 +52,7 @@ class Backend:
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}
 _FORCED: dict[str, str] = {}
+_PREFERRED: dict[str, str] = {}
 
 
 def register_backend(backend: Backend) -> Backend:
@@ -102,15 +103,46 @@ def force(**names: str) -> Iterator[None]:
         ValueError: unknown operation or name.
         RuntimeError: the backend cannot run here; the message says why.
     """
+    with _naming(_FORCED, names):
+        yield
+
+
+@contextlib.contextmanager
+def prefer(**names: str) -> Iterator[None]:
+    """`force` where the backends can compute the operands at hand; elsewhere the usual choice."""
+    with _naming(_PREFERRED, names):
+        yield
+
+
+@contextlib.contextmanager
+def _naming(named: dict[str, str], names: dict[str, str]) -> Iterator[None]:
     for operation, name in names.items():
         _check_usable(operation, name)
-    before = dict(_FORCED)
-    _FORCED.update(names)
+    before = dict(named)
+    named.update(names)
     try:
         yield
     finally:
-        _FORCED.clear()
-        _FORCED.update(before)
+        named.clear()
+        named.update(before)
+
+
+def demanded(operation: str, candidates: Collection[str]) -> str | None:
+    """The candidate that `force`, FST_BACKENDS or `prefer` names, or None.
+
+    Raises:
+        RuntimeError: the forced backend is not among the candidates.
+    """
+    name = forced(operation)
+    if name is None:
+        name = _PREFERRED.get(operation)
+        return name if name in candidates else None
+    if name not in candidates:
+        raise RuntimeError(
+            f"{operation}={name!r} is forced but cannot compute this; "
+            f"possible: {', '.join(candidates)}."
+        )
+    return name
 
 
 def forced(operation: str) -> str | None:
@@ -118,20 +150,24 @@ def forced(operation: str) -> str | None:
     _check_operation(operation)
     name = _FORCED.get(operation)
     if name is None:
-        name = _from_environment(os.environ.get(VARIABLE, "")).get(operation)
+        name = parse(os.environ.get(VARIABLE, ""), VARIABLE).get(operation)
         if name is not None:
             _check_usable(operation, name)
     return name
 
 
-def _from_environment(text: str) -> dict[str, str]:
-    """``"prune_weight=triton,grad_weight=strided"`` as a dictionary."""
+def parse(text: str, source: str) -> dict[str, str]:
+    """``"prune_weight=triton,grad_weight=strided"`` as a dictionary.
+
+    Raises:
+        ValueError: unknown operation, or not of that form; the message names ``source``.
+    """
     names = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         operation, equals, name = part.partition("=")
         if not equals or operation not in OPERATIONS:
             raise ValueError(
-                f"{VARIABLE}={text!r}: {part!r} is not OPERATION=BACKEND."
+                f"{source}={text!r}: {part!r} is not OPERATION=BACKEND."
                 f"{suggest(operation, OPERATIONS)}"
             )
         names[operation] = name

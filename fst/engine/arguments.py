@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import torch
 from mmengine.config import DictAction
 
 
@@ -33,19 +32,3 @@ def add_cfg_options(
         metavar="KEY=VALUE",
         help=meaning,
     )
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
-    return int(text)
-
-
-def usable_device(text: str) -> torch.device:
-    """A device on which a tensor can be made."""
-    try:
-        torch.empty(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
-    return torch.device(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torch import nn
 import fst
 from fst import modules
 from fst._text import table
-from fst.report import LONG, group_names
+from fst.backends import Backend, Decision, register_backend, registry
+from fst.report import LONG, backends_table, group_names
 
 
 def detector(blocks: int) -> nn.Module:
@@ -42,6 +45,42 @@ def test_a_short_report_names_every_layer():
     assert all(f"\nbackbone.{i}" in text for i in range(5))
     assert report.by_layer(merged=True).count("\n") == 5
     assert report.by_layer(merged=True).count("4 layers") == 1
+
+
+def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    report = fst.convert(model, "fst")
+    assert report.layers[0].gemms["grad_weight"].decision is None
+    assert backends_table(model).count("all 3") == 3
+    model(torch.randn(2, 8, 6, 6)).sum().backward()
+    decision = model[0].report().gemms["grad_weight"].decision
+    assert set(decision.times) == {"strided", "transposed"}
+    assert decision.backend in decision.times and decision.reason.startswith("measured")
+    assert model[1].decisions["grad_weight"].times == {}
+    rows = [line.split("  ") for line in backends_table(model).splitlines()[2:]]
+    cells = {tuple(cell.strip() for cell in row if cell.strip()) for row in rows}
+    (measured,) = [row for row in cells if row[0] == "grad_weight" and row[2] == "0"]
+    assert measured[1] == decision.backend
+    assert measured[3] == decision.reason
+    assert "strided" in measured[4] and "transposed" in measured[4]
+    reason = "no other verified backend can run here"
+    assert ("grad_weight", "strided", "1, 2", reason) in cells
+    assert ("prune_weight", "torch", "all 3", reason) in cells
+    assert not copy.deepcopy(model)[0].decisions
+
+
+def test_an_accelerated_backend_changes_the_report(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    fast = Backend("grad_weight", "fast", "half of it", True, lambda: "", accelerated=True)
+    register_backend(fast)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3))
+    fst.convert(model, "wg")
+    assert model[0].report().gemms["grad_weight"].mode == "simulated"
+    model[0].decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
+    gemm = model[0].report().gemms["grad_weight"]
+    assert (gemm.mode, gemm.reason) == ("accelerated", "fast: half of it")
 
 
 def test_merged_names_keep_the_numbers_that_agree():

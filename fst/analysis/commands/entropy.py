@@ -7,13 +7,13 @@ from collections import defaultdict
 
 import torch
 
+from fst._arguments import positive
 from fst.analysis import plots
 from fst.analysis.commands.options import add_layers, add_subject, subject_of
 from fst.analysis.entropy import SpatialEntropy, spatial_entropy, white_noise
 from fst.analysis.record import conv_names, root_of, same_draws, spread, visit_inputs
 from fst.analysis.result import Plot, Result
 from fst.analysis.subject import Subject, images_of
-from fst.engine.arguments import positive
 
 COUNT = 5
 

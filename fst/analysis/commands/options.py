@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fst._arguments import positive, usable_device
 from fst.analysis.probe import PROBE
 from fst.analysis.subject import (
     SPLITS,
@@ -16,7 +17,7 @@ from fst.analysis.subject import (
     from_config_on_random_images,
     from_name,
 )
-from fst.engine.arguments import add_cfg_options, positive, usable_device
+from fst.engine.arguments import add_cfg_options
 from fst.engine.config import load_config
 from fst.strategies import list_strategies
 

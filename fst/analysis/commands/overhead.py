@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from fst._arguments import positive
 from fst.analysis import plots
 from fst.analysis.commands.options import (
     add_pattern,
@@ -21,7 +22,6 @@ from fst.analysis.result import Plot, Result
 from fst.analysis.saliency import Precision
 from fst.analysis.subject import Subject
 from fst.benchmark import compare
-from fst.engine.arguments import positive
 
 STEP = "training step, dense"
 

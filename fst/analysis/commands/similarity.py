@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst._arguments import positive
 from fst.analysis import plots
 from fst.analysis.commands.options import (
     add_layers,
@@ -17,7 +18,6 @@ from fst.analysis.commands.options import (
 from fst.analysis.record import LayerRecord, conv_names, record_step, root_of, same_draws, spread
 from fst.analysis.result import Plot, Result
 from fst.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
-from fst.engine.arguments import positive
 
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution
 

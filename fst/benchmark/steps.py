@@ -1,0 +1,211 @@
+"""Timing whole training steps: torch's and each strategy's, eager and compiled, in turns."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fst.backends import prefer
+from fst.benchmark.layers import PLAIN, backend_words, summary
+from fst.benchmark.timing import Function, Timing, compare, sample
+from fst.convert import convert
+from fst.modules import sparse_layers
+from fst.ops.prune import prune_weight
+from fst.state import attach
+from fst.strategy import Strategy
+
+COMPILED = "compiled"
+RECOMPILE_LIMIT = 64  # contestants share the code of their layers
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained when whole steps are compared; each contestant trains a copy.
+
+    Attributes:
+        model: the dense model.
+        loss: its training loss on a fixed batch, for the model or a copy of it.
+        root: the part of a model that is converted.
+        selection: ``include`` and ``exclude`` of `fst.convert`.
+        amp_dtype: autocast's type, or None without autocast.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+    root: Callable[[nn.Module], nn.Module] = lambda model: model
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    amp_dtype: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def contestant(
+        self, strategy: Strategy | None, compile_mode: str | None = None
+    ) -> tuple[nn.Module, Function]:
+        """A copy of the model, converted unless ``strategy`` is None, and its training step.
+
+        ``compile_mode``: of torch.compile, which must make one graph of the model; None: eager.
+        """
+        trained = copy.deepcopy(self.model).train()
+        parameters = (p for p in trained.parameters() if p.requires_grad)
+        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+        attached = None
+        if strategy is not None:
+            convert(self.root(trained), strategy, **self.selection)
+            root = self.root(trained)
+            attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
+        if compile_mode is not None:
+            trained.compile(fullgraph=True, mode=compile_mode)
+
+        def step() -> None:
+            enabled = self.amp_dtype is not None
+            with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
+                loss = self.loss(trained)
+            if attached is not None:
+                attached.report_loss(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return trained, step
+
+
+class Contestant(NamedTuple):
+    """A model and its training step; ``strategy`` is None for the dense model."""
+
+    model: nn.Module
+    step: Function
+    strategy: Strategy | None
+
+
+class Contestants(NamedTuple):
+    """Those that run, by name, and why others do not.
+
+    Names: "torch" or the strategy; behind a comma "compiled" or the forced backends.
+    """
+
+    ready: dict[str, Contestant]
+    failed: dict[str, str]
+
+
+def contestants(
+    training: Training,
+    strategies: Mapping[str, Strategy],
+    *,
+    compile_mode: str | None = None,
+    forced: Mapping[str, str] | None = None,
+) -> Contestants:
+    """The dense model and each strategy; also compiled, and with ``forced`` backends where those
+    can compute, if asked for.
+
+    Each has done one step. One that cannot be compiled, or fails with the forced backends, is among
+    the failed ones.
+    """
+    made = Contestants({}, {})
+    for name, strategy in {PLAIN: None, **strategies}.items():
+        made.ready[name] = Contestant(*training.contestant(strategy), strategy)
+        made.ready[name].step()
+        used = {o: b for o, b in (forced or {}).items() if o in _operations(made.ready[name])}
+        if used:
+            _add(made, f"{name}, {backend_words(used)}", training, strategy, None, used)
+        if compile_mode is not None:
+            torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+            _add(made, f"{name}, {COMPILED}", training, strategy, compile_mode, {})
+    return made
+
+
+def _operations(contestant: Contestant) -> set[str]:
+    """What the layers have had backends chosen for."""
+    return {o for layer in sparse_layers(contestant.model).values() for o in layer.decisions}
+
+
+def _add(
+    made: Contestants,
+    name: str,
+    training: Training,
+    strategy: Strategy | None,
+    compile_mode: str | None,
+    preferred: Mapping[str, str],
+) -> None:
+    model, plain_step = training.contestant(strategy, compile_mode)
+
+    def step() -> None:
+        with prefer(**preferred):
+            plain_step()
+
+    try:
+        step()
+    except Exception as error:  # the compiler's many kinds; they must not end the comparison
+        made.failed[name] = _reason(error)
+    else:
+        made.ready[name] = Contestant(model, step, strategy)
+
+
+def _reason(error: Exception) -> str:
+    """What the compiler says was raised or not supported, else the error itself."""
+    debug = re.search(r"Developer debug context: (.+)", str(error))
+    if debug is None:
+        return summary(error)
+    raised = re.search(r'ConstantVariable\(str: "(.+)"\)', debug[1])
+    return raised[1] if raised else debug[1]
+
+
+class StepTimes(NamedTuple):
+    """Times of training steps.
+
+    Attributes:
+        step: contestant -> forward, backward and SGD.
+        host: contestant -> until the step's calls have returned; on CUDA alone.
+        pruning: contestant -> S(W) and S(Wᵀ) of all layers whose weight is trained.
+        failed: contestant -> why it did not run.
+    """
+
+    step: dict[str, Timing]
+    host: dict[str, Timing]
+    pruning: dict[str, Timing]
+    failed: dict[str, str]
+
+    def ratios(self, name: str) -> tuple[float, float]:
+        """Time of torch's eager step over this one's, and that of torch's fastest."""
+        dense = [PLAIN, f"{PLAIN}, {COMPILED}"]
+        best = min(self.step[other].median for other in dense if other in self.step)
+        return self.step[PLAIN].median / self.step[name].median, best / self.step[name].median
+
+
+def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes:
+    """Time a training step (forward, backward, SGD) of each contestant."""
+    device = training.device
+    steps = {name: contestant.step for name, contestant in made.ready.items()}
+    taken = sample(steps, repeats, device)
+    pruning = {
+        name: _pruning_of(contestant.model, training.amp_dtype)
+        for name, contestant in made.ready.items()
+        if contestant.strategy is not None and "," not in name
+    }
+    host = taken if device.type == "cuda" else {}
+    return StepTimes(
+        {name: Timing.of(samples.done) for name, samples in taken.items()},
+        {name: Timing.of(samples.returned) for name, samples in host.items()},
+        compare(pruning, repeats, device),
+        made.failed,
+    )
+
+
+def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
+    layers = [layer for layer in sparse_layers(model).values() if layer.weight.requires_grad]
+
+    def prune() -> None:
+        for layer in layers:
+            dtype = amp_dtype or layer.weight.dtype
+            options = (layer.strategy, layer.conv_groups, dtype)
+            prune_weight(layer.weight_as_conv(), *options, mask=layer.kept_mask)
+
+    return torch.no_grad()(prune)

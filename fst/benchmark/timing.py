@@ -1,0 +1,103 @@
+"""Timing functions side by side: in turns, in both orders, medians with quartiles."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+Function = Callable[[], object]
+CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
+FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
+
+
+class Timing(NamedTuple):
+    """Milliseconds: median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Timing:
+        """The timing of at least one measured value."""
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def __str__(self) -> str:
+        digits = 1 if self.median >= 100 else 2 if self.median >= 1 else 4
+        low, high = (f"{value:.{digits}f}" for value in (self.low, self.high))
+        return f"{self.median:.{digits}f} ({low} to {high})"
+
+
+class Samples(NamedTuple):
+    """Milliseconds of every call: until its work is done, and until it returned to the host."""
+
+    done: list[float]
+    returned: list[float]
+
+
+def sample(
+    functions: Mapping[str, Function], repeats: int, device: torch.device, warmup: int = 3
+) -> dict[str, Samples]:
+    """Time all functions in turns, every other round in reverse order.
+
+    On CUDA by events, with the L2 cache flushed before each call; such a call's host time is
+    measured without a synchronisation.
+    """
+    taken = {name: Samples([], []) for name in functions}
+    for function in functions.values():
+        for _ in range(warmup):
+            function()
+    clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+    order = list(functions)
+    for _ in range(repeats):
+        for name in order:
+            done, returned = clock(functions[name])
+            taken[name].done.append(done)
+            taken[name].returned.append(returned)
+        order.reverse()
+    return taken
+
+
+def compare(
+    functions: Mapping[str, Function], repeats: int, device: torch.device, warmup: int = 3
+) -> dict[str, Timing]:
+    """`sample`, summed up: the time until the work of each function is done."""
+    taken = sample(functions, repeats, device, warmup)
+    return {name: Timing.of(samples.done) for name, samples in taken.items()}
+
+
+def _host_clock(function: Function) -> tuple[float, float]:
+    begin = time.perf_counter()
+    function()
+    milliseconds = (time.perf_counter() - begin) * 1e3
+    return milliseconds, milliseconds
+
+
+def _cuda_clock(device: torch.device) -> Callable[[Function], tuple[float, float]]:
+    cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device)
+
+    def clock(function: Function) -> tuple[float, float]:
+        for _ in range(FLUSHES):
+            cache.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        _, returned = _host_clock(function)
+        end.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(end), returned
+
+    return clock
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
