@@ -40,6 +40,7 @@ from fst.benchmark.roofline import Rates
 from fst.benchmark.steps import Training
 from fst.memory import measure_memory
 
+CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 DTYPES = ("float32", "bfloat16", "float16")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **subject,
         "dtype": options.dtype,
         "rounds": options.repeats,
+        "clock": CLOCKS[options.device.type == "cuda"],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
     results = measure(training, options)

@@ -12,7 +12,7 @@ from fst.benchmark.breakdown import CATEGORIES
 from fst.benchmark.layers import PLAIN, LayerTimes, backend_words
 from fst.benchmark.roofline import Bound, Rates
 from fst.benchmark.steps import StepTimes
-from fst.benchmark.timing import geometric_mean
+from fst.benchmark.timing import Timing, geometric_mean
 from fst.strategy import GEMMS
 
 if TYPE_CHECKING:
@@ -95,8 +95,10 @@ def _layer_sections(results: Results) -> dict[str, list[str]]:
         sections["backends chosen, and why"] = [table(titles, chosen, markdown=True)]
     if any(layer.alternatives for layer in layers):
         titles = ["layer", "GEMM", "strategy", "instead", "ms (quartiles)"]
-        titles += ["dense time / time", "chosen's time / time"]
-        rows = [row for layer in layers for row in _alternative_rows(layer)]
+        titles += ["dense time / time", "chosen's time / time", "share of the bound"]
+        bounds = results.bounds or [{} for _ in layers]
+        pairs = zip(layers, bounds, strict=True)
+        rows = [row for layer, bound in pairs for row in _alternative_rows(layer, bound)]
         sections["other backends"] = [table(titles, rows, markdown=True), *_not_run(layers)]
     if results.bounds:
         for gemm in GEMMS:
@@ -158,14 +160,18 @@ def _times(decision: Decision) -> str:
     return ", ".join(f"{name} {_milliseconds(t)}" for name, t in decision.times.items())
 
 
-def _alternative_rows(layer: LayerTimes) -> list[list[Any]]:
+def _alternative_rows(layer: LayerTimes, bounds: dict[str, dict[str, Bound]]) -> list[list[Any]]:
     rows = []
-    for gemm, strategy, forced, timing, _ in layer.alternatives:
+    for other in layer.alternatives:
+        gemm, strategy, forced, timing, _ = other
         if timing is not None:
             times = layer.times[gemm]
             plain = f"{times[PLAIN].median / timing.median:.2f}" if PLAIN in times else ""
             chosen = f"{times[strategy].median / timing.median:.2f}"
-            rows.append([layer.shape, gemm, strategy, backend_words(forced), timing, plain, chosen])
+            bound = bounds.get(gemm, {}).get(other.name)
+            share = _share(bound, timing) if bound else ""
+            instead = backend_words(forced)
+            rows.append([layer.shape, gemm, strategy, instead, timing, plain, chosen, share])
     return rows
 
 
@@ -189,13 +195,15 @@ def _roofline_rows(
     rows = []
     for layer, of_gemm in zip(layers, bounds, strict=True):
         plain = of_gemm[gemm][PLAIN]
-        cells = [
-            f"{bound.milliseconds / layer.times[gemm][name].median:.0%} of "
-            f"{_milliseconds(bound.milliseconds)}"
-            for name, bound in of_gemm[gemm].items()
-        ]
+        times = layer.times[gemm]
+        cells = [_share(bound, times[n]) for n, bound in of_gemm[gemm].items() if n in times]
         rows.append([layer.shape, layer.count, f"{plain.flops / 1e9:.3g}", plain.limit, *cells])
     return rows
+
+
+def _share(bound: Bound, timing: Timing) -> str:
+    """How much of the bound was reached."""
+    return f"{bound.milliseconds / timing.median:.0%} of {_milliseconds(bound.milliseconds)}"
 
 
 def _step_table(steps: StepTimes) -> str:

@@ -6,13 +6,14 @@ the two times is the bound. A strategy needs fewer multiply-adds where they are 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from fst.backends import Decision, backend
+from fst.backends import backend
 from fst.benchmark.layers import PLAIN, ConvShape, LayerTimes
 from fst.benchmark.timing import sample
 from fst.ops.alternating import Lattice, lattices
@@ -125,22 +126,27 @@ def _touched(shape: ConvShape, lattice: Lattice) -> float:
 def layer_bounds(
     layer: LayerTimes, strategies: Mapping[str, Strategy], dtype: torch.dtype, rates: Rates
 ) -> dict[str, dict[str, Bound]]:
-    """GEMM -> contestant ("torch" and strategies) -> bound, with the backends that were chosen."""
-    return {
-        gemm: {
-            name: gemm_bound(
-                layer.shape,
-                gemm,
-                dtype,
-                rates,
-                strategies.get(name),
-                accelerated=_is_accelerated(layer.decisions.get(gemm, {}).get(name, {}).get(gemm)),
-            )
-            for name in (PLAIN, *strategies)
-        }
-        for gemm in GEMMS
-    }
+    """GEMM -> contestant ("torch", strategies, names of timed alternatives) -> bound.
+
+    Each with the backend that computes the GEMM.
+    """
+    bounds: dict[str, dict[str, Bound]] = {}
+    for gemm in GEMMS:
+        bound = functools.partial(gemm_bound, layer.shape, gemm, dtype, rates)
+        bounds[gemm] = {PLAIN: bound()}
+        chosen = {}
+        for name, strategy in strategies.items():
+            decision = layer.decisions.get(gemm, {}).get(name, {}).get(gemm)
+            chosen[name] = decision and decision.backend
+            accelerated = _is_accelerated(gemm, chosen[name])
+            bounds[gemm][name] = bound(strategy, accelerated=accelerated)
+        for other in layer.alternatives:
+            if other.gemm == gemm and other.timing is not None:
+                accelerated = _is_accelerated(gemm, other.forced.get(gemm, chosen[other.strategy]))
+                strategy = strategies[other.strategy]
+                bounds[gemm][other.name] = bound(strategy, accelerated=accelerated)
+    return bounds
 
 
-def _is_accelerated(decision: Decision | None) -> bool:
-    return decision is not None and backend(decision.operation, decision.backend).accelerated
+def _is_accelerated(gemm: str, name: str | None) -> bool:
+    return name is not None and backend(gemm, name).accelerated

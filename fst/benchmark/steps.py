@@ -16,7 +16,6 @@ from fst.benchmark.layers import PLAIN, backend_words, summary
 from fst.benchmark.timing import Function, Timing, compare, sample
 from fst.convert import convert
 from fst.modules import sparse_layers
-from fst.ops.prune import prune_weight
 from fst.state import attach
 from fst.strategy import Strategy
 
@@ -204,8 +203,8 @@ def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
 
     def prune() -> None:
         for layer in layers:
-            dtype = amp_dtype or layer.weight.dtype
-            options = (layer.strategy, layer.conv_groups, dtype)
-            prune_weight(layer.weight_as_conv(), *options, mask=layer.kept_mask)
+            layer.forget_pruned()
+        for layer in layers:
+            layer._current(amp_dtype or layer.weight.dtype)
 
-    return torch.no_grad()(prune)
+    return prune
