@@ -85,11 +85,18 @@ def grad_weight(
 
 
 def launches(
-    grad_output: Tensor, inputs: Sequence[Tensor], out: Tensor, problem: Problem
+    grad_output: Tensor,
+    inputs: Sequence[Tensor],
+    out: Tensor,
+    problem: Problem,
+    tile: Tile | None = None,
 ) -> list[Launch]:
-    """How `grad_weight` runs: one launch for each lattice, and one that adds up their parts."""
+    """How `grad_weight` runs: one launch for each lattice, and one that adds up their parts.
+
+    ``tile``: another one than `tile_of` chooses, to measure it.
+    """
     outputs, columns = out.shape[0] // problem.groups, math.prod(out.shape[1:])
-    tile = tile_of(grad_output, inputs[0], out, problem.groups)
+    tile = tile or tile_of(grad_output, inputs[0], out, problem.groups)
     tiles = triton.cdiv(outputs, tile.m) * triton.cdiv(columns, tile.n)
     processors, shared = _machine(out.device)
     slots = processors * WARPS_PER_PROCESSOR // tile.warps

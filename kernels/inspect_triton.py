@@ -25,21 +25,26 @@ _POINTERS = {
     torch.int64: "*i64",
     torch.uint8: "*u8",
 }
-_MEMORY = re.compile(r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|bar\.sync)")
+_MEMORY = re.compile(
+    r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|cp\.async\.c[ag]\.[.\w]*|bar\.sync)"
+)
+_TENSOR = re.compile(r"\b((?:wgmma\.mma_async|mma\.sync)[.\w]*)")
 
 
 class Compiled(NamedTuple):
-    """What a kernel needs of a multiprocessor, and its memory instructions with their number.
+    """What a kernel needs of a multiprocessor, and the PTX instructions that count.
 
     Attributes:
         registers: per thread. stack: bytes per thread in local memory (spills). shared: bytes.
-        memory: PTX instruction -> how often it occurs.
+        memory: instruction that moves data -> how often it occurs.
+        tensor: the same of products on tensor cores.
     """
 
     registers: int
     stack: int
     shared: int
     memory: dict[str, int]
+    tensor: dict[str, int]
 
 
 def compile_for(launch: Launch, capability: int) -> Compiled:
@@ -64,8 +69,9 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    memory = Counter(_MEMORY.findall(binary.asm["ptx"]))
-    return Compiled(*_resources(binary.asm["cubin"]), dict(memory))
+    memory, tensor = (dict(Counter(p.findall(binary.asm["ptx"]))) for p in (_MEMORY, _TENSOR))
+    registers, stack = _resources(binary.asm["cubin"])
+    return Compiled(registers, stack, binary.metadata.shared, memory, tensor)
 
 
 def _dynamic(launch: Launch) -> list[str]:
@@ -80,7 +86,7 @@ def _type_of(value: object) -> str:
     return "i32" if abs(value) < 2**31 else "i64"
 
 
-def _resources(cubin: bytes) -> tuple[int, int, int]:
+def _resources(cubin: bytes) -> tuple[int, int]:
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -88,6 +94,6 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
         text = subprocess.run(
             [tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
-    registers, stack, shared = map(int, found.groups())
-    return registers, stack, shared
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    registers, stack = map(int, found.groups())
+    return registers, stack

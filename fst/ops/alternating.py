@@ -130,7 +130,7 @@ def grad_weight(
         for name in programs(grad_output, kernel, strided)
     }
     if ops.takes(grad_output.dtype):
-        windows = [_window_start(p, kernel, geometry) for p in kept]
+        windows = [window_start(p, kernel, geometry) for p in kept]
         each = inputs if kernel == (1, 1) else inputs * len(kept)
         candidates["triton"] = lambda: ops.grad_weight(
             grad_output,
@@ -174,7 +174,7 @@ def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:
     return geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step
 
 
-def _window_start(lattice: Lattice, kernel: tuple[int, int], geometry: Geometry) -> Lattice:
+def window_start(lattice: Lattice, kernel: tuple[int, int], geometry: Geometry) -> Lattice:
     """Where in its input the window of each kept position begins; in the padding below 0."""
     if kernel == (1, 1):
         return Lattice(0, 1, 0, 1)
