@@ -128,6 +128,11 @@ def kernel_scores(scores: Tensor) -> Tensor:
     return scores.to(torch.promote_types(scores.dtype, torch.float32)).sum((2, 3), keepdim=True)
 
 
+def _constant(values: Sequence[object], device: torch.device) -> Tensor:
+    """A small table on ``device``, without waiting for it."""
+    return torch.tensor(values).to(device, non_blocking=True)
+
+
 def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
     """Mask that gives each 3x3 kernel the one of the first patterns whose ``scores`` sum highest.
 
@@ -136,7 +141,7 @@ def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
     if scores.shape[2:] != (3, 3):
         return torch.ones_like(scores, dtype=torch.bool)
     table = [[entry == "1" for entry in pattern] for pattern in KERNEL_PATTERNS[:patterns]]
-    kept = torch.tensor(table, device=scores.device).view(-1, 3, 3)
+    kept = _constant(table, scores.device).view(-1, 3, 3)
     sums = torch.stack([kernel_scores(scores * pattern) for pattern in kept])
     return kept[sums.squeeze((3, 4)).argmax(0)]
 
@@ -329,7 +334,7 @@ _PATTERNS = {(n, m): _transposable_patterns(n, m) for m in (2, 3, 4) for n in ra
 def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
     wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
     limit = torch.finfo(wide).max / (4 * m * m)
-    patterns = torch.tensor(_PATTERNS[n, m], device=tiles.device)
+    patterns = _constant(_PATTERNS[n, m], tiles.device)
     with without_autocast(tiles.device):
         totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
     return patterns.bool()[totals.argmax(1)]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fst.backends import ops
+from fst.backends import ops, sparse24
+from fst.backends.sparse24 import PackedWeight
 from fst.ops.prune import KernelPrunedWeight, PrunedWeight, prune_weights_with_kernel
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class KnownWeights:
         dtype: in which the layer was called last; None before its first call.
     """
 
-    __slots__ = ("_known", "_made_of", "_recorded", "_spare", "by_kernel", "dtype")
+    __slots__ = ("_known", "_made_of", "_packed", "_recorded", "_spare", "by_kernel", "dtype")
 
     def __init__(self) -> None:
         self.by_kernel = False
@@ -35,7 +36,8 @@ class KnownWeights:
         self._known: dict[torch.dtype, PrunedWeight] = {}
         self._spare: dict[torch.dtype, PrunedWeight] = {}
         self._made_of: tuple[int | None, int] | None = None
-        self._recorded: list[PrunedWeight] = []
+        self._packed: dict[torch.dtype, tuple[object, PackedWeight]] = {}
+        self._recorded: list[object] = []
 
     def of(self, weight: Tensor) -> dict[torch.dtype, PrunedWeight]:
         """What is known of ``weight``, by dtype."""
@@ -45,6 +47,7 @@ class KnownWeights:
 
     def forget(self) -> None:
         """The weight may have changed."""
+        self._packed = {}
         if self._known:
             self._known, self._spare = {}, self._known
 
@@ -57,11 +60,21 @@ class KnownWeights:
         self._known[dtype] = pruned
         self._made_of, self.by_kernel = _identity(weight), isinstance(pruned, KernelPrunedWeight)
 
-    def use(self, dtype: torch.dtype, pruned: PrunedWeight) -> None:
-        """The layer is called in ``dtype`` and computes with ``pruned``."""
+    def packed(self, weight: Tensor, dtype: torch.dtype) -> PackedWeight | None:
+        """``weight`` as the sparse kernels need it, if it was packed as it is now."""
+        made_of, packed = self._packed.get(dtype, (None, None))
+        return None if weight.is_inference() or made_of != _identity(weight) else packed
+
+    def add_packed(self, weight: Tensor, dtype: torch.dtype, packed: PackedWeight) -> None:
+        """Remember what ``weight`` was packed into."""
+        self._packed[dtype] = _identity(weight), packed
+
+    def use(self, dtype: torch.dtype, pruned: PrunedWeight, packed: PackedWeight | None) -> None:
+        """The layer is called in ``dtype`` and computes with these."""
         self.dtype = dtype
-        if pruned.output.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._recorded.append(pruned)  # the graph goes on using this memory
+        on_gpu = pruned.output.is_cuda and torch.cuda.is_initialized()
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            self._recorded += [pruned, packed]  # the graph goes on using this memory
 
 
 def _identity(weight: Tensor) -> tuple[int | None, int]:
@@ -130,16 +143,40 @@ class Network:
                 )
         return result
 
-    def _joins(self, layer: SparseLayer, first: SparseLayer, dtype: torch.dtype) -> bool:
-        weight = layer.weight
+    def pack(self, first: SparseLayer, dtype: torch.dtype) -> PackedWeight:
+        """``first``'s weight for the sparse kernels; as in `prune`, others' are packed with it."""
+        others = []
+        if _is_stored(first.weight):
+            others = [
+                layer
+                for layer in self._layers
+                if layer is not first
+                and self._goes_with(layer, first, dtype)
+                and (layer not in self._ahead or dtype in layer.pruned.of(layer.weight))
+                and layer.pruned.packed(layer.weight, dtype) is None
+            ]
+        layers = [first, *others]
+        weights = [layer.weight_as_conv().detach() for layer in layers]
+        made = sparse24.pack(weights, [layer.conv_groups for layer in layers], dtype)
+        for layer, packed in zip(layers, made, strict=True):
+            layer.pruned.add_packed(layer.weight, dtype, packed)
+        self._ahead.update(dict.fromkeys(others))
+        return made[0]
+
+    def _goes_with(self, layer: SparseLayer, first: SparseLayer, dtype: torch.dtype) -> bool:
         return (
-            layer not in self._ahead
-            and layer.strategy is first.strategy
+            layer.strategy is first.strategy
             and layer.kept_mask is None
             and layer.pruned.dtype in (None, dtype)
-            and _is_stored(weight)
-            and weight.device == first.weight.device
-            and dtype not in layer.pruned.of(weight)
+            and _is_stored(layer.weight)
+            and layer.weight.device == first.weight.device
+        )
+
+    def _joins(self, layer: SparseLayer, first: SparseLayer, dtype: torch.dtype) -> bool:
+        return (
+            layer not in self._ahead
+            and self._goes_with(layer, first, dtype)
+            and dtype not in layer.pruned.of(layer.weight)
             and ops.takes_weight(layer.weight_as_conv(), dtype)
         )
 

@@ -53,7 +53,7 @@ def reuse_grad_output(grad_output: Tensor, rule: Reuse, memory: ReuseMemory | No
         return grad_output
     previous, result = memory.previous, grad_output
     if memory.threshold is None or memory.threshold.device != grad_output.device:
-        memory.threshold = torch.tensor(rule.threshold, device=grad_output.device)
+        memory.threshold = torch.full((), rule.threshold, device=grad_output.device)
     if previous is not None and _fits(previous, grad_output):
         differs = ~((grad_output - previous).abs() <= memory.threshold)  # NaN stays visible
         result = torch.where(differs, grad_output, previous)

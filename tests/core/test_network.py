@@ -1,75 +1,18 @@
-"""One pruning launch per network: what joins it, and that results are those of single layers.
-
-A stand-in written with PyTorch's operators replaces the kernel; tests/kernels compare that with
-them bit for bit.
-"""
+"""One pruning launch per network: what joins it, and that results are those of single layers."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import pickle
 import weakref
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fst
-from fst.backends import ops, registry
-from fst.ops import prune
 from tests.core.networks import batch, small_net
-
-
-class Job(NamedTuple):
-    weight: Tensor
-    groups: int
-    output: Tensor | None = None
-    grad_input: Tensor | None = None
-    mask: Tensor | None = None
-    gradient: Tensor | None = None
-
-
-class StandIn:
-    """Has the kernel's interface and remembers the weights of each call."""
-
-    Job = Job
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-        self.decays: list[int] = []
-
-    def prune(self, jobs, output, grad_input, decay=0.0):
-        (self.decays if decay else self.calls).append([job.weight.data_ptr() for job in jobs])
-        strategy = fst.Strategy(
-            "stand-in",
-            output=fst.NM("weight", *output) if output else None,
-            grad_input=fst.NM("weight", *grad_input) if grad_input else None,
-        )
-        for job in jobs:
-            dtype = job.weight.dtype if job.output is None else job.output.dtype
-            found = prune._prune_with_torch(
-                job.weight, strategy, job.groups, dtype, None, None, None
-            )
-            if decay:
-                job.gradient.add_(job.weight * ~found.mask, alpha=decay)
-            for name in ("output", "grad_input", "mask"):
-                if getattr(job, name) is not None:
-                    getattr(job, name).copy_(getattr(found, name))
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    """Weights are pruned, and decay, through the stand-in."""
-    stand_in = StandIn()
-    key = ("prune_weight", "triton")
-    usable = dataclasses.replace(registry._BACKENDS[key], missing=lambda: "")
-    monkeypatch.setitem(registry._BACKENDS, key, usable)
-    monkeypatch.setattr(ops, "_kernels", lambda module: stand_in)
-    with fst.backends.force(prune_weight="triton"):
-        yield stand_in
 
 
 def _net(strategy="fst", channels_last=False, convert=True):

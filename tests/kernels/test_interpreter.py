@@ -19,6 +19,7 @@ ROOT = FOLDER.parents[1]
     [
         "test_fold.py",
         "test_grad_weight.py",
+        "test_network.py",
         "test_operators.py",
         "test_prune_gradient.py",
         "test_prune_weight.py",

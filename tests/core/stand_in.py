@@ -1,0 +1,72 @@
+"""What replaces the kernels where none can run: the same interface, PyTorch's operators inside.
+
+tests/kernels compare the kernels themselves with those operators.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+import fst
+from fst.ops import prune
+
+
+class Job(NamedTuple):
+    weight: Tensor
+    groups: int
+    output: Tensor | None = None
+    grad_input: Tensor | None = None
+    mask: Tensor | None = None
+    gradient: Tensor | None = None
+
+
+class PruneWeight:
+    """Remembers the weights of each call."""
+
+    Job = Job
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.decays: list[int] = []
+
+    def prune(self, jobs, output, grad_input, decay=0.0):
+        (self.decays if decay else self.calls).append([job.weight.data_ptr() for job in jobs])
+        strategy = fst.Strategy(
+            "stand-in",
+            output=fst.NM("weight", *output) if output else None,
+            grad_input=fst.NM("weight", *grad_input) if grad_input else None,
+        )
+        for job in jobs:
+            dtype = job.weight.dtype if job.output is None else job.output.dtype
+            found = prune._prune_with_torch(
+                job.weight, strategy, job.groups, dtype, None, None, None
+            )
+            if decay:
+                job.gradient.add_(job.weight * ~found.mask, alpha=decay)
+            for name in ("output", "grad_input", "mask"):
+                if getattr(job, name) is not None:
+                    getattr(job, name).copy_(getattr(found, name))
+
+
+def _prune_gradient(grad_output, n, m, rule, rescale, groups, seed):
+    assert seed is None
+    nm = fst.NM("grad_output", n, m, rule=rule, rescale=rescale or "sample_channel")
+    return prune._prune_nm(grad_output, nm, True, groups, None).contiguous()
+
+
+def _fold(grad_output, results, block, lattices):
+    assert lattices == [(0, block[0], 0, block[1])]
+    results[0].copy_(F.avg_pool2d(grad_output, block, ceil_mode=True, divisor_override=1))
+
+
+def stand_ins() -> dict[str, object]:
+    """By the name of the module that each replaces."""
+    return {
+        "prune_weight": PruneWeight(),
+        "prune_gradient": SimpleNamespace(prune=_prune_gradient),
+        "fold": SimpleNamespace(fold=_fold),
+    }

@@ -1,0 +1,187 @@
+"""A whole training step: traced without graph breaks, computed without waiting for the device."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fst
+from fst import watcher
+from fst.ops import arguments
+from fst.strategy import Transposable
+from tests.core.networks import batch, gradients, small_net
+from tests.strategy_settings import DEFAULTS, SETTINGS, Setting, setting
+
+# ---------------------------------------------------------------- torch.compile
+
+
+def _traceable(row: Setting) -> bool:
+    strategy = row.build()
+    kept = isinstance(strategy.output, Transposable) and strategy.output.interval > 1
+    return row.deterministic and not (kept or strategy.schedule or strategy.has_memory)
+
+
+def _compiled_step(net: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    torch._dynamo.reset()
+    output = torch.compile(net, fullgraph=True, backend="aot_eager")(images)
+    output.square().sum().backward()
+    return output.detach(), gradients(net)
+
+
+def _assert_compiled_equals_eager(net: nn.Module, images: Tensor) -> None:
+    other = copy.deepcopy(net)
+    expected = other(images)
+    expected.square().sum().backward()
+    actual, found = _compiled_step(net, images)
+    torch.testing.assert_close(actual, expected.detach(), rtol=1e-3, atol=1e-4)
+    for name, value in gradients(other).items():
+        scale = value.abs().max().item()
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in DEFAULTS if _traceable(row)] + [setting("gx-alternating")]
+)
+def test_a_network_is_one_graph(row):
+    net = small_net(double=False)
+    fst.convert(net, row.build(), include=[nn.Conv2d, nn.Linear])
+    _assert_compiled_equals_eager(net, batch(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", ["fst", "sdgp"])
+def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
+    models = pytest.importorskip("torchvision.models")
+    overrides = {"prune_weight": True} if name == "sdgp" else {}
+    net = models.resnet18(num_classes=4).train()
+    fst.convert(net, fst.get_strategy(name, **overrides))
+    with fst.backends.force(**triton_usable):
+        _assert_compiled_equals_eager(net, torch.randn(2, 3, 32, 32))
+    layers = len(fst.sparse_layers(net))
+    assert len(stand_in.calls) == 1 + layers  # eager: all layers at once; traced: one by one
+
+
+# ---------------------------------------------------------------- host synchronisation
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where the host would have to wait for the device."""
+
+    def __torch_dispatch__(self, function, types, operands=(), options=None):
+        options = options or {}
+        result = function(*operands, **options)
+        tensors = [t for t in (*operands, *options.values(), result) if isinstance(t, Tensor)]
+        depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        if function is torch.ops.aten.index.Tensor:
+            waits = any(t is not None and t.dtype == torch.bool for t in operands[1])
+        else:
+            waits = depends & set(function.tags) and any(t.device.type != "cpu" for t in tensors)
+        moves = len({t.device.type for t in tensors if t.dim()}) > 1
+        if waits or moves and not options.get("non_blocking"):
+            raise AssertionError(f"{function} waits for the device")
+        return result
+
+
+def _train(net: nn.Module, images: Tensor, steps: int, waiting: int = 0) -> None:
+    """``waiting``: how many steps may wait."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    attachment = fst.attach(net, optimizer, total_steps=20, steps_per_epoch=2)
+    target = torch.zeros(len(images), dtype=torch.long, device=images.device)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            loss = F.cross_entropy(net(images), target)
+            attachment.report_loss(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    train(waiting)
+    with NoWaiting():
+        train(steps)
+
+
+# rigl counts the kept connections when it replaces some, every `interval` steps; prunetrain looks
+# for the channels to remove, every `interval` epochs, and traces the model before its first step.
+COUNTING = ("rigl", "prunetrain")
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.name not in COUNTING])
+def test_no_step_waits_for_the_device(row, monkeypatch):
+    """On the device that has no data, so that none can be read; nor is any sent there."""
+    original = torch.tensor
+
+    def checked(data, **options):
+        assert torch.device(options.get("device") or "cpu").type == "cpu", "waits for the device"
+        return original(data, **options)
+
+    monkeypatch.setattr(torch, "tensor", checked)
+    with torch.device("meta"):
+        net = small_net(double=False)
+        fst.convert(net, row.build())
+        _train(net, torch.randn(4, 4, 5, 5), steps=3)
+
+
+def test_waiting_is_noticed():
+    """The test above would fail."""
+    mask = torch.ones(3, dtype=torch.bool)
+    for wait in (
+        lambda x: x.sum().item(),
+        lambda x: x[mask.to(x.device)],
+        lambda x: torch.zeros(3).to(x.device),
+        lambda x: x.cpu(),
+    ):
+        with pytest.raises((AssertionError, NotImplementedError, RuntimeError)), NoWaiting():
+            wait(torch.zeros(3, device="meta"))
+
+
+def _step_of_layer(layer: fst.modules.SparseLayer, images: Tensor) -> None:
+    """Forward and backward without the autograd engine, which needs the device's driver."""
+    output = layer(images)
+    with torch.no_grad():
+        gradient = torch.randn_like(output)
+        _, layer.weight.grad, *_ = output.grad_fn.apply(gradient)
+        watcher._WATCHERS[layer.weight](layer.weight)
+
+
+@pytest.mark.parametrize("name", ["fst", "sdgp", "srste", "wg", "gx", "tsm", "meprop"])
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monkeypatch):
+    """On CUDA tensors without data: the branches that only a GPU takes."""
+    monkeypatch.setenv("FST_AUTOTUNE", "0")
+    if autocast:  # torch refuses it where there is no GPU
+        monkeypatch.setattr(arguments, "autocast_dtype", lambda device: torch.bfloat16)
+    overrides = {"prune_weight": True} if name == "sdgp" else {}
+    strategy = fst.get_strategy(name, **overrides)
+    operations = {
+        "fst": ("prune_weight", "fold_grad_output"),
+        "sdgp": ("prune_weight", "prune_grad_output"),
+        "srste": ("prune_weight",),
+        "wg": ("prune_weight",),
+        "gx": ("prune_grad_output",),
+    }
+    if kernels and name not in operations:
+        pytest.skip("no kernel computes any of its operations")
+    forced = dict.fromkeys(operations[name], "triton") if kernels else {}
+    with FakeTensorMode(), warnings.catch_warnings(), fst.backends.force(**forced):
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        layers = nn.Sequential(
+            nn.Conv2d(8, 8, 3, device="cuda"), nn.Conv2d(8, 8, 1, groups=2, device="cuda")
+        )
+        fst.convert(layers, strategy)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+        images = torch.randn(2, 8, 6, 6, device="cuda", requires_grad=True)
+        with NoWaiting():
+            for _ in range(3):
+                for layer in layers:
+                    _step_of_layer(layer, images)
+                optimizer.step()
+    backends = {decision.backend for layer in layers for decision in layer.decisions.values()}
+    assert ("triton" in backends) == kernels

@@ -1,0 +1,87 @@
+"""A converted network trained through the kernels, eager and compiled, as by the operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fst
+from fst.backends import force, sources
+
+KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "fold_grad_output"), "triton")
+
+
+def _net(strategy: fst.Strategy, device: torch.device) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 1, stride=2),
+        nn.Conv2d(8, 8, 3, groups=2, padding=1),
+    ).to(device, memory_format=torch.channels_last)
+    fst.convert(net, strategy)
+    return net
+
+
+def _step(net: nn.Module, forward: nn.Module, images: Tensor) -> Tensor:
+    net.zero_grad()
+    output = forward(images)
+    output.square().mean().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.sub_(parameter.grad, alpha=0.1)
+    return output.detach()
+
+
+STRATEGIES = (
+    fst.get_strategy("fst", decay=0.1),
+    fst.get_strategy("sdgp", n=2, m=8, prune_weight=True),
+    fst.get_strategy("srste", decay=0.1),
+    fst.get_strategy("gx", rule="alternating"),
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_is_that_of_the_operators(strategy, compiled, device):
+    nets = [_net(strategy, device) for _ in range(2)]
+    forwards = list(nets)
+    if compiled:
+        torch._dynamo.reset()
+        forwards[1] = torch.compile(nets[1], fullgraph=True, backend="aot_eager")
+    for seed in range(2):
+        images = torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(seed)).to(device)
+        expected = _step(nets[0], forwards[0], images)
+        with force(**KERNELS):
+            actual = _step(nets[1], forwards[1], images)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    for a, e in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
+
+
+def test_the_host_plans_launches_once(device, monkeypatch):
+    """One pruning of the network in each step, of which only the first computes tables."""
+    kernels = sources.load("prune_weight")
+    counts = {"_works": 0, "prune": 0}
+
+    def counted(name: str) -> None:
+        function = getattr(kernels, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            counts[name] += 1
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(kernels, name, call)
+
+    counted("_works")
+    counted("prune")
+    net = _net(fst.get_strategy("fst_w", decay=0.0), device)
+    images = torch.randn(2, 4, 5, 6, device=device)
+    seen = []
+    with force(prune_weight="triton"):
+        for _ in range(3):
+            _step(net, net, images)
+            seen.append(dict(counts))
+    assert [count["prune"] for count in seen] == [1, 2, 3]
+    assert [count["_works"] for count in seen] == [3, 3, 3]
