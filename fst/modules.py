@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import dispatch, ops
+from fst.backends.sparse24 import PackedWeight
 from fst.network import KnownWeights, Network
+from fst.ops import gemms
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
 from fst.ops.prune import (
@@ -223,12 +225,15 @@ class SparseLayer(nn.Module):
             kept = None if self.training else self.kept_mask
             with torch.no_grad():
                 pruned = prune_weight(weight, strategy, groups, dtype, mask=kept)
+                packed = None
+                if kept is None:
+                    (packed,) = gemms.pack([weight], [groups], strategy, dtype)
             decay, generator, phase, memory = strategy.gradient_decay, None, None, None
         else:
             if self.training and torch.is_grad_enabled():
                 decay = self._prepare_step(dtype)
-            pruned = self._current(dtype)
-            self.pruned.use(dtype, pruned)
+            pruned, packed = self._current(dtype), self._packed(dtype)
+            self.pruned.use(dtype, pruned, packed)
             generator, phase = self._draws(input.device)
             memory = self._memory()
         output = convolve_pruned(
@@ -245,6 +250,7 @@ class SparseLayer(nn.Module):
             generator=generator,
             phase=phase,
             memory=memory,
+            packed=packed,
         )
         counts = strategy.count_zeros and self.training and output.requires_grad
         if counts and not torch.compiler.is_compiling():
@@ -284,6 +290,13 @@ class SparseLayer(nn.Module):
             )
         self.pruned.add(weight, dtype, pruned)
         return pruned
+
+    def _packed(self, dtype: torch.dtype) -> PackedWeight | None:
+        """The weight for the sparse kernels, if one of them may run."""
+        if self.kept_mask is not None or not gemms.wants_packing(self.strategy, dtype):
+            return None
+        known = self.pruned.packed(self.weight, dtype)
+        return self.network.pack(self, dtype) if known is None else known
 
     def _mask_to_keep(self) -> Tensor | None:
         if self.kept_mask is None and isinstance(self.strategy.output, Transposable):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from fst._text import suggest, table
-from fst.backends import sources
+from fst.backends import sources, sparse24
 
 VARIABLE = "FST_BACKENDS"
 OPERATIONS = {
@@ -16,6 +16,8 @@ OPERATIONS = {
     "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP)",
     "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
     "grad_weight": "the strided weight gradient of the alternating rule",
+    "output": "the output GEMM with 2:4 weights",
+    "grad_input": "the grad_input GEMM with 2:4 weights",
 }
 
 
@@ -145,6 +147,12 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
     return name
 
 
+def possible(operation: str) -> tuple[str, ...]:
+    """The backends that may compute an operation: verified and not missing, or demanded."""
+    named = (forced(operation), _PREFERRED.get(operation))
+    return tuple(b.name for b in backends(operation) if b.name in named or b.usable_by_default)
+
+
 def forced(operation: str) -> str | None:
     """Name of the backend that `force` or FST_BACKENDS demands, or None."""
     _check_operation(operation)
@@ -223,3 +231,16 @@ register_backend(
         sources.cuda_missing,
     )
 )
+for _operation in ("output", "grad_input"):
+    for _name, _tile in sparse24.BACKENDS.items():
+        register_backend(
+            Backend(
+                _operation,
+                _name,
+                f"2:4 tensor cores, {_tile.rows} channels by {_tile.positions} positions, "
+                f"{_tile.stages} stages",
+                False,
+                sources.cuda_missing,
+                accelerated=True,
+            )
+        )

@@ -15,6 +15,18 @@ from fst.ops.geometry import Geometry
 DTYPES = (torch.float16, torch.bfloat16)
 
 
+class Tile(NamedTuple):
+    """Rows of the weight and positions that a block of threads computes, and steps in flight."""
+
+    rows: int
+    positions: int
+    stages: int
+
+
+TILES = (Tile(128, 128, 3), Tile(128, 128, 4), Tile(64, 128, 4), Tile(64, 256, 3))
+BACKENDS = {f"mma_sp_{'x'.join(map(str, tile))}": tile for tile in TILES}
+
+
 class PackedWeight(NamedTuple):
     """A weight for the kernels, see `kernels/sparse24/layout.py`: S(W), and S(Wᵀ) for grad_input.
 
@@ -116,29 +128,46 @@ def _flat(
     ]
 
 
+@torch.compiler.assume_constant_result
+def unsupported(
+    input_shape: Sequence[int],
+    output_shape: Sequence[int],
+    kernel: Sequence[int],
+    geometry: Geometry,
+) -> str:
+    """Why a convolution of these sizes cannot be computed by the kernels; "" if it can."""
+    shape = _flat(input_shape, output_shape, kernel, geometry)
+    return sources.load("sparse24.plan").unsupported(_shape(shape))
+
+
 def convolve(
     input: Tensor,
-    packed: PackedWeight,
+    packed: Sequence[Tensor],
     bias: Tensor | None,
     output_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: int,
+    tile: Tile,
 ) -> Tensor:
-    """The output GEMM (N, Cout, P, Q) of input (N, Cin, H, W) and S(W), in channels_last."""
-    shape = _flat(input.shape, output_shape, kernel, geometry)
-    return _convolve(input, packed.values, packed.metadata, bias, shape, False, tile)
+    """The output GEMM (N, Cout, P, Q) of input (N, Cin, H, W), in channels_last.
+
+    ``packed``: values and metadata of S(W).
+    """
+    shape, index = _flat(input.shape, output_shape, kernel, geometry), TILES.index(tile)
+    return _convolve(input, *packed, bias, shape, False, index)
 
 
 def input_gradient(
     grad_output: Tensor,
-    packed: PackedWeight,
+    packed: Sequence[Tensor],
     input_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: int,
+    tile: Tile,
 ) -> Tensor:
-    """grad_input (N, Cin, H, W) of grad_output (N, Cout, P, Q) and S(Wᵀ), in channels_last."""
-    shape = _flat(input_shape, grad_output.shape, kernel, geometry)
-    values, metadata = packed.values_transposed, packed.metadata_transposed
-    return _convolve(grad_output, values, metadata, None, shape, True, tile)
+    """grad_input (N, Cin, H, W) of grad_output (N, Cout, P, Q), in channels_last.
+
+    ``packed``: values and metadata of S(Wᵀ).
+    """
+    shape, index = _flat(input_shape, grad_output.shape, kernel, geometry), TILES.index(tile)
+    return _convolve(grad_output, *packed, None, shape, True, index)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fst._autocast import without_autocast
 from fst.backends import dispatch
-from fst.ops import alternating
+from fst.backends.sparse24 import PackedWeight
+from fst.ops import alternating, gemms
 from fst.ops.arguments import (
     IntPair,
     check_linear,
@@ -18,7 +19,7 @@ from fst.ops.arguments import (
     compute_dtype,
     padded_geometry,
 )
-from fst.ops.geometry import Geometry, convolve, gradients, input_gradient
+from fst.ops.geometry import Geometry, gradients, input_gradient
 from fst.ops.prune import (
     PrunedWeight,
     apply_mask,
@@ -61,8 +62,10 @@ class _SparseConv2d(torch.autograd.Function):
         weight_grad_input: Tensor,
         mask: Tensor | None,
         call: Call,
+        *packed: Tensor,
     ) -> Tensor:
-        output = convolve(input, weight_output, bias, call.geometry)
+        """``packed``: the members of a `PackedWeight`, or nothing."""
+        output = gemms.output(input, weight_output, bias, call.geometry, call.strategy, packed)
         rule = call.strategy.grad_weight
         ctx.call = call
         ctx.record = dispatch.current_record()
@@ -77,7 +80,9 @@ class _SparseConv2d(torch.autograd.Function):
             if weight.shape[2:] == (1, 1):
                 inputs = alternating.kept_input(input, ctx.kept, size, call.geometry)
         decay_mask = mask if call.decay else None
-        ctx.save_for_backward(weight, weight_grad_input, decay_mask, *inputs)
+        transposed = gemms.for_grad_input(call.strategy, packed)
+        ctx.packed, ctx.fits = len(transposed), gemms.fits(input)
+        ctx.save_for_backward(weight, weight_grad_input, decay_mask, *transposed, *inputs)
         return output
 
     @staticmethod
@@ -92,7 +97,8 @@ class _SparseConv2d(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    weight, weight_grad_input, decay_mask, *inputs = ctx.saved_tensors
+    weight, weight_grad_input, decay_mask, *rest = ctx.saved_tensors
+    packed, inputs = rest[: ctx.packed], rest[ctx.packed :]
     call: Call = ctx.call
     geometry, strategy = call.geometry, call.strategy
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
@@ -113,6 +119,11 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         pruned = _pruned(grad_output, rule, "grad_input", call)
         grad_input = input_gradient(pruned, weight_grad_input, geometry, ctx.input_shape)
         need_input = False
+    elif need_input and packed:
+        grad_input = gemms.grad_input(
+            grad_output, weight_grad_input, geometry, ctx.input_shape, packed, ctx.fits
+        )
+        need_input = False
     if need_weight and strategy.grad_weight is None:
         needed = (need_input, True, need_bias)
         dense = gradients(grad_output, inputs[0], weight_grad_input, geometry, needed)
@@ -131,7 +142,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if decay_mask is not None:
             residual = apply_mask(weight, ~decay_mask)
             grad_weight = grad_weight.add(residual, alpha=call.decay)
-    return grad_input, grad_weight, grad_bias, None, None, None, None
+    return grad_input, grad_weight, grad_bias, *[None] * (len(ctx.needs_input_grad) - 3)
 
 
 def _pruned(grad_output: Tensor, rule: Rule, gemm: str, call: Call) -> Tensor:
@@ -191,6 +202,7 @@ def sparse_conv2d(
     dtype = compute_dtype(input, weight, bias)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)
+        packed = gemms.pack([weight], [groups], strategy, dtype)
     return convolve_pruned(
         input,
         weight,
@@ -203,6 +215,7 @@ def sparse_conv2d(
         strategy,
         decay=strategy.gradient_decay,
         generator=generator,
+        packed=packed[0],
     )
 
 
@@ -259,8 +272,12 @@ def convolve_pruned(
     generator: torch.Generator | None = None,
     phase: int | None = None,
     memory: ReuseMemory | None = None,
+    packed: PackedWeight | None = None,
 ) -> Tensor:
-    """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments."""
+    """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments.
+
+    ``packed``: what `gemms.pack` made of the same weight, if anything.
+    """
     input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
     dtype = pruned.output.dtype
     input = input.to(dtype)
@@ -269,7 +286,7 @@ def convolve_pruned(
     if phase is None:
         phase = _draw_phase(strategy, generator)
     call = Call(geometry, strategy, phase, generator, decay, memory)
-    return _SparseConv2d.apply(input, weight, bias, *pruned, call)
+    return _SparseConv2d.apply(input, weight, bias, *pruned, call, *(packed or ()))
 
 
 def _draw_phase(strategy: Strategy, generator: torch.Generator | None) -> int:

@@ -18,6 +18,22 @@ class Geometry(NamedTuple):
     groups: int
 
 
+def output_shape(
+    input_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry
+) -> tuple[int, int, int, int]:
+    """(N, Cout, P, Q) of a convolution."""
+    sizes = zip(
+        input_shape[2:],
+        weight_shape[2:],
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        strict=True,
+    )
+    rows, columns = ((x + 2 * p - d * (k - 1) - 1) // s + 1 for x, k, s, p, d in sizes)
+    return input_shape[0], weight_shape[0], rows, columns
+
+
 def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
     return F.conv2d(input, weight, bias, *geometry)

@@ -22,7 +22,7 @@ int convolve_with(const Convolution &p, const void *x, const void *values, const
 template <typename Scalar>
 int convolve_tiled(int tile, const Convolution &p, const void *x, const void *values,
                    const void *metadata, const void *bias, void *y, void *stream) {
-    switch (tile) {
+    switch (tile) { // TILES of fst/backends/sparse24.py
     case 0: return convolve_with<Scalar, 128, 128, 3>(p, x, values, metadata, bias, y, stream);
     case 1: return convolve_with<Scalar, 128, 128, 4>(p, x, values, metadata, bias, y, stream);
     case 2: return convolve_with<Scalar, 64, 128, 4>(p, x, values, metadata, bias, y, stream);

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends import sources, sparse24
+from fst.backends.sparse24 import TILES
 from fst.ops.geometry import Geometry, input_gradient
 from fst.ops.prune import weight_mask
 from fst.strategy import NM
 
 plan = sources.load("sparse24.plan")
-TILES = range(len(sources.load("sparse24.extension").TILES))
 RULE = NM("weight", 2, 4)
 
 # sizes of input, kernel, and what else a convolution is made of
@@ -105,14 +105,14 @@ def test_integers_are_exact(engine):
         )
         transposed = masked(weight, groups, "grad_input").double()
         expected_gradient = input_gradient(grad_output.double(), transposed, geometry, x.shape)
-        tiles = TILES if engine.type == "cuda" else [number % len(TILES)]
+        tiles = TILES if engine.type == "cuda" else [TILES[number % len(TILES)]]
         for tile in tiles:
             y = sparse24.convolve(
-                embedded(x), packed, bias, grad_output.shape, kernel, geometry, tile
+                embedded(x), packed[:2], bias, grad_output.shape, kernel, geometry, tile
             )
             assert close(y, expected), (tile, case)
             gradient = sparse24.input_gradient(
-                embedded(grad_output), packed, x.shape, kernel, geometry, tile
+                embedded(grad_output), packed[2:], x.shape, kernel, geometry, tile
             )
             assert close(gradient, expected_gradient), (tile, case)
 
@@ -136,8 +136,10 @@ def test_error_is_at_most_twice_that_of_the_dense_convolution(dtype, engine):
         exact_gradient = input_gradient(
             grad_output.double(), transposed.double(), geometry, x.shape
         )
-        y = sparse24.convolve(x, packed, None, grad_output.shape, kernel, geometry, 0)
-        gradient = sparse24.input_gradient(grad_output, packed, x.shape, kernel, geometry, 0)
+        y = sparse24.convolve(x, packed[:2], None, grad_output.shape, kernel, geometry, TILES[0])
+        gradient = sparse24.input_gradient(
+            grad_output, packed[2:], x.shape, kernel, geometry, TILES[0]
+        )
         for actual, same, exactly in (
             (y, F.conv2d(x, kept, None, *geometry), exact),
             (gradient, input_gradient(grad_output, transposed, geometry, x.shape), exact_gradient),
@@ -159,7 +161,7 @@ def test_every_weight_meets_its_own_channel(engine):
     (packed,) = sparse24.pack([weight], [1], torch.float16)
     geometry = Geometry((1, 1), (0, 0), (1, 1), 1)
     for tile in TILES:
-        y = sparse24.convolve(images, packed, None, (64, 64, 1, 1), (1, 1), geometry, tile)
+        y = sparse24.convolve(images, packed[:2], None, (64, 64, 1, 1), (1, 1), geometry, tile)
         assert torch.equal(y[:, :, 0, 0].T, weight[:, :, 0, 0].half())
 
 
@@ -174,7 +176,7 @@ def test_repeats_are_identical(engine):
     assert all(torch.equal(a, b) for p in packed for a, b in zip(p, packed[0], strict=True))
     for tile in TILES:
         results = {
-            sparse24.convolve(x, packed[0], None, size, (3, 3), geometry, tile)
+            sparse24.convolve(x, packed[0][:2], None, size, (3, 3), geometry, tile)
             .view(torch.int16)
             .cpu()
             .numpy()
@@ -195,8 +197,8 @@ def test_in_a_cuda_graph_and_on_another_stream():
 
     def compute() -> tuple[Tensor, Tensor]:
         (packed,) = sparse24.pack([weight], [1], torch.bfloat16)
-        y = sparse24.convolve(x, packed, None, (3, 128, 14, 14), (3, 3), geometry, 0)
-        return y, sparse24.input_gradient(y, packed, x.shape, (3, 3), geometry, 0)
+        y = sparse24.convolve(x, packed[:2], None, (3, 128, 14, 14), (3, 3), geometry, TILES[0])
+        return y, sparse24.input_gradient(y, packed[2:], x.shape, (3, 3), geometry, TILES[0])
 
     expected = compute()
     stream = torch.cuda.Stream()
@@ -223,7 +225,7 @@ def test_more_elements_than_32_bits_count():
     weight = integers((8, 256, 1, 1), torch.float32, x.device)
     geometry = Geometry((1, 1), (0, 0), (1, 1), 1)
     (packed,) = sparse24.pack([weight], [1], x.dtype)
-    y = sparse24.convolve(x, packed, None, (200, 8, 208, 208), (1, 1), geometry, 0)
+    y = sparse24.convolve(x, packed[:2], None, (200, 8, 208, 208), (1, 1), geometry, TILES[0])
     expected = F.conv2d(x[-1:].float(), masked(weight, 1, "output"))
     assert close(y[-1:], expected) and not y[:-1].any()
 
@@ -232,7 +234,9 @@ def test_empty_batches(engine):
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
     (packed,) = sparse24.pack([torch.randn(8, 8, 3, 3, device=engine)], [1], torch.float16)
     x = torch.zeros(0, 8, 5, 5, device=engine, dtype=torch.float16)
-    assert sparse24.convolve(x, packed, None, x.shape, (3, 3), geometry, 0).shape == x.shape
+    assert (
+        sparse24.convolve(x, packed[:2], None, x.shape, (3, 3), geometry, TILES[0]).shape == x.shape
+    )
 
 
 def a_shape(**changes) -> plan.Shape:

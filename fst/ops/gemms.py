@@ -1,0 +1,108 @@
+"""The output and the grad_input GEMM: by the library, or with 2:4 weights on tensor cores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fst.backends import dispatch, registry, sparse24
+from fst.backends.sparse24 import PackedWeight
+from fst.ops.geometry import Geometry, convolve, input_gradient, output_shape
+from fst.strategy import NM, Strategy
+
+TWO_OF_FOUR = NM("weight", 2, 4)
+Candidates = dict[str, Callable[[], Tensor]]
+
+
+def wants_packing(strategy: Strategy, dtype: torch.dtype) -> bool:
+    """Whether a packed weight may be of use: a rule is 2:4, and a backend for it can run here."""
+    return dtype in sparse24.DTYPES and any(
+        strategy.rule(gemm) == TWO_OF_FOUR and len(registry.possible(gemm)) > 1
+        for gemm in ("output", "grad_input")
+    )
+
+
+def pack(
+    weights: list[Tensor], groups: list[int], strategy: Strategy, dtype: torch.dtype
+) -> list[PackedWeight | None]:
+    """The dense weights (Cout, Cin/groups, kh, kw) packed at once; None where nobody wants it."""
+    if not wants_packing(strategy, dtype):
+        return [None] * len(weights)
+    return sparse24.pack([weight.detach() for weight in weights], groups, dtype)
+
+
+def for_grad_input(strategy: Strategy, packed: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What `grad_input` needs of a `PackedWeight`; nothing where it multiplies with another S."""
+    return packed[2:] if strategy.grad_input == TWO_OF_FOUR else ()
+
+
+def output(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    strategy: Strategy,
+    packed: Sequence[Tensor],
+) -> Tensor:
+    """(N, Cin, H, W) and S(W) -> (N, Cout, P, Q).
+
+    ``packed`` is the same S(W) for the sparse kernels, as a `PackedWeight`, or empty.
+    """
+    dense = functools.partial(convolve, input, weight, bias, geometry)
+    if not packed or strategy.output != TWO_OF_FOUR:
+        return dense()
+    candidates: Candidates = {"torch": dense}
+    kernel, size = weight.shape[2:], output_shape(input.shape, weight.shape, geometry)
+    for name in _sparse_backends("output", fits(input), input.shape, size, kernel, geometry):
+        tile = sparse24.BACKENDS[name]
+        candidates[name] = functools.partial(
+            sparse24.convolve, input, packed[:2], bias, size, kernel, geometry, tile
+        )
+    options = (*geometry, bias is not None)
+    return dispatch.run("output", candidates, (input, weight), options)
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    input_shape: torch.Size,
+    packed: Sequence[Tensor],
+    input_fits: bool,
+) -> Tensor:
+    """(N, Cout, P, Q) and S(Wᵀ) -> (N, Cin, H, W); ``packed`` is what `for_grad_input` gives."""
+    candidates: Candidates = {
+        "torch": functools.partial(input_gradient, grad_output, weight, geometry, input_shape)
+    }
+    kernel, size = weight.shape[2:], grad_output.shape
+    for name in _sparse_backends("grad_input", input_fits, input_shape, size, kernel, geometry):
+        tile = sparse24.BACKENDS[name]
+        candidates[name] = functools.partial(
+            sparse24.input_gradient, grad_output, packed, input_shape, kernel, geometry, tile
+        )
+    options = (*geometry, *input_shape[2:])
+    return dispatch.run("grad_input", candidates, (grad_output, weight), options)
+
+
+def fits(input: Tensor) -> bool:
+    """Whether the sparse kernels can read it without a copy from another memory format."""
+    channels_last = input.is_contiguous(memory_format=torch.channels_last)
+    return channels_last or not input.is_contiguous()
+
+
+def _sparse_backends(
+    gemm: str,
+    input_fits: bool,
+    input_shape: Sequence[int],
+    output_size: Sequence[int],
+    kernel: Sequence[int],
+    geometry: Geometry,
+) -> list[str]:
+    if not input_fits or not input_shape[0]:
+        return []
+    if sparse24.unsupported(input_shape, output_size, kernel, geometry):
+        return []
+    return [name for name in registry.possible(gemm) if name in sparse24.BACKENDS]
