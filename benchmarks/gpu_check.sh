@@ -8,6 +8,7 @@ OUT=${OUT_DIR:-benchmarks/out}
 LIMIT=${LIMIT:-540} # seconds of a part
 MODELS=${MODELS:-resnet18 resnet50}
 BATCH=${BATCH:-256}
+TILE=${TILE:-mma_sp_128x128x3}
 
 usage() {
     cat <<'TEXT'
@@ -16,14 +17,20 @@ usage: benchmarks/gpu_check.sh PART
 Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each part ends within nine
 minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in which they answer:
 
-  0  layers       dense convolutions of each model against fst's grad_weight, GEMM by GEMM
-  1  instructions throughput of mma, mma.sp, wgmma, wgmma.sp; copy bandwidth (needs nvcc)
-  2  tests        tests/kernels on the GPU; compute-sanitizer where there is one
-  3  pruning      bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
-  4  steps        whole training steps: dense, fst, fst_w, srste, sdgp
-  5  compiled     the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
+  0  layers        dense convolutions of each model against fst's grad_weight, GEMM by GEMM
+  1  instructions  throughput of mma, mma.sp, wgmma, wgmma.sp; copy bandwidth (needs nvcc)
+  2  tests         the Triton kernels' tests on the GPU; compute-sanitizer where there is one
+  3  pruning       bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
+  4  grad_weight   the own weight gradient against cuDNN, dense and strided
+  5  steps         whole training steps, eager and compiled: dense, fst, fst_w, srste, sdgp
+  6  kernel_steps  the same with the unverified pruning and grad_weight kernels
+  7  sparse_tests  the 2:4 convolutions: build, tests, compute-sanitizer (needs nvcc and ninja)
+  8  sparse        2:4 convolutions against cuDNN, layer by layer: go or no-go
+  9  sparse_steps  training steps with 2:4 convolutions wherever they can run
+  10 compiled      the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
 
-Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540).
+Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540),
+TILE (mma_sp_128x128x3: which 2:4 kernel part 9 takes).
 TEXT
 }
 
@@ -79,23 +86,37 @@ print(f"{m}{n}" + "a" * (m >= 9))')
     cp "$OUT/instructions.log" "$OUT/instructions.json"
 }
 
-part_tests() {
-    local tests=("$PYTHON" -m pytest -q -m gpu tests/kernels -p no:cacheprovider)
-    run tests "${tests[@]}" --junitxml="$OUT/tests.xml"
+# check NAME EXPRESSION TESTS...: pytest on the GPU, and what EXPRESSION selects in the sanitizer.
+check() {
+    local name=$1 selected=$2
+    shift 2
+    local tests=("$PYTHON" -m pytest -q -m gpu "$@" -p no:cacheprovider)
+    run "$name" "${tests[@]}" --junitxml="$OUT/$name.xml"
     if command -v compute-sanitizer >/dev/null; then
         # Without torch's cache of freed memory every access outside a tensor is seen.
         for tool in memcheck racecheck; do
-            PYTORCH_NO_CUDA_MEMORY_CACHING=1 run "sanitizer_$tool" compute-sanitizer \
-                --tool "$tool" --error-exitcode 1 "${tests[@]}" \
-                -k "test_folds_like or test_bits_equal or bit_for_bit or depends_on_the_seed"
+            PYTORCH_NO_CUDA_MEMORY_CACHING=1 run "${name}_$tool" compute-sanitizer \
+                --tool "$tool" --error-exitcode 1 "${tests[@]}" -k "$selected"
         done
     else
-        echo "compute-sanitizer is not installed" | tee "$OUT/sanitizer.log"
+        echo "compute-sanitizer is not installed" | tee "$OUT/${name}_sanitizer.log"
     fi
+}
+
+part_tests() {
+    check tests "test_folds_like or test_bits_equal or bit_for_bit or depends_on_the_seed" \
+        tests/kernels --ignore-glob='*sparse24*'
 }
 
 part_pruning() {
     run pruning "$PYTHON" benchmarks/gpu/pruning.py --batch "$BATCH" --out "$OUT/pruning.json"
+}
+
+part_grad_weight() {
+    run grad_weight "$PYTHON" benchmarks/gpu/grad_weight.py --batch "$BATCH" \
+        --out "$OUT/grad_weight.json"
+    run grad_weight_tiles "$PYTHON" benchmarks/gpu/grad_weight.py --batch "$BATCH" --tiles \
+        --kernel 3 --repeats 7 --out "$OUT/grad_weight_tiles.json"
 }
 
 part_steps() {
@@ -104,17 +125,48 @@ part_steps() {
     done
 }
 
+part_kernel_steps() {
+    local kernels=prune_weight=triton,prune_grad_output=triton,fold_grad_output=triton
+    for model in $MODELS; do
+        benchmark "kernel_steps_$model" "$model" --no-layers --strategies fst srste sdgp \
+            --force-backends "$kernels,grad_weight=triton"
+    done
+}
+
+part_sparse_tests() {
+    run sparse_build "$PYTHON" -m fst.backends build
+    check sparse_tests "test_repeats or meets_its_own or like_the_reference" \
+        tests/kernels/test_sparse24.py tests/kernels/test_sparse24_layout.py \
+        tests/kernels/test_sparse24_training.py
+}
+
+part_sparse() {
+    run sparse "$PYTHON" benchmarks/gpu/sparse24.py --batch "$BATCH" --out "$OUT/sparse24.json" \
+        --models $MODELS
+    run sparse_ssd "$PYTHON" benchmarks/gpu/sparse24.py --batch 32 --models vgg16_300 \
+        --out "$OUT/sparse24_vgg16.json"
+}
+
+part_sparse_steps() {
+    local kernels=prune_weight=triton,grad_weight=triton
+    for model in $MODELS; do
+        benchmark "sparse_steps_$model" "$model" --no-layers --strategies fst fst_w \
+            --force-backends "$kernels,output=$TILE,grad_input=$TILE"
+    done
+}
+
 part_compiled() {
     run compiled "$PYTHON" benchmarks/gpu/compiled.py --out "$OUT/compiled.json"
 }
 
-names=(layers instructions tests pruning steps compiled)
+names=(layers instructions tests pruning grad_weight steps kernel_steps sparse_tests sparse
+    sparse_steps compiled)
 case ${1:-} in
 -h | --help)
     usage
     exit 0
     ;;
-[0-5]) ;;
+[0-9] | 10) ;;
 *)
     usage >&2
     exit 2

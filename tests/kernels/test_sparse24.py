@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fst.backends import sources, sparse24
 from fst.backends.sparse24 import TILES
 from fst.ops.geometry import Geometry, input_gradient
 from fst.ops.prune import weight_mask
-from fst.strategy import NM
+from fst.strategy import GEMMS, NM
 
+ROOT = Path(__file__).resolve().parents[2]
 plan = sources.load("sparse24.plan")
 RULE = NM("weight", 2, 4)
 
@@ -266,3 +269,21 @@ def test_every_tap_of_grad_input_is_read_once_where_no_dilation_interferes():
         taps = sorted(tap.packed for lattice in lattices for tap in lattice.taps)
         assert taps == list(range(15))
         assert sum(lattice.rows * lattice.columns for lattice in lattices) == 64
+
+
+def test_the_measuring_script_runs(engine, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.gpu import sparse24 as script
+
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 8, 1))
+    monkeypatch.setattr(script, "a_model", lambda name: (model, 8))
+    monkeypatch.setattr(script, "LEAST_CHANNELS", 16)
+    out = tmp_path / "sparse24.json"
+    arguments = f"--batch 2 --repeats 1 --models small --least-channels 8 --out {out}"
+    script.main([*arguments.split(), "--device", engine.type])
+    result = json.loads(out.read_text())
+    assert {r["layer"] for r in result["rows"]} == {"16->16 3x3 s1 6x6", "16->8 1x1 s1 4x4"}
+    contestants = {(r["gemm"], r["contestant"]) for r in result["rows"]}
+    assert contestants >= set(itertools.product(GEMMS[:2], (script.CUDNN, *sparse24.BACKENDS)))
+    assert result["packing"][0]["weights"] == 2
+    assert "go" in capsys.readouterr().out
