@@ -54,6 +54,8 @@ def kept_sum_constants(
     return {
         "BLOCK_HEIGHT": blocks[0],
         "BLOCK_WIDTH": blocks[1],
+        "CUT_HEIGHT": height % block[0] > 0,
+        "CUT_WIDTH": width % block[1] > 0,
         "FLAT_SHIFT": 0 if not flat or not restore else 1 if phase == 0 else -1,
         "LAST": bool(restore and odd and height * width > 1 and (flat or width > 1)),
     }

@@ -11,6 +11,7 @@ from .select_triton import rounded
 @triton.jit
 def kept_sum(
     x_ptr,
+    start,
     i,
     j,
     inside,
@@ -24,44 +25,54 @@ def kept_sum(
     column_step,
     BLOCK_HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    CUT_HEIGHT: tl.constexpr,
+    CUT_WIDTH: tl.constexpr,
     FLAT_SHIFT: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """The kept position (row + i * row_step, column + j * column_step) of a map, in float32, and
-    what is folded into it.
+    """The kept position (row + i * row_step, column + j * column_step) of the map at x_ptr + start,
+    in float32, and what is folded into it.
 
-    BLOCK_HEIGHT > 0: the BLOCK_HEIGHT x BLOCK_WIDTH block that contains it is added up (cut off at
-    the map's edge; with LAST, the last block takes the odd last column as well). FLAT_SHIFT 1 or
-    -1: the next or the previous position of the flattened map is added (with LAST, the last but
-    one takes the last one as well). Neither: it stands alone.
+    BLOCK_HEIGHT > 0: the BLOCK_HEIGHT x BLOCK_WIDTH block that contains it is added up (CUT_HEIGHT,
+    CUT_WIDTH: the last may be cut off at the map's edge; with LAST, the last block takes the odd
+    last column as well). FLAT_SHIFT 1 or -1: the next or the previous position of the flattened map
+    is added (with LAST, the last but one takes the last one as well). Neither: it stands alone.
     """
     if BLOCK_HEIGHT > 0:
         top = i * BLOCK_HEIGHT
         left = j * BLOCK_WIDTH
-        total = 0.0
         for k in tl.static_range(BLOCK_HEIGHT * BLOCK_WIDTH):
             p = top + k // BLOCK_WIDTH
             q = left + k % BLOCK_WIDTH
-            valid = inside & (p < height) & (q < width)
-            value = tl.load(x_ptr + (p * x_row + q * x_column), mask=valid, other=0.0)
-            total += value.to(tl.float32)
+            valid = inside
+            if CUT_HEIGHT and k >= BLOCK_WIDTH:
+                valid = valid & (p < height)
+            if CUT_WIDTH and k % BLOCK_WIDTH > 0:
+                valid = valid & (q < width)
+            at = start + p * x_row + q * x_column
+            value = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+            if k == 0:
+                total = value
+            else:
+                total += value
         if LAST:
             valid = inside & (left + BLOCK_WIDTH == width - 1)
-            at = top * x_row + (width - 1) * x_column
+            at = start + top * x_row + (width - 1) * x_column
             total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
     else:
         p = row + i * row_step
         q = column + j * column_step
-        total = tl.load(x_ptr + (p * x_row + q * x_column), mask=inside, other=0.0).to(tl.float32)
+        at = start + p * x_row + q * x_column
+        total = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         flat = p * width + q
         if FLAT_SHIFT != 0:
             partner = flat + FLAT_SHIFT
             valid = inside & (partner < height * width)
-            at = partner // width * x_row + partner % width * x_column
+            at = start + partner // width * x_row + partner % width * x_column
             total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
         if LAST:
             valid = inside & (flat == height * width - 2)
-            at = (height - 1) * x_row + (width - 1) * x_column
+            at = start + (height - 1) * x_row + (width - 1) * x_column
             total += tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
     return total
 
@@ -89,6 +100,8 @@ def _fold_kernel(
     column_step,
     BLOCK_HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    CUT_HEIGHT: tl.constexpr,
+    CUT_WIDTH: tl.constexpr,
     FLAT_SHIFT: tl.constexpr,
     LAST: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -103,6 +116,7 @@ def _fold_kernel(
     inside = (position < out_height * out_width) & (channel < channels)
     total = kept_sum(
         x_ptr + sample * x_sample + channel * x_channel,
+        0,
         i,
         j,
         inside,
@@ -116,6 +130,8 @@ def _fold_kernel(
         column_step,
         BLOCK_HEIGHT,
         BLOCK_WIDTH,
+        CUT_HEIGHT,
+        CUT_WIDTH,
         FLAT_SHIFT,
         LAST,
     )

@@ -198,6 +198,7 @@ def _constants(
             (height, width), problem.block, problem.lattices[index], problem.restore
         ),
         "INDEX": tl.int64 if wide else tl.int32,
+        "UNSIGNED": tl.uint64 if wide else tl.uint32,
         "ONE_TAP": taps == 1 or channels % tile.n == 0,
         "M": tile.m,
         "N": tile.n,

@@ -52,9 +52,12 @@ def _grad_weight_kernel(
     COLUMNS: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    CUT_HEIGHT: tl.constexpr,
+    CUT_WIDTH: tl.constexpr,
     FLAT_SHIFT: tl.constexpr,
     LAST: tl.constexpr,
     INDEX: tl.constexpr,
+    UNSIGNED: tl.constexpr,
     ONE_TAP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -83,23 +86,28 @@ def _grad_weight_kernel(
     s = tap % kernel_width
     group = tl.program_id(2).to(INDEX)
     grad_ptr += (group * outputs + m) * grad_channel
-    below = r * dilation_row
-    right = s * dilation_column
-    x_ptr += (group * channels + c) * x_channel + below.to(INDEX) * x_row + right * x_column
+    top = window_row + r * dilation_row
+    left = window_column + s * dilation_column
+    x_ptr += (group * channels + c) * x_channel + top.to(INDEX) * x_row + left * x_column
 
     begin = tl.program_id(1).to(INDEX) * length
     end = tl.minimum(begin + length, positions)
     total = tl.zeros((M, N), tl.float32)
     for at in range(begin, end, K):
-        k = at + tl.arange(0, K)[:, None]
+        # Unsigned: division by a constant is one product, and below 0 is beyond the edge.
+        k = (at + tl.arange(0, K)[:, None]).to(UNSIGNED)
         sample = k // (ROWS * COLUMNS)
-        i = k // COLUMNS % ROWS
-        j = k % COLUMNS
+        k -= sample * (ROWS * COLUMNS)
+        i = (k // COLUMNS).to(INDEX)
+        j = (k % COLUMNS).to(INDEX)
+        sample = sample.to(INDEX)
+        counted = at + tl.arange(0, K)[:, None] < end
         folded = kept_sum(
-            grad_ptr + sample * grad_sample,
+            grad_ptr,
+            sample * grad_sample,
             i,
             j,
-            (k < end) & (m < outputs),
+            counted & (m < outputs),
             height,
             width,
             grad_row,
@@ -110,17 +118,20 @@ def _grad_weight_kernel(
             column_step,
             BLOCK_HEIGHT,
             BLOCK_WIDTH,
+            CUT_HEIGHT,
+            CUT_WIDTH,
             FLAT_SHIFT,
             LAST,
         )
         folded = rounded(folded, grad_ptr.dtype.element_ty)
-        top = window_row + i * window_row_step
-        left = window_column + j * window_column_step
-        y = top + below
-        x = left + right
-        valid = (k < end) & (y >= 0) & (y < x_height) & (x >= 0) & (x < x_width) & filled
-        place = x_ptr + (sample * x_sample + top * x_row + left * x_column)
-        seen = tl.load(place, mask=valid, other=0.0)
+        down = i * window_row_step
+        right = j * window_column_step
+        y = (top + down).to(UNSIGNED)
+        x = (left + right).to(UNSIGNED)
+        valid = counted & (y < tl.cast(x_height, UNSIGNED)) & filled
+        valid = valid & (x < tl.cast(x_width, UNSIGNED))
+        place = sample * x_sample + down * x_row + right * x_column
+        seen = tl.load(x_ptr + place, mask=valid, other=0.0)
         if INTERPRETED:  # whose products of bfloat16 are those of their bits
             folded = folded.to(tl.float32)
             seen = seen.to(tl.float32)
