@@ -9,7 +9,7 @@ from torch import nn
 
 import fst
 from fst import backends, benchmark
-from fst.backends import registry
+from fst.backends import registry, sparse24
 from fst.benchmark import StepTimes, Timing, Training, breakdown, roofline, timing
 from fst.benchmark.roofline import Rates, gemm_bound
 from fst.memory import measure_memory, saved_bytes
@@ -285,7 +285,7 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
     assert [d.backend for d in chosen] == ["transposed", "transposed", "strided"]  # last is 1x1
     times = benchmark.time_steps(made, training, repeats=2)
     assert times.step.keys() == made.ready.keys()
-    assert times.pruning.keys() == strategies.keys()
+    assert times.pruning.keys() == {*strategies, "fst, grad_weight=transposed"}
     assert times.failed == made.failed and times.host == {}
 
 
@@ -338,6 +338,62 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
     }
     assert bounds["grad_weight"][together] == bounds["grad_weight"]["fst"]
     assert set(layer.times["grad_weight"]) == {"torch", "fst", "srste"}
+
+
+@pytest.fixture
+def sparse_names(monkeypatch) -> dict[str, str]:
+    """Backends of 2:4 tensor cores that can run here: stand-ins that give zeros."""
+    names = dict.fromkeys(("output", "grad_input"), next(iter(sparse24.BACKENDS)))
+    for key in names.items():
+        usable = {**vars(registry._BACKENDS[key]), "missing": lambda: ""}
+        monkeypatch.setitem(registry._BACKENDS, key, backends.Backend(**usable))
+    nothing = sparse24.PackedWeight(*[torch.zeros(1)] * 4)
+    stand_ins = {
+        "pack": lambda weights, *_: [nothing] * len(weights),
+        "convolve": lambda input, packed, bias, size, *_: input.new_zeros(size),
+        "input_gradient": lambda gradient, packed, size, *_: gradient.new_zeros(size),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(sparse24, name, stand_in)
+    return names
+
+
+def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
+    shape = benchmark.ConvShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    layer = benchmark.time_layer(
+        shape,
+        1,
+        strategies,
+        device=CPU,
+        dtype=torch.bfloat16,
+        memory_format=torch.channels_last,
+        repeats=2,
+        tried={operation: [name] for operation, name in sparse_names.items()},
+    )
+    assert "output" not in layer.decisions["output"]["fst"]
+    found = {other.gemm: other for other in layer.alternatives}
+    assert found.keys() == {"output", "grad_input"} and len(layer.alternatives) == 2
+    assert all(a.timing and a.strategy == "fst" for a in found.values())
+    bounds = roofline.layer_bounds(layer, strategies, torch.bfloat16, Rates(1.0, 1e12, 2.0))
+    for gemm, other in found.items():
+        half = bounds[gemm]["fst"].milliseconds / 2
+        assert bounds[gemm][other.name].milliseconds == pytest.approx(half)
+
+
+def test_steps_use_forced_backends_where_they_can(sparse_names):
+    images = torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 3))
+    training = a_training(model, images, amp_dtype=torch.bfloat16)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    made = benchmark.contestants(training, strategies, forced=sparse_names)
+    words = ", ".join(f"{operation}={name}" for operation, name in sparse_names.items())
+    assert made.failed == {}
+    assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
+    layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
+    computed = {name: layer.decisions["output"].backend for name, layer in layers.items()}
+    assert computed == {"0": sparse_names["output"], "1": "torch", "2": sparse_names["output"]}
+    assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
 
 
 @pytest.mark.parametrize(

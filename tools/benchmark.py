@@ -329,8 +329,8 @@ def parser() -> argparse.ArgumentParser:
         type=backend_names,
         default={},
         metavar="OPERATION=BACKEND,...",
-        help="--backends, these included and all together, even unverified; and training steps "
-        "of each strategy with them",
+        help="--backends, these included and all together, even unverified; and eager training "
+        "steps of each strategy with them, wherever they can compute",
     )
     made.add_argument(
         "--all-backends",

@@ -12,6 +12,7 @@ from fst.benchmark.report import Results
 from fst.benchmark.steps import StepTimes
 from fst.strategy import GEMMS
 
+HIGHEST_RATIO = 4.0  # bars beyond are cut off
 WHOLE = "whole step"
 COLOURS = {
     **dict(zip(CATEGORIES, (*plots.COLOURS, "#BBBBBB"), strict=True)),
@@ -67,6 +68,7 @@ def step_bars(steps: StepTimes, breakdown: dict[str, dict[str, float]], device: 
             fontsize=8,
             annotation_clip=False,
         )
+    axis.set_xlim(0, 1.15 * max(medians))
     axis.set_yticks(places, names)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
@@ -88,6 +90,8 @@ def layer_bars(results: Results) -> Figure:
         for name in strategies
     }
     figure = plots.gemm_bars([str(layer.shape) for layer in layers], values, "speed against torch")
+    highest = max(max(of_gemm) for panel in values.values() for of_gemm in panel.values())
     for axis in figure.axes:
+        axis.set_ylim(0, min(1.05 * highest, HIGHEST_RATIO))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     return figure

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import Decision, backends, dispatch, force
+from fst.backends.sparse24 import PackedWeight
 from fst.benchmark.timing import Function, Timing, compare
+from fst.ops import gemms
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import convolve_pruned
 from fst.ops.geometry import Geometry
-from fst.ops.prune import prune_weight
+from fst.ops.prune import PrunedWeight, prune_weight
 from fst.strategy import GEMMS, Strategy
 
 PLAIN = "torch"
@@ -169,13 +171,20 @@ class _Layer:
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
-        options = (strategy, self.geometry.groups, self.weight.dtype)
-        pruned = prune_weight(self.weight, *options)
+        groups, dtype = self.geometry.groups, self.weight.dtype
+
+        def prune() -> tuple[PrunedWeight, PackedWeight | None]:
+            packed = gemms.pack([self.weight], [groups], strategy, dtype)
+            return prune_weight(self.weight, strategy, groups, dtype), packed[0]
+
+        pruned, packed = prune()
         functions = self._gemms(
-            lambda x, w: convolve_pruned(x, w, None, pruned, *self.geometry, strategy, decay=0.0),
+            lambda x, w: convolve_pruned(
+                x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
+            ),
             [gemm for gemm in GEMMS if gemm in parts],
         )
-        return {**functions, PRUNING: lambda: prune_weight(self.weight, *options)}
+        return {**functions, PRUNING: prune}
 
     def _gemms(self, convolution: Convolution, gemms: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
@@ -226,14 +235,14 @@ def time_layer(
                 function()
                 decisions[part][name] = dict(record)
         for part in functions:
-            for others in _others(decisions[part][name], tried or {}, forced or {}):
+            for others in _others(part, decisions[part][name], tried or {}, forced or {}):
                 alternative = Alternative(part, name, others, None)
                 try:
                     function = _forced(layer, strategy, part, others)
-                    function()
                 except Exception as error:  # whatever kernels raise that have not run here before
                     alternatives.append(alternative._replace(reason=summary(error)))
-                else:
+                    continue
+                if function is not None:
                     alternatives.append(alternative)
                     contestants[part][alternative.name] = function
     times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
@@ -245,27 +254,38 @@ def time_layer(
 
 
 def _others(
+    part: str,
     decided: Mapping[str, Decision],
     tried: Mapping[str, Collection[str]],
     forced: Mapping[str, str],
 ) -> list[dict[str, str]]:
-    """Choices of backends that differ from those decided: one operation each, and all forced."""
+    """Choices of backends that differ from those decided: one operation each, and all forced.
+
+    A GEMM that was not decided is torch's: its other backends may take part only when forced.
+    """
+    chosen = {operation: decision.backend for operation, decision in decided.items()}
+    if part in GEMMS:
+        chosen.setdefault(part, PLAIN)
     found = [
         {operation: name}
-        for operation, decision in decided.items()
+        for operation, usual in chosen.items()
         for name in tried.get(operation, ())
-        if name != decision.backend
+        if name != usual
     ]
-    together = {operation: name for operation, name in forced.items() if operation in decided}
-    changed = any(decided[operation].backend != name for operation, name in together.items())
-    if changed and together not in found:
-        found.append(together)
-    return found
+    together = {operation: name for operation, name in forced.items() if operation in chosen}
+    changed = any(chosen[operation] != name for operation, name in together.items())
+    return [*found, together] if changed and together not in found else found
 
 
-def _forced(layer: _Layer, strategy: Strategy, part: str, names: dict[str, str]) -> Function:
-    with force(**names):
+def _forced(layer: _Layer, strategy: Strategy, part: str, names: dict[str, str]) -> Function | None:
+    """A GEMM with these backends; None where the strategy does not ask for their operations."""
+    record: dispatch.Record = {}
+    with force(**names), dispatch.recording(record):
         function = layer.sparse(strategy, [part])[part]
+        record.clear()
+        function()
+    if not record.keys() & names.keys():
+        return None
 
     def run() -> None:
         with force(**names):

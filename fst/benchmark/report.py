@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fst._text import table
 from fst.backends import Decision
 from fst.benchmark.breakdown import CATEGORIES
-from fst.benchmark.layers import PLAIN, LayerTimes, backend_words
+from fst.benchmark.layers import PLAIN, PRUNING, LayerTimes, backend_words
 from fst.benchmark.roofline import Bound, Rates
 from fst.benchmark.steps import StepTimes
 from fst.benchmark.timing import Timing, geometric_mean
@@ -18,6 +18,7 @@ from fst.strategy import GEMMS
 if TYPE_CHECKING:
     from fst.memory import StepMemory
 
+PARTS = (PRUNING, *GEMMS)
 MEMORY_NOTE = (
     "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
     "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
@@ -146,7 +147,8 @@ def _decision_rows(layers: Sequence[LayerTimes]) -> list[list[str]]:
                     key = (gemm, operation, decision.backend, decision.reason, times)
                     found.setdefault(key, {}).setdefault(strategy, []).append(str(layer.shape))
     rows = []
-    for (gemm, operation, backend, reason, times), by_strategy in found.items():
+    order = sorted(found.items(), key=lambda item: (PARTS.index(item[0][0]), item[0][1:3]))
+    for (gemm, operation, backend, reason, times), by_strategy in order:
         merged: dict[tuple[str, ...], list[str]] = {}
         for strategy, names in by_strategy.items():
             merged.setdefault(tuple(names), []).append(strategy)

@@ -78,11 +78,26 @@ class Training:
 
 
 class Contestant(NamedTuple):
-    """A model and its training step; ``strategy`` is None for the dense model."""
+    """A model and its training step.
+
+    Attributes:
+        strategy: None for the dense model.
+        preferred: backends that the step uses where they can compute.
+    """
 
     model: nn.Module
     step: Function
     strategy: Strategy | None
+    preferred: dict[str, str]
+
+    def used(self) -> dict[str, str]:
+        """Those of the preferred backends that have computed something in eager code."""
+        decided = [
+            (operation, decision.backend)
+            for layer in sparse_layers(self.model).values()
+            for operation, decision in layer.decisions.items()
+        ]
+        return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 
 
 class Contestants(NamedTuple):
@@ -102,50 +117,49 @@ def contestants(
     compile_mode: str | None = None,
     forced: Mapping[str, str] | None = None,
 ) -> Contestants:
-    """The dense model and each strategy; also compiled, and with ``forced`` backends where those
-    can compute, if asked for.
+    """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
+    those can compute, if asked for.
 
     Each has done one step. One that cannot be compiled, or fails with the forced backends, is among
-    the failed ones.
+    the failed ones; one in which no forced backend takes part is left out.
     """
     made = Contestants({}, {})
     for name, strategy in {PLAIN: None, **strategies}.items():
-        made.ready[name] = Contestant(*training.contestant(strategy), strategy)
-        made.ready[name].step()
-        used = {o: b for o, b in (forced or {}).items() if o in _operations(made.ready[name])}
-        if used:
-            _add(made, f"{name}, {backend_words(used)}", training, strategy, None, used)
+        made.ready[name] = _after_a_step(training, strategy)
+        if forced and strategy is not None:
+            title = f"{name}, {backend_words(forced)}"
+            try:
+                contestant = _after_a_step(training, strategy, preferred=forced)
+            except Exception as error:  # whatever kernels raise that have not run here before
+                made.failed[title] = _reason(error)
+            else:
+                if contestant.used():
+                    made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
         if compile_mode is not None:
             torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-            _add(made, f"{name}, {COMPILED}", training, strategy, compile_mode, {})
+            title = f"{name}, {COMPILED}"
+            try:
+                made.ready[title] = _after_a_step(training, strategy, compile_mode)
+            except Exception as error:  # the compiler's many kinds
+                made.failed[title] = _reason(error)
     return made
 
 
-def _operations(contestant: Contestant) -> set[str]:
-    """What the layers have had backends chosen for."""
-    return {o for layer in sparse_layers(contestant.model).values() for o in layer.decisions}
-
-
-def _add(
-    made: Contestants,
-    name: str,
+def _after_a_step(
     training: Training,
     strategy: Strategy | None,
-    compile_mode: str | None,
-    preferred: Mapping[str, str],
-) -> None:
+    compile_mode: str | None = None,
+    preferred: Mapping[str, str] | None = None,
+) -> Contestant:
     model, plain_step = training.contestant(strategy, compile_mode)
+    preferred = dict(preferred or {})
 
     def step() -> None:
         with prefer(**preferred):
             plain_step()
 
-    try:
-        step()
-    except Exception as error:  # the compiler's many kinds; they must not end the comparison
-        made.failed[name] = _reason(error)
-    else:
-        made.ready[name] = Contestant(model, step, strategy)
+    step()
+    return Contestant(model, step if preferred else plain_step, strategy, preferred)
 
 
 def _reason(error: Exception) -> str:
@@ -185,9 +199,9 @@ def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes
     steps = {name: contestant.step for name, contestant in made.ready.items()}
     taken = sample(steps, repeats, device)
     pruning = {
-        name: _pruning_of(contestant.model, training.amp_dtype)
+        name: _pruning_of(contestant, training.amp_dtype)
         for name, contestant in made.ready.items()
-        if contestant.strategy is not None and "," not in name
+        if contestant.strategy is not None and not name.endswith(COMPILED)
     }
     host = taken if device.type == "cuda" else {}
     return StepTimes(
@@ -198,13 +212,16 @@ def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes
     )
 
 
-def _pruning_of(model: nn.Module, amp_dtype: torch.dtype | None) -> Function:
-    layers = [layer for layer in sparse_layers(model).values() if layer.weight.requires_grad]
+def _pruning_of(contestant: Contestant, amp_dtype: torch.dtype | None) -> Function:
+    layers = [x for x in sparse_layers(contestant.model).values() if x.weight.requires_grad]
 
     def prune() -> None:
         for layer in layers:
             layer.forget_pruned()
-        for layer in layers:
-            layer._current(amp_dtype or layer.weight.dtype)
+        with prefer(**contestant.preferred):
+            for layer in layers:
+                dtype = amp_dtype or layer.weight.dtype
+                layer._current(dtype)
+                layer._packed(dtype)
 
     return prune
