@@ -353,7 +353,8 @@ class SparseLayer(nn.Module):
         self.network.gradient_arrived()
         for call in [call for call in self.memories if call >= self._calls]:
             del self.memories[call]
-        self._calls = 0
+        if self._calls:
+            self._calls = 0
         self.step += new_step
 
     def add_decay(self, gradient: Tensor) -> None:
@@ -366,10 +367,11 @@ class SparseLayer(nn.Module):
             gradients, groups = [gradient.view(weight.shape)], [self.conv_groups]
             ops.add_decay([weight], gradients, groups, rule.n, rule.m, decay)
             return
-        residual = apply_mask(self.weight.detach(), ~self._mask())
-        if self.scale_decay is not None:
-            residual = self.scale_decay(residual)
-        gradient.add_(residual, alpha=decay)
+        with torch.no_grad():
+            residual = apply_mask(self.weight, ~self._mask())
+            if self.scale_decay is not None:
+                residual = self.scale_decay(residual)
+            gradient.add_(residual, alpha=decay)
 
     def _kernel_decays(self, gradient: Tensor) -> bool:
         """Whether the kernel that pruned the weight can also add the decay to its gradient."""
@@ -425,6 +427,8 @@ class SparseLayer(nn.Module):
 
     def _draws(self, device: torch.device) -> tuple[torch.Generator | None, int | None]:
         """Generator of this call's random rules, and the phase where that is drawn."""
+        if self._seed is None and not self.strategy.has_memory:
+            return None, None
         if self.training and torch.is_grad_enabled():  # so that validation shifts no draws
             self._calls += 1
         generator = self._generator(device, ranked=True)

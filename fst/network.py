@@ -90,7 +90,7 @@ class Network:
 
     def __init__(self) -> None:
         self._layers: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
-        self._ahead: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakSet[SparseLayer] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[type[Network], tuple[()]]:
         return Network, ()  # copies of the layers join it themselves
@@ -102,17 +102,17 @@ class Network:
     def remove(self, layer: SparseLayer) -> None:
         """Forget ``layer``."""
         self._layers.pop(layer, None)
-        self._ahead.pop(layer, None)
+        self._ahead.discard(layer)
 
     def used(self, layer: SparseLayer) -> None:
         """``layer`` uses its S(W)."""
-        if self._ahead:
-            self._ahead.pop(layer, None)
+        self._ahead.discard(layer)
 
     def gradient_arrived(self) -> None:
         """Weights may change from now on: what nobody has used yet might be too old for it."""
-        for layer in list(self._ahead):
-            layer.forget_pruned()
+        if self._ahead:
+            for layer in list(self._ahead):
+                layer.forget_pruned()
 
     def prune(
         self, first: SparseLayer, dtype: torch.dtype, reuse: PrunedWeight | None
@@ -136,7 +136,7 @@ class Network:
         )
         for layer, pruned in zip(others, results, strict=True):
             layer.pruned.add(layer.weight, dtype, pruned)
-            self._ahead[layer] = None
+            self._ahead.add(layer)
             if "prune_weight" in first.decisions:
                 layer.decisions["prune_weight"] = first.decisions["prune_weight"]._replace(
                     reason=f"in one launch with layer {first.layer_name!r}", times={}
@@ -160,7 +160,7 @@ class Network:
         made = sparse24.pack(weights, [layer.conv_groups for layer in layers], dtype)
         for layer, packed in zip(layers, made, strict=True):
             layer.pruned.add_packed(layer.weight, dtype, packed)
-        self._ahead.update(dict.fromkeys(others))
+        self._ahead.update(others)
         return made[0]
 
     def _goes_with(self, layer: SparseLayer, first: SparseLayer, dtype: torch.dtype) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -32,8 +31,7 @@ class _GradientWatcher:
         place = (weight._version, gradient.data_ptr())
         accumulates = self._last == (*place, gradient._version - 1)
         if not accumulates:
-            with torch.no_grad():
-                layers[0].add_decay(gradient)
+            layers[0].add_decay(gradient)
         self._last = (*place, gradient._version)
         for layer in layers:
             layer.gradient_arrived(new_step=not accumulates)

@@ -157,8 +157,9 @@ def forced(operation: str) -> str | None:
     """Name of the backend that `force` or FST_BACKENDS demands, or None."""
     _check_operation(operation)
     name = _FORCED.get(operation)
-    if name is None:
-        name = parse(os.environ.get(VARIABLE, ""), VARIABLE).get(operation)
+    text = os.environ.get(VARIABLE)
+    if name is None and text:
+        name = parse(text, VARIABLE).get(operation)
         if name is not None:
             _check_usable(operation, name)
     return name

@@ -37,6 +37,8 @@ def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.d
 
 
 def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
+    if type(value) is tuple and [type(v) for v in value] == [int, int] and min(value) >= least:
+        return value
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) == 1:
         values = values * 2
