@@ -6,8 +6,9 @@
 
 bfloat16, channels_last, pairs along rows, 1x1 kernels with the kept half of their input. The
 contestants are timed in turns, with the L2 cache flushed before each call. Writes JSON: medians and
-quartiles in milliseconds, the FLOPs and the bytes that each needs (each operand once), and how
-often a ResNet has the layer; prints the speed against cuDNN dense, and geometric means of it.
+quartiles in milliseconds, the FLOPs and the bytes that each needs (each operand once), how often a
+ResNet has the layer, and how far each result is from cuDNN's of the same mathematics; prints the
+speed against cuDNN dense, and geometric means of it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fst.ops import alternating
 from fst.ops.geometry import Geometry, gradients
 
 DENSE = "cuDNN dense"
+HALF = "cuDNN strided, torch pair sum"
 RULE = Alternating()
 
 
@@ -109,10 +111,12 @@ def main() -> None:
         if options.tiles:
             functions |= problem.tiles(TILES[:1] if options.smoke else TILES)
         with torch.no_grad():
+            differences = _differences({name: run() for name, run in functions.items()})
             times = compare(functions, repeats, device)
         for name, timing in times.items():
             row = {**layer._asdict(), "contestant": name, **timing._asdict(), **problem.model(name)}
             row["speed"] = times[DENSE].median / timing.median
+            row["difference"] = differences[name]
             rows.append(row)
             print(f"{layer!s:24s} {name:32s} {timing!s:32s} ms {row['speed']:6.2f}x", flush=True)
     means = _means(rows)
@@ -170,11 +174,12 @@ class Operands:
         """The library's dense kernel, the half of it with and without its sums, the own kernel."""
         return {
             DENSE: self._dense,
-            "cuDNN strided, torch pair sum": lambda: self._forced("strided", "torch"),
+            HALF: lambda: self._forced("strided", "torch"),
             "cuDNN strided, triton pair sum": lambda: self._forced("strided", "triton"),
             "cuDNN strided, sums not counted": self._from_folded,
             "triton, fused": lambda: self._forced("triton", "torch"),
-            "triton, dense": self._own_dense,
+            "triton, sums not counted": lambda: self._own(self.folded, self.inputs[0], 2),
+            "triton, dense": lambda: self._own(self.grad_output, self.input, 1),
         }
 
     def tiles(self, sizes: Sequence[tuple[int, int, int]]) -> dict[str, Function]:
@@ -215,18 +220,15 @@ class Operands:
         needed = (False, True, False)
         return gradients(self.folded, self.inputs[0], self.weight, strided, needed)[1]
 
-    def _own_dense(self) -> Tensor:
+    def _own(self, grad_output: Tensor, input: Tensor, step: int) -> Tensor:
+        """The own kernel at all positions of grad_output, whose windows are ``step`` apart."""
         edge, stride = self.geometry.padding[0], self.geometry.stride[0]
+        window = (-edge, stride, -edge, stride * step)
+        if input is not self.input:
+            window = (0, 1, 0, 1)
+        everywhere = (0, 1, 0, 1)
         return ops.grad_weight(
-            self.grad_output,
-            [self.input],
-            self.weight,
-            (1, 1),
-            False,
-            (0, 1, 0, 1),
-            (-edge, stride, -edge, stride),
-            (1, 1),
-            1,
+            grad_output, [input], self.weight, (1, 1), False, everywhere, window, (1, 1), 1
         )
 
     def _with_tile(self, m: int, n: int, k: int) -> Tensor:
@@ -239,6 +241,15 @@ class Operands:
         for launch in module.launches(self.grad_output, self.inputs, out, problem, tile):
             launch.run()
         return out
+
+
+def _differences(results: dict[str, Tensor]) -> dict[str, float]:
+    """Largest difference of each from cuDNN's of the same mathematics, over the largest value."""
+    found = {}
+    for name, result in results.items():
+        wanted = results[DENSE if name.endswith("dense") else HALF].float()
+        found[name] = ((result.float() - wanted).abs().max() / wanted.abs().max()).item()
+    return found
 
 
 def _means(rows: list[dict[str, Any]]) -> list[tuple[str, int, str, float]]:

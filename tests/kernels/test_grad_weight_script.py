@@ -23,6 +23,7 @@ def test_the_measuring_script_runs(tmp_path):
     found = json.loads(out.read_text())
     rows = {(row["kernel"], row["contestant"]): row for row in found["rows"]}
     assert {kernel for kernel, _ in rows} == {1, 3}
+    assert all(row["difference"] < 0.02 for row in found["rows"])
     for kernel in (1, 3):
         dense, fused = rows[kernel, "cuDNN dense"], rows[kernel, "triton, fused"]
         assert dense["flops"] == 2 * fused["flops"]
