@@ -347,11 +347,15 @@ def sparse_names(monkeypatch) -> dict[str, str]:
     for key in names.items():
         usable = {**vars(registry._BACKENDS[key]), "missing": lambda: ""}
         monkeypatch.setitem(registry._BACKENDS, key, backends.Backend(**usable))
+
+    def zeros(like: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        return like.new_zeros(size).contiguous(memory_format=torch.channels_last)
+
     nothing = sparse24.PackedWeight(*[torch.zeros(1)] * 4)
     stand_ins = {
         "pack": lambda weights, *_: [nothing] * len(weights),
-        "convolve": lambda input, packed, bias, size, *_: input.new_zeros(size),
-        "input_gradient": lambda gradient, packed, size, *_: gradient.new_zeros(size),
+        "convolve": lambda input, packed, bias, size, *_: zeros(input, size),
+        "input_gradient": lambda gradient, packed, size, *_: zeros(gradient, size),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(sparse24, name, stand_in)
