@@ -62,6 +62,8 @@ def cuda_missing() -> str:
             missing = "nvcc is not found (CUDA toolkit)"
     if not missing and shutil.which("c++") is None and shutil.which("g++") is None:
         missing = "no C++ compiler is found"
+    if not missing and shutil.which("ninja") is None:
+        missing = "ninja is not found"
     return missing
 
 
