@@ -11,7 +11,7 @@ import fst
 from fst import backends, benchmark
 from fst.backends import registry, sparse24
 from fst.benchmark import StepTimes, Timing, Training, breakdown, roofline, timing
-from fst.benchmark.roofline import Rates, gemm_bound
+from fst.benchmark.roofline import Rates
 from fst.memory import measure_memory, saved_bytes
 from fst.ops.geometry import Geometry
 from tools import benchmark as tool
@@ -168,81 +168,6 @@ def test_contestants_train_copies_and_convert_what_is_selected():
     assert torch.equal(model["body"][0].weight, before)
     assert not torch.equal(trained["body"][0].weight, before)
     assert all(p.grad is None for p in trained.parameters())
-
-
-def test_bound_of_a_dense_convolution():
-    """Against the sums of products, done by hand, of 8 -> 6 channels on 4 images of 10x12."""
-    shape = benchmark.ConvShape(8, 6, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2), 4, 10, 12)
-    assert shape.output_size == (10, 12)
-    flops = 2 * 4 * (10 * 12) * 6 * (8 // 2) * 9
-    moved = 2 * (4 * 8 * 120 + 4 * 6 * 120 + 6 * 4 * 9)
-    for gemm in GEMMS:
-        fast, slow = Rates(flops / 1e-3, moved / 2e-3), Rates(flops / 5e-3, moved / 2e-3)
-        bound = gemm_bound(shape, gemm, torch.bfloat16, fast)
-        assert (bound.flops, bound.bytes, bound.limit) == (flops, moved, "memory")
-        assert bound.milliseconds == pytest.approx(2)
-        bound = gemm_bound(shape, gemm, torch.bfloat16, slow)
-        assert (bound.milliseconds, bound.limit) == (pytest.approx(5), "compute")
-
-
-@pytest.mark.parametrize("kernel", [1, 3])
-@pytest.mark.parametrize("width", [8, 7])
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("pairing", ["row", "flat"])
-def test_alternating_needs_the_kept_positions_alone(kernel, width, stride, pairing):
-    geometry = Geometry((stride, stride), (kernel // 2,) * 2, (1, 1), 1)
-    shape = benchmark.ConvShape(4, 4, (kernel, kernel), geometry, 1, 9, width)
-    strategy = fst.get_strategy("fst", pairing=pairing)
-    height, width_out = shape.output_size
-    dense = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1))
-    pruned = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1), strategy)
-    positions = torch.arange(height * width_out).view(height, width_out)
-    kept = positions.flatten()[::2] if pairing == "flat" else positions[:, ::2].flatten()
-    assert pruned.flops / dense.flops == pytest.approx(len(kept) / positions.numel())
-    assert pruned.bytes <= dense.bytes
-    if kernel == 1:
-        read = 4 * 4 * len(kept)
-        dense_read = 4 * 4 * (9 * width / stride**2)
-        assert dense.bytes - pruned.bytes == pytest.approx(dense_read - read, abs=4 * 4 * 6)
-    for gemm in ("output", "grad_input"):
-        simulated = gemm_bound(shape, gemm, torch.float32, Rates(1, 1), strategy)
-        assert simulated == gemm_bound(shape, gemm, torch.float32, Rates(1, 1))
-
-
-def test_an_accelerated_backend_has_half_the_weight_to_move_and_the_sparse_rate():
-    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
-    strategy = fst.get_strategy("fst")
-    options = ("output", torch.bfloat16, Rates(1e3, 1e12, 2e3), strategy)
-    simulated = gemm_bound(shape, *options)
-    accelerated = gemm_bound(shape, *options, accelerated=True)
-    assert simulated.bytes - accelerated.bytes == 32 * 2 - (32 + 32 / 8)  # 2 bits for each kept
-    assert accelerated.milliseconds == simulated.milliseconds / 2
-    without = gemm_bound(shape, "output", torch.bfloat16, Rates(1e3, 1e12), strategy)
-    assert without.milliseconds == simulated.milliseconds
-
-
-def test_bounds_of_a_layer_know_which_backend_is_accelerated(monkeypatch):
-    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
-    fast = backends.Backend("grad_weight", "fast", "", True, lambda: "", accelerated=True)
-    backends.register_backend(fast)
-    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
-    decision = backends.Decision("grad_weight", "", "fast", "forced", {})
-    chosen = {"grad_weight": {"wg": {"grad_weight": decision}}}
-    layer = benchmark.LayerTimes(shape, 1, {}, chosen)
-    strategies = {"wg": fst.get_strategy("wg")}
-    bounds = roofline.layer_bounds(layer, strategies, torch.float32, Rates(1.0, 1e12, 4.0))
-    of_wg = {gemm: bounds[gemm]["wg"].milliseconds for gemm in GEMMS}
-    dense = bounds["output"]["torch"].milliseconds
-    assert of_wg == {"output": dense, "grad_input": dense, "grad_weight": dense / 4}
-
-
-def test_measured_rates_are_those_of_a_product_and_a_copy(_small_rates):
-    begin = time.perf_counter()
-    rates = roofline.measure_rates(CPU, torch.float32, repeats=3)
-    took = time.perf_counter() - begin
-    assert rates.dense > 3 * 2 * 256**3 / took
-    assert rates.bandwidth > 3 * 2 * 2**20 / took
-    assert rates.sparse is None
 
 
 def _model() -> nn.Module:
