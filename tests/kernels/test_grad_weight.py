@@ -198,6 +198,22 @@ def test_an_empty_batch_has_no_gradient(device):
     assert not gradient(CASES[0], RULES[0], operands, "triton").any()
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_sums_are_rounded_as_those_of_a_folded_tensor(dtype, device):
+    """The same kernel, given the folded tensor, adds up the same products in the same order."""
+    input, weight, grad_output = CASES[0].operands(dtype, device)
+    lattice, window, everywhere = (0, 1, 0, 2), (-1, 1, -1, 2), (0, 1, 0, 1)
+    (folded,) = ops.fold_grad_output(grad_output, (1, 2), lattice)
+    fused, unfused = (
+        ops.grad_weight(tensor, [input], weight, block, restore, kept, window, (1, 1), 1)
+        for tensor, block, restore, kept in (
+            (grad_output, (1, 2), True, lattice),
+            (folded, (1, 1), False, everywhere),
+        )
+    )
+    assert torch.equal(fused, unfused)
+
+
 def test_nothing_is_folded_before(device, monkeypatch):
     """Neither the library's kernel nor a fold of its own runs."""
     operands = CASES[0].operands(torch.bfloat16, device)
