@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.autograd.graph import increment_version
 
 from fst.backends import sources
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+_LIBRARY = torch.library.Library("fst", "FRAGMENT")
+
+
+def _operator(*mutated: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function as ``torch.ops.fst.NAME``; it writes over the arguments ``mutated``.
+
+    `torch.library.custom_op` but for its four further Python calls per call, which are for
+    operators that autograd differentiates.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        schema = torch.library.infer_schema(function, mutates_args=mutated)
+        _LIBRARY.define(name + schema)
+        traced = torch._disable_dynamo(function)  # compiled code calls it as it is
+        _LIBRARY.impl(name, traced, "CompositeExplicitAutograd")
+        return getattr(torch.ops.fst, name).default
+
+    return register
 
 
 def takes(*dtypes: torch.dtype) -> bool:
@@ -38,7 +60,7 @@ def _on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
-@custom_op("fst::prune_grad_output", mutates_args=())
+@_operator()
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
@@ -50,14 +72,14 @@ def prune_grad_output(
         return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
 
 
-@prune_grad_output.register_fake
+@torch.library.register_fake("fst::prune_grad_output")
 def _(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
     return torch.empty_like(grad_output)
 
 
-@custom_op("fst::prune_weights", mutates_args=())
+@_operator()
 def prune_weights(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -80,7 +102,7 @@ def prune_weights(
     return results
 
 
-@prune_weights.register_fake
+@torch.library.register_fake("fst::prune_weights")
 def _(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -103,7 +125,7 @@ def _result_dtypes(
     return [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
 
 
-@custom_op("fst::prune_weights_into", mutates_args=("results",))
+@_operator("results")
 def prune_weights_into(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -116,9 +138,10 @@ def prune_weights_into(
     """`prune_weights` into tensors that there are: ``results``, in the same order."""
     patterns = (n_output, m_output), (n_grad_input, m_grad_input)
     _prune_into(weights, groups, *patterns, results)
+    increment_version(results)
 
 
-@prune_weights_into.register_fake
+@torch.library.register_fake("fst::prune_weights_into")
 def _(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -156,7 +179,7 @@ def divided(results: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]
     return (results[i : i + count] for i in range(0, len(results), count))
 
 
-@custom_op("fst::add_decay", mutates_args=("gradients",))
+@_operator("gradients")
 def add_decay(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -173,9 +196,10 @@ def add_decay(
     ]
     with _on(weights[0]):
         kernels.prune(jobs, (n, m), None, decay)
+    increment_version(gradients)
 
 
-@add_decay.register_fake
+@torch.library.register_fake("fst::add_decay")
 def _(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -187,7 +211,7 @@ def _(
     return None
 
 
-@custom_op("fst::fold_grad_output", mutates_args=())
+@_operator()
 def fold_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:
@@ -198,7 +222,7 @@ def fold_grad_output(
     return results
 
 
-@fold_grad_output.register_fake
+@torch.library.register_fake("fst::fold_grad_output")
 def _(grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]) -> list[Tensor]:
     return _folded(grad_output, lattices)
 
@@ -226,7 +250,7 @@ def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
     ]
 
 
-@custom_op("fst::grad_weight", mutates_args=())
+@_operator()
 def grad_weight(
     grad_output: Tensor,
     inputs: Sequence[Tensor],
@@ -253,7 +277,7 @@ def grad_weight(
     return result
 
 
-@grad_weight.register_fake
+@torch.library.register_fake("fst::grad_weight")
 def _(
     grad_output: Tensor,
     inputs: Sequence[Tensor],
