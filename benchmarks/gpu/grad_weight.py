@@ -165,7 +165,8 @@ class Operands:
         self.geometry = Geometry((layer.stride,) * 2, (edge,) * 2, (1, 1), 1)
         self.kept = alternating.lattices(RULE, 0, layer.size, layer.size)
         self.inputs = [self.input]
-        if layer.kernel == 1:
+        self.reduced = layer.kernel == 1
+        if self.reduced:
             output_size = (layer.size, layer.size)
             self.inputs = alternating.kept_input(self.input, self.kept, output_size, self.geometry)
         (self.folded,) = alternating.fold_grad_output(self.grad_output, RULE, 0, self.kept)
@@ -209,7 +210,14 @@ class Operands:
     def _forced(self, name: str, fold: str) -> Tensor:
         with backends.force(grad_weight=name, fold_grad_output=fold):
             return alternating.grad_weight(
-                self.grad_output, self.inputs, self.weight, RULE, 0, self.kept, self.geometry
+                self.grad_output,
+                self.inputs,
+                self.weight,
+                RULE,
+                0,
+                self.kept,
+                self.geometry,
+                reduced=self.reduced,
             )
 
     def _from_folded(self) -> Tensor | None:
@@ -235,7 +243,9 @@ class Operands:
         module = sources.load("grad_weight")
         tile = module.Tile(m, n, k, 8 if m * n >= 128 * 256 else 4)
         (lattice,) = self.kept
-        window = alternating.window_start(lattice, tuple(self.weight.shape[2:]), self.geometry)
+        window = alternating.REDUCED
+        if not self.reduced:
+            window = alternating.window_start(lattice, self.geometry)
         problem = module.Problem(RULE.block, True, [lattice], [window], (1, 1), 1)
         out = torch.empty_like(self.weight)
         for launch in module.launches(self.grad_output, self.inputs, out, problem, tile):

@@ -31,6 +31,10 @@ class Lattice(NamedTuple):
     column_step: int
 
 
+REDUCED = Lattice(0, 1, 0, 1)  # the positions of what `kept_input` leaves
+KEEP_THEIR_RESULT = ("ReluBackward0", "SigmoidBackward0", "TanhBackward0")
+
+
 def lattices(rule: Alternating, phase: int, height: int, width: int) -> tuple[Lattice, ...]:
     """The kept positions of a height x width output map."""
     if rule.block == (2, 2):
@@ -103,6 +107,15 @@ def kept_input(
     ]
 
 
+def is_retained(input: Tensor) -> bool:
+    """Whether the operation that made ``input`` keeps it for its own backward pass.
+
+    Not asked in compiled code, where the compiler decides what is saved.
+    """
+    maker = None if torch.compiler.is_compiling() else input.grad_fn
+    return maker is not None and maker.name() in KEEP_THEIR_RESULT
+
+
 def grad_weight(
     grad_output: Tensor,
     inputs: list[Tensor],
@@ -111,11 +124,13 @@ def grad_weight(
     phase: int,
     kept: tuple[Lattice, ...],
     geometry: Geometry,
+    *,
+    reduced: bool,
 ) -> Tensor:
     """dW (Cout, Cin/groups, kh, kw) from grad_output (N, Cout, P, Q).
 
-    ``inputs`` is the whole input once, or for 1x1 kernels `kept_input`; of ``weight`` only the
-    shape and the memory format count.
+    ``inputs`` is the whole input once, or where ``reduced`` what `kept_input` left of it; of
+    ``weight`` only the shape and the memory format count.
     """
     kernel = (weight.shape[2], weight.shape[3])
     size = (grad_output.shape[2], grad_output.shape[3])
@@ -123,15 +138,18 @@ def grad_weight(
 
     def with_program(name: str) -> Tensor:
         folded = fold_grad_output(grad_output, rule, phase, kept)
-        return _from_folded(PROGRAMS[name], folded, inputs, weight, kept, size, geometry)
+        needed = inputs
+        if kernel == (1, 1) and not reduced:
+            needed = kept_input(inputs[0], kept, size, geometry)
+        return _from_folded(PROGRAMS[name], folded, needed, weight, kept, size, geometry)
 
     candidates = {
         name: functools.partial(with_program, name)
         for name in programs(grad_output, kernel, strided)
     }
     if ops.takes(grad_output.dtype):
-        windows = [window_start(p, kernel, geometry) for p in kept]
-        each = inputs if kernel == (1, 1) else inputs * len(kept)
+        windows = [REDUCED if reduced else window_start(p, geometry) for p in kept]
+        each = inputs if reduced else inputs * len(kept)
         candidates["triton"] = lambda: ops.grad_weight(
             grad_output,
             each,
@@ -174,10 +192,8 @@ def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:
     return geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step
 
 
-def window_start(lattice: Lattice, kernel: tuple[int, int], geometry: Geometry) -> Lattice:
-    """Where in its input the window of each kept position begins; in the padding below 0."""
-    if kernel == (1, 1):
-        return Lattice(0, 1, 0, 1)
+def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
+    """Where in the input the window of each kept position begins; in the padding below 0."""
     rows, columns = _steps(lattice, geometry)
     return Lattice(
         lattice.row * geometry.stride[0] - geometry.padding[0],

@@ -70,14 +70,15 @@ class _SparseConv2d(torch.autograd.Function):
         ctx.call = call
         ctx.record = dispatch.current_record()
         ctx.input_shape = input.shape
-        ctx.kept = ()
+        ctx.kept, ctx.reduced = (), False
         inputs = [input]
         if not weight.requires_grad:
             inputs = []
         elif isinstance(rule, Alternating):
             size = (output.shape[2], output.shape[3])
             ctx.kept = alternating.lattices(rule, call.phase, *size)
-            if weight.shape[2:] == (1, 1):
+            ctx.reduced = weight.shape[2:] == (1, 1) and not alternating.is_retained(input)
+            if ctx.reduced:
                 inputs = alternating.kept_input(input, ctx.kept, size, call.geometry)
         decay_mask = mask if call.decay else None
         transposed = gemms.for_grad_input(call.strategy, packed)
@@ -157,7 +158,14 @@ def _grad_weight_pruned(
     rule, geometry = call.strategy.grad_weight, call.geometry
     if isinstance(rule, Alternating):
         return alternating.grad_weight(
-            grad_output, inputs, weight, rule, call.phase, ctx.kept, geometry
+            grad_output,
+            inputs,
+            weight,
+            rule,
+            call.phase,
+            ctx.kept,
+            geometry,
+            reduced=ctx.reduced,
         )
     if rule.operand == "grad_output":
         pruned = _pruned(grad_output, rule, "grad_weight", call)

@@ -108,6 +108,38 @@ def test_multiply_adds_of_the_weight_gradient(kernel, overrides, share):
     assert flops(fst.get_strategy("fst", **overrides)) == share * flops("dense")
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("activation", [torch.relu, torch.sigmoid, torch.relu_, F.gelu])
+def test_an_input_that_its_maker_keeps_is_not_saved_twice(activation, stride):
+    """A ReLU keeps its result, a GELU what it was made of."""
+    torch.manual_seed(0)
+    before = torch.randn(2, 16, 6, 7, requires_grad=True)
+    weight = torch.randn(8, 16, 1, 1, requires_grad=True)
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        images = activation(before + 0)
+        output = fst.sparse_conv2d(images, weight, stride=stride, strategy="fst_w")
+        dense = sum(storages.values())
+        storages.clear()
+        images = activation(before + 0)
+        output = fst.sparse_conv2d(images, weight, stride=stride, strategy="fst")
+    rows, columns = output.shape[2:]
+    half = 2 * 16 * rows * ((columns + 1) // 2) * 4
+    whole = images.numel() * 4
+    saved = half - whole if activation is F.gelu else 0
+    assert sum(storages.values()) == dense + saved
+    output.square().sum().backward()
+    again = fst.sparse_conv2d(images.detach(), weight, stride=stride, strategy="fst")
+    gradient, weight.grad = weight.grad, None
+    again.square().sum().backward()
+    assert torch.equal(weight.grad, gradient)
+
+
 @pytest.mark.parametrize(("overrides", "share"), [({}, 1 / 2), ({"block": (2, 2)}, 1 / 4)], ids=str)
 def test_what_a_1x1_convolution_saves_of_its_input(overrides, share):
     images = torch.randn(2, 64, 12, 12)
