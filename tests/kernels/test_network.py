@@ -85,3 +85,53 @@ def test_the_host_plans_launches_once(device, monkeypatch):
             seen.append(dict(counts))
     assert [count["prune"] for count in seen] == [1, 2, 3]
     assert [count["_works"] for count in seen] == [3, 3, 3]
+
+
+@pytest.fixture
+def cuda(device):
+    """Where waiting can be noticed and steps can be captured."""
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+    return device
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+def test_no_step_waits_for_the_gpu(strategy, cuda):
+    net = _net(strategy, cuda)
+    images = torch.randn(2, 4, 5, 6, device=cuda)
+    with force(**KERNELS):
+        for _ in range(2):  # compiles
+            _step(net, net, images)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                _step(net, net, images)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+def test_a_step_is_captured(strategy, cuda):
+    """Replays of one CUDA graph train as eager steps do, also with other calls in between."""
+    nets = [_net(strategy, cuda) for _ in range(2)]
+    images = torch.randn(2, 4, 5, 6, device=cuda)
+    with force(**KERNELS):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                _step(nets[1], nets[1], images)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _step(nets[1], nets[1], images)  # recorded, not run
+        for _ in range(2):
+            graph.replay()
+            with torch.no_grad():
+                nets[1].eval()(images)
+            nets[1].train()
+        for _ in range(3 + 2):
+            _step(nets[0], nets[0], images)
+    for a, e in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
