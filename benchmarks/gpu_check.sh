@@ -22,7 +22,7 @@ minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in w
   2  tests         the Triton kernels' tests on the GPU; compute-sanitizer where there is one
   3  pruning       bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
   4  grad_weight   the own weight gradient against cuDNN, dense and strided
-  5  steps         whole training steps, eager and compiled: dense, fst, fst_w, srste, sdgp
+  5  steps         whole training steps: dense, fst, srste, sdgp; of the first model compiled too
   6  kernel_steps  the same with the unverified pruning and grad_weight kernels
   7  sparse_tests  the 2:4 convolutions: build, tests, compute-sanitizer (needs nvcc and ninja)
   8  sparse        2:4 convolutions against cuDNN, layer by layer: go or no-go
@@ -120,8 +120,10 @@ part_grad_weight() {
 }
 
 part_steps() {
-    for model in $MODELS; do
-        benchmark "steps_$model" "$model" --no-layers --strategies dense fst fst_w srste sdgp
+    for model in $MODELS; do # compiling takes minutes: the first model only
+        local compile=--no-compile
+        [[ $model == "${MODELS%% *}" ]] && compile=--compile
+        benchmark "steps_$model" "$model" --no-layers --strategies dense fst srste sdgp $compile
     done
 }
 
@@ -129,7 +131,7 @@ part_kernel_steps() {
     local kernels=prune_weight=triton,prune_grad_output=triton,fold_grad_output=triton
     for model in $MODELS; do
         benchmark "kernel_steps_$model" "$model" --no-layers --strategies fst srste sdgp \
-            --force-backends "$kernels,grad_weight=triton"
+            --no-compile --force-backends "$kernels,grad_weight=triton"
     done
 }
 
@@ -151,7 +153,7 @@ part_sparse_steps() {
     local kernels=prune_weight=triton,grad_weight=triton
     for model in $MODELS; do
         benchmark "sparse_steps_$model" "$model" --no-layers --strategies fst fst_w \
-            --force-backends "$kernels,output=$TILE,grad_input=$TILE"
+            --no-compile --force-backends "$kernels,output=$TILE,grad_input=$TILE"
     done
 }
 
