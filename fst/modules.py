@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst import needs
 from fst.backends import dispatch, ops
 from fst.backends.sparse24 import PackedWeight
 from fst.network import KnownWeights, Network
@@ -221,7 +221,7 @@ class SparseLayer(nn.Module):
         dtype = compute_dtype(input, weight, self.bias)
         decay = 0.0
         if torch.compiler.is_compiling():
-            self._check_traceable()
+            needs.traceable_state(self)
             kept = None if self.training else self.kept_mask
             with torch.no_grad():
                 pruned = prune_weight(weight, strategy, groups, dtype, mask=kept)
@@ -314,38 +314,17 @@ class SparseLayer(nn.Module):
                 self.forget_pruned()
             self._mask_step = self.step
         if self.strategy.schedule is not None:
-            self._follow_schedule()
+            needs.attachment(self)
+            if "started" not in self.schedule_state:
+                self.start_schedule()
         if self.strategy.decay:
-            self._check_decay(dtype)
+            needs.decay(self, dtype)
         if not self.weight.requires_grad:
             return 0.0
         if not self.weight.is_leaf:
             return self.strategy.gradient_decay
         watch_gradient(self)
         return 0.0
-
-    def _follow_schedule(self) -> None:
-        if self.start_schedule is None:
-            raise RuntimeError(
-                f"layer {self.layer_name!r}: strategy {self.strategy.name!r} works at the "
-                "optimizer's steps; call fst.attach(model, optimizer) before training."
-            )
-        if "started" not in self.schedule_state:
-            self.start_schedule()
-
-    def _check_decay(self, dtype: torch.dtype) -> None:
-        if self.strategy.decay_mode == "decoupled":
-            if not self.attached:
-                raise RuntimeError(
-                    f"layer {self.layer_name!r}: decay_mode='decoupled' works at the optimizer's "
-                    "step; call fst.attach(model, optimizer) before training."
-                )
-        elif dtype == torch.float16 != self.weight.dtype and self.scale_decay is None:
-            warnings.warn(
-                "float16 autocast without fst.set_grad_scaler(model, scaler): if the loss is "
-                "scaled, SR-STE's decay is too weak by that scale.",
-                stacklevel=5,
-            )
 
     def gradient_arrived(self, new_step: bool) -> None:
         """After a backward pass: the weight may change from now on."""
@@ -390,24 +369,6 @@ class SparseLayer(nn.Module):
         if not (watched and self.training and torch.is_grad_enabled()):
             return None
         return self.memories.setdefault(self._calls - 1, ReuseMemory())
-
-    def _check_traceable(self) -> None:
-        if self.training and self.strategy.schedule is not None:
-            raise RuntimeError(
-                f"layer {self.layer_name!r}: masks that {self.strategy.name!r} changes between "
-                "steps are state that torch.compile cannot trace; train uncompiled."
-            )
-        if self.training and self.strategy.has_memory:
-            raise RuntimeError(
-                f"layer {self.layer_name!r}: the previous step's gradients are state that "
-                "torch.compile cannot trace; train uncompiled."
-            )
-        rule = self.strategy.output
-        if isinstance(rule, Transposable) and rule.interval > 1 and self.training:
-            raise RuntimeError(
-                f"layer {self.layer_name!r}: a mask kept for interval={rule.interval} steps is "
-                "state that torch.compile cannot trace; use interval=1 to train compiled."
-            )
 
     def _generator(self, device: torch.device, *, ranked: bool) -> torch.Generator | None:
         rules = (self.strategy.output, self.strategy.grad_input, self.strategy.grad_weight)

@@ -7,6 +7,7 @@ import functools
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,8 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "sparse24"
 
 def missing() -> str:
     """Why the kernels cannot be emulated here; "" if they can."""
+    if sys.platform != "linux":
+        return "the emulation of CUDA kernels is for Linux"
     return "" if shutil.which("g++") else "g++ is not installed"
 
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -241,15 +242,19 @@ inline uint32_t bits_of(float x) {
 
 struct Half {
     static uint16_t bits(float x) {
-        const auto half = static_cast<_Float16>(x);
-        uint16_t bits;
-        std::memcpy(&bits, &half, 2);
-        return bits;
+        const uint32_t all = bits_of(x), sign = all >> 16 & 0x8000, size = all & 0x7fffffff;
+        if (x != x) return 0x7fff;
+        if (size >= 0x477ff000) return sign | 0x7c00; // rounds to infinity
+        if (size < 0x38800000)                        // subnormal: multiples of 2^-24
+            return sign | static_cast<uint32_t>(std::nearbyint(std::ldexp(std::fabs(x), 24)));
+        return sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10);
     }
     static float number(uint16_t bits) {
-        _Float16 half;
-        std::memcpy(&half, &bits, 2);
-        return static_cast<float>(half);
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                           : exponent     ? std::ldexp(1024.f + fraction, exponent - 25)
+                                          : std::ldexp(static_cast<float>(fraction), -24);
+        return bits & 0x8000 ? -size : size;
     }
 };
 struct Bfloat {
