@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fst.backends import sources, sparse24
@@ -91,6 +93,23 @@ def test_every_register_of_every_lane_is_where_the_instruction_reads():
                     value += 1
         packed = layout.pack(weight, 1, torch.float16)
         assert torch.equal(layout.unpack(packed, weight.shape), weight.half())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 70),
+    depth=st.integers(1, 70),
+    kernel=st.sampled_from([(1, 1), (2, 1), (1, 3)]),
+    groups=st.integers(1, 3),
+    transposed=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape_with_ties_everywhere(rows, depth, kernel, groups, transposed, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-2, 3, (rows * groups, depth, *kernel), generator=generator).float()
+    packed = layout.pack(weight, groups, torch.float16, transposed=transposed)
+    unpacked = layout.unpack(packed, weight.shape, transposed=transposed)
+    assert torch.equal(unpacked, pruned(weight, groups, transposed).half())
 
 
 def test_other_dtypes_are_refused():
