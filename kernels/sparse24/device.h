@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, boo
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n"); }
 template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT));
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(LEFT) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
