@@ -12,6 +12,8 @@ from torch.library import custom_op
 from fst.backends import sources
 from fst.ops.geometry import Geometry
 
+_layout, _plan = (sources.load(f"sparse24.{name}") for name in ("layout", "plan"))
+
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -58,11 +60,10 @@ def _pack(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) 
 
 @_pack.register_fake
 def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-    packed_shapes = sources.load("sparse24.layout").packed_shapes
     results = []
     for weight, group in zip(weights, groups, strict=True):
         for transposed in (False, True):
-            values, metadata = packed_shapes(weight, group, transposed=transposed)
+            values, metadata = _layout.packed_shapes(weight, group, transposed=transposed)
             results.append(weight.new_empty(values, dtype=dtype))
             results.append(weight.new_empty(metadata, dtype=torch.int32))
     return results
@@ -90,7 +91,7 @@ def _convolve(
     tile: int,
 ) -> Tensor:
     y = _result(x, values, metadata, bias, shape, transposed, tile)
-    numbers = sources.load("sparse24.plan").numbers(_shape(shape), transposed=transposed)
+    numbers = _plan.numbers(_shape(shape), transposed=transposed)
     if y.numel():
         x = x.contiguous(memory_format=torch.channels_last)
         _extension().convolve(y, x, values, metadata, bias, numbers, tile)
@@ -114,7 +115,7 @@ def _result(
 
 def _shape(flat: Sequence[int]) -> Any:
     head, pairs = flat[:3], [tuple(flat[i : i + 2]) for i in range(3, 15, 2)]
-    return sources.load("sparse24.plan").Shape(*head, *pairs, flat[15])
+    return _plan.Shape(*head, *pairs, flat[15])
 
 
 def _flat(
@@ -128,7 +129,6 @@ def _flat(
     ]
 
 
-@torch.compiler.assume_constant_result
 def unsupported(
     input_shape: Sequence[int],
     output_shape: Sequence[int],
@@ -136,8 +136,7 @@ def unsupported(
     geometry: Geometry,
 ) -> str:
     """Why a convolution of these sizes cannot be computed by the kernels; "" if it can."""
-    shape = _flat(input_shape, output_shape, kernel, geometry)
-    return sources.load("sparse24.plan").unsupported(_shape(shape))
+    return _plan.unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
 
 
 def convolve(

@@ -133,7 +133,8 @@ def test_kept_masks_are_not_packed(available):
             assert torch.equal(model(images), expected)
 
 
-def test_compiled_code_packs_and_convolves_without_a_break(available):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_packs_and_convolves_without_a_break(dynamic, available):
     images = torch.randn(2, 16, 9, 8, device=available).bfloat16()
     images = images.contiguous(memory_format=torch.channels_last)
     model = network(available, "fst").bfloat16()
@@ -142,7 +143,8 @@ def test_compiled_code_packs_and_convolves_without_a_break(available):
         expected.sum().backward()
         gradient = model[0].weight.grad.clone()
         model.zero_grad()
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
         output = compiled(images)
         output.sum().backward()
     assert torch.equal(output, expected) and torch.equal(model[0].weight.grad, gradient)
