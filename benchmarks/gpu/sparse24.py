@@ -136,13 +136,14 @@ def layer_rows(
             sparse24.input_gradient, dy, packed[2:], x.shape, kernel, geometry, tile
         )
     if kernel == (1, 1) and geometry.stride == (1, 1) and device.type == "cuda":
-        contestants["output"]["cuSPARSELt"] = cusparselt(x, pruned.output)
+        contestants["output"]["cuSPARSELt"] = CuSparseLt(x, pruned.output)
     positions = size[0] * size[2] * size[3]
     macs = positions * shape.out_channels * weight[0].numel()
     rows = []
     for gemm, functions in contestants.items():
         with torch.no_grad():
-            times = compare(functions, options.repeats, device)
+            runnable = {n: f for n, f in functions.items() if runs(f, f"{shape} {gemm} {n}")}
+            times = compare(runnable, options.repeats, device)
         for name, timing in times.items():
             rows.append(row(shape, gemm, name, timing, times[CUDNN], macs, options.peak_tflops))
     return rows
@@ -180,12 +181,32 @@ def row(
     }
 
 
-def cusparselt(x: Tensor, pruned: Tensor) -> Callable[[], Tensor]:
-    """A 1x1 convolution as one sparse matrix product over all positions."""
-    compressed = torch._cslt_compress(pruned.flatten(1).contiguous())
-    columns = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).t()
-    best = torch._cslt_sparse_mm_search(compressed, columns, transpose_result=True)
-    return lambda: torch._cslt_sparse_mm(compressed, columns, transpose_result=True, alg_id=best)
+def runs(function: Callable[[], object], name: str) -> bool:
+    """Whether a contestant runs; if not, the reason is printed and the others are measured."""
+    try:
+        function()
+    except RuntimeError as error:
+        print(f"{name}: {' '.join(str(error).split())[:200]}", flush=True)
+        return False
+    return True
+
+
+class CuSparseLt:
+    """A 1x1 convolution as one sparse matrix product over all positions; searches at first."""
+
+    def __init__(self, x: Tensor, pruned: Tensor) -> None:
+        self.pruned = pruned.flatten(1).contiguous()
+        self.columns = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).t()
+        self.best: int | None = None
+
+    def __call__(self) -> Tensor:
+        if self.best is None:
+            self.compressed = torch._cslt_compress(self.pruned)
+            search = torch._cslt_sparse_mm_search
+            self.best = search(self.compressed, self.columns, transpose_result=True)
+        return torch._cslt_sparse_mm(
+            self.compressed, self.columns, transpose_result=True, alg_id=self.best
+        )
 
 
 def packing_row(model: nn.Module, device: torch.device, repeats: int) -> dict[str, Any]:
