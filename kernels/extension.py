@@ -14,6 +14,11 @@ from torch.utils import cpp_extension
 
 FOLDER = Path(__file__).resolve().parent
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"  # of those to compile for; unset: the GPUs that are here
+# torch forbids CUDA's conversions and operators of 16-bit numbers
+ALLOWED = [
+    f"-U__CUDA_NO_{what}__"
+    for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+]
 
 
 def build(name: str, files: Sequence[str]) -> ModuleType:
@@ -28,15 +33,21 @@ def build(name: str, files: Sequence[str]) -> ModuleType:
             name=name,
             sources=[str(FOLDER / file) for file in files],
             extra_include_paths=[str(toolkit / "include")],
-            extra_cuda_cflags=["-O3"],
+            extra_cuda_cflags=["-O3", *ALLOWED],
             extra_ldflags=[f"-L{toolkit / 'lib64'}"],
         )
     except (OSError, RuntimeError, ImportError) as error:
         wanted = os.environ.get(ARCHITECTURES, "the GPUs that are here")
         raise RuntimeError(
             f"{name} could not be built for {wanted}: that needs nvcc of the CUDA version torch "
-            f"was built with, a C++ compiler and ninja ({error})."
+            f"was built with, a C++ compiler and ninja.\n{_essence(str(error))}"
         ) from error
+
+
+def _essence(said: str, lines: int = 8) -> str:
+    """The first errors that a compiler reported, or the last lines."""
+    errors = [line for line in said.splitlines() if "error" in line.lower()]
+    return "\n".join(errors[:lines] or said.splitlines()[-lines:])
 
 
 def _toolkit() -> Path:

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+import torch
+
 from fst.backends import describe, sources
 
 EXTENSIONS = ("sparse24.extension", "prune_baseline")
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     if options.command == "build":
+        named = options.arch or os.environ.get("TORCH_CUDA_ARCH_LIST")
+        if not named and not torch.cuda.is_available():
+            build.error("--arch is needed: there is no GPU here whose capability could be taken.")
         _build(options.arch)
     else:
         print(describe())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fst.backends import __main__ as command
 from fst.backends.sparse24 import TILES
@@ -80,16 +81,40 @@ def test_help_and_bad_arguments_of_the_build_command(capsys):
         with pytest.raises(SystemExit):
             command.main(["build", "--arch", bad])
         assert bad in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            command.main(["build"])
+        assert "--arch is needed" in capsys.readouterr().err
     command.main([])
     assert "mma_sp_128x128x3" in capsys.readouterr().out
 
 
-def test_a_failed_build_says_what_is_needed(monkeypatch, tmp_path):
+def _build(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: torch reads the folder and the architectures when imported."""
+    command_line = [sys.executable, "-m", "fst.backends", "build", *arguments]
+    return subprocess.run(command_line, capture_output=True, text=True, cwd=FOLDER.parents[1])
+
+
+@pytest.mark.slow
+def test_all_extensions_build_as_torch_builds_them(monkeypatch, tmp_path):
+    if shutil.which("nvcc") is None or shutil.which("ninja") is None:
+        pytest.skip("nvcc or ninja is not installed")
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    major = str(torch.version.cuda).split(".")[0]
+    if f"release {major}." not in version:
+        pytest.skip(f"torch is built for CUDA {torch.version.cuda}, nvcc is of another one")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    done = _build("--arch", "9.0a")
+    assert done.returncode == 0, done.stderr
+    built = re.findall(r"^(\w+): \d+ s, (\S+)$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in built] == ["fst_sparse24", "fst_prune_baseline"]
+    assert all(Path(file).is_file() for _, file in built)
+
+
+def test_a_failed_build_says_what_is_needed(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    arguments = [sys.executable, "-m", "fst.backends", "build", "--arch", "8.0"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=FOLDER.parents[1])
+    done = _build("--arch", "8.0")
     assert done.returncode == 1
     assert "fst_sparse24 could not be built for 8.0" in done.stderr and "nvcc" in done.stderr
