@@ -43,7 +43,7 @@ run() {
         return 1
     fi
     echo "== $name: $*"
-    timeout --kill-after=5 "$left" "$@" 2>&1 | tee "$OUT/$name.log"
+    timeout --kill-after=30 "$left" "$@" 2>&1 | tee "$OUT/$name.log"
 }
 
 describe() {

@@ -1,7 +1,10 @@
 """tools/benchmark.py runs and reports what it measured; no speed is asserted."""
 
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from fst.memory import measure_memory, saved_bytes
 from fst.ops.geometry import Geometry
 from tools import benchmark as tool
 
+ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 GEMMS = ("output", "grad_input", "grad_weight")
 
@@ -63,6 +67,24 @@ def test_report(tmp_path, capsys, _small_rates):
     for chart in ("report.png", "report_layers.png"):
         assert f"({chart})" in text
         assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
+    """As by `timeout`, while layers are timed."""
+    out = tmp_path / "report"
+    arguments = "--batch 2 --size 32 --repeats 3 --no-profile --strategies fst --out".split()
+    command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *arguments, str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("layer 3 "):
+            process.terminate()
+            break
+    process.stderr.read()
+    assert process.wait() == 1
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert report["header"]["incomplete"] == "stopped before its end"
+    assert len(report["layers"]) >= 2 and not report["steps"]
+    assert "incomplete" in out.with_suffix(".md").read_text()
 
 
 def test_a_config_is_timed_at_the_size_asked_for(tmp_path):

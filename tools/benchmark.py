@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "clock": CLOCKS[options.device.type == "cuda"],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
-    results = measure(training, options)
+    results = Results(options.device.type)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        measure(training, options, results)
+    except KeyboardInterrupt:
+        header["incomplete"] = "stopped before its end"
     if results.rates is not None:
         header.update(rate_words(results.rates, options))
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     written[0].write_text(report)
     written[1].write_text(json.dumps(as_json(header, results), indent=1))
     print(f"written: {', '.join(map(str, [*written, *charts]))}")
+    if "incomplete" in header:
+        sys.exit("stopped: what had been measured is written")
 
 
 def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -136,14 +144,13 @@ def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
     return None if options.dtype == "float32" else getattr(torch, options.dtype)
 
 
-def measure(training: Training, options: argparse.Namespace) -> Results:
-    """Everything that the options do not skip."""
+def measure(training: Training, options: argparse.Namespace, results: Results) -> None:
+    """Add everything that the options do not skip to ``results``."""
     strategies = {name: fst.get_strategy(name) for name in options.strategies}
-    results = Results(options.device.type)
     if not options.no_layers:
         time_layers(training, options, strategies, results)
     if options.no_steps:
-        return results
+        return
     wanted = options.device.type == "cuda" if options.compile is None else options.compile
     compiled = options.compile_mode if wanted else None
     steps = "eager and compiled" if compiled else "eager"
@@ -156,12 +163,11 @@ def measure(training: Training, options: argparse.Namespace) -> Results:
     )
     results.steps = benchmark.time_steps(made, training, repeats)
     if not options.no_profile:
-        for name, contestant in made.ready.items():
-            results.breakdown[name] = break_down(contestant, options.device)
+        spent = {name: break_down(c, options.device) for name, c in made.ready.items()}
+        results.breakdown.update(spent)
     if not options.no_memory:
         del made
         results.memory.update(measure_memory(training, strategies))
-    return results
 
 
 def time_layers(
