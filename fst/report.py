@@ -162,8 +162,9 @@ def _computed_by(decision: Decision | None, report: GemmReport) -> GemmReport:
     if decision is None:
         return report
     chosen = backend(decision.operation, decision.backend)
-    if chosen.accelerated:
-        report = report._replace(mode="accelerated", reason=f"{chosen.name}: {chosen.computes}")
+    if chosen.accelerated is not None:
+        mode = "accelerated" if chosen.accelerated else "simulated"
+        report = report._replace(mode=mode, reason=f"{chosen.name}: {chosen.computes}")
     return report._replace(decision=decision)
 
 

@@ -31,7 +31,8 @@ class Backend:
         computes: how, in words.
         verified: whether it has been compared with the reference on the device it is made for.
         missing: why it cannot run here, "" if it can.
-        accelerated: whether a pruned operand saves it multiply-adds (2:4 tensor cores).
+        accelerated: whether a pruned operand saves it multiply-adds; None if that is as the rule
+            says (`fst.report`).
     """
 
     operation: str
@@ -39,7 +40,7 @@ class Backend:
     computes: str
     verified: bool
     missing: Callable[[], str]
-    accelerated: bool = False
+    accelerated: bool | None = None
 
     @property
     def state(self) -> str:
@@ -216,6 +217,16 @@ for _name, _computes in (
     ("transposed", "the same on transposed images, so that the stride is vertical"),
 ):
     register_backend(Backend("grad_weight", _name, _computes, True, _nothing_missing))
+register_backend(
+    Backend(
+        "grad_weight",
+        "masked",
+        "the library's dense kernel, on sums with zeros at the dropped positions",
+        True,
+        _nothing_missing,
+        accelerated=False,
+    )
+)
 for _operation, _computes in (
     ("prune_weight", "all weights in one or few launches, each read once"),
     ("prune_grad_output", "one read, one write; rescaling reads twice"),

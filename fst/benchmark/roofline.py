@@ -149,4 +149,4 @@ def layer_bounds(
 
 
 def _is_accelerated(gemm: str, name: str | None) -> bool:
-    return name is not None and backend(gemm, name).accelerated
+    return name is not None and bool(backend(gemm, name).accelerated)

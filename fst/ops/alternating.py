@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends import dispatch, ops
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, gradients
 from fst.ops.strided import PROGRAMS, programs
 from fst.strategy import Alternating
 
@@ -147,6 +147,14 @@ def grad_weight(
         name: functools.partial(with_program, name)
         for name in programs(grad_output, kernel, strided)
     }
+    if not reduced:
+
+        def masked() -> Tensor:
+            folded = fold_grad_output(grad_output, rule, phase, kept)
+            spread = _spread(folded, grad_output, kept)
+            return gradients(spread, inputs[0], weight, geometry, (False, True, False))[1]
+
+        candidates["masked"] = masked
     if ops.takes(grad_output.dtype):
         windows = [REDUCED if reduced else window_start(p, geometry) for p in kept]
         each = inputs if reduced else inputs * len(kept)
@@ -163,6 +171,14 @@ def grad_weight(
         )
     tensors, options = (grad_output, *inputs, weight), (rule.block, rule.restore, kept, geometry)
     return dispatch.run("grad_weight", candidates, tensors, options)
+
+
+def _spread(folded: list[Tensor], grad_output: Tensor, kept: tuple[Lattice, ...]) -> Tensor:
+    """The folded grad_output at its kept positions, zeros elsewhere."""
+    spread = torch.zeros_like(grad_output)
+    for p, part in zip(kept, folded, strict=True):
+        spread[:, :, p.row :: p.row_step, p.column :: p.column_step] = part
+    return spread
 
 
 def _from_folded(

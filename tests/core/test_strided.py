@@ -80,12 +80,39 @@ def test_one_decision_covers_the_sums_and_both_lattices(kernel, monkeypatch, tmp
     backends.forget_decisions()
     gradient()
     (decision,) = backends.decisions("grad_weight")
-    names = {"strided", "transposed"} if kernel == 3 else {"strided"}
+    names = {"strided", "transposed", "masked"} if kernel == 3 else {"strided"}
     assert set(decision.times) == (names if len(names) > 1 else set())
     expected = gradient(torch.float64)
     for name in names:
         with backends.force(grad_weight=name):
             torch.testing.assert_close(gradient().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"phase": 1}, {"pairing": "flat"}, {"block": (2, 2)}, {"restore": False}]
+)
+def test_the_dense_kernel_computes_the_same(overrides, kernel):
+    """For layers where the library's strided kernel is slower than its dense one."""
+    torch.manual_seed(0)
+    strategy = fst.get_strategy("fst", **overrides)
+    images = torch.randn(2, 8, 7, 9, dtype=torch.float64).relu()
+    before = images.clone().requires_grad_()
+    weight = torch.randn(4, 4, *kernel, dtype=torch.float64, requires_grad=True)
+
+    def gradient():
+        options = {"stride": (2, 1), "padding": 1, "groups": 2}
+        output = fst.sparse_conv2d(before.relu(), weight, strategy=strategy, **options)
+        return torch.autograd.grad(output.square().sum(), weight)[0]
+
+    expected = gradient()
+    with backends.force(grad_weight="masked"):
+        torch.testing.assert_close(gradient(), expected, rtol=1e-11, atol=1e-11)
+        model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3))
+        fst.convert(model, "fst")
+        model(torch.randn(1, 8, 6, 6)).sum().backward()
+    report = model[0].report().gemms["grad_weight"]
+    assert report.mode == "simulated" and report.reason.startswith("masked: ")
 
 
 @pytest.mark.parametrize(
