@@ -1,4 +1,4 @@
-"""Mends three faults of mmdet 3.3 and its fork in their classes; the installed files stay.
+"""Mends four faults of mmdet 3.3 and its fork in memory; the installed files stay.
 
 Each is mended only where it is found, and once.
 """
@@ -6,6 +6,7 @@ Each is mended only where it is found, and once.
 from __future__ import annotations
 
 import functools
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ _MARK = "_fst_mended"
 
 
 def apply() -> None:
-    """Mends SSDHead, BaseDenseHead and SingleRoIExtractor.
+    """Mends SSDHead, BaseDenseHead, SingleRoIExtractor, and VOC's average precision.
 
     It imports mmdet, so `fst.detection.ops` comes first.
     """
+    from mmdet.evaluation.functional import mean_ap
     from mmdet.models.dense_heads import SSDHead
     from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
     from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
@@ -26,6 +28,8 @@ def apply() -> None:
     _wrap_once(SSDHead, "__init__", _with_loss_cls)
     _wrap_once(BaseDenseHead, "predict_by_feat", _boxes_in_float32)
     _wrap_once(SingleRoIExtractor, "forward", _extract_in_float32)
+    # Processes forked from one with threads (a TensorBoard writer, data loaders) may never end.
+    mean_ap.Pool = ThreadPool
 
 
 def _wrap_once(owner: type, method: str, wrapper: Any) -> None:
