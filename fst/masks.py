@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 
 from fst._autocast import without_autocast
 from fst._text import suggest
@@ -85,7 +86,7 @@ def nm_mask(
     return mask
 
 
-@torch.library.custom_op("fst::nm_mask_on_cpu", mutates_args=())
+@custom_op("fst::nm_mask_on_cpu", mutates_args=())
 def _nm_mask_on_cpu(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
     """Opaque to Inductor, whose CPU loops over groups are several times slower than torch's."""
     return nm_mask(tensor, n, m, dim)

@@ -69,6 +69,15 @@ def test_report(tmp_path, capsys, _small_rates):
         assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "report")
+    with pytest.raises(SystemExit) as ended:
+        tool.main(["--size", "32", "--out", out])
+    assert ended.value.code == 2
+    assert f"--out {out} cannot be written" in capsys.readouterr().err
+
+
 def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
     """As by `timeout`, while layers are timed."""
     out = tmp_path / "report"

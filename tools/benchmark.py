@@ -60,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         training, subject = from_config(options) if options.config else from_torchvision(options)
     except (ValueError, FileNotFoundError, ImportError) as error:
         command_line.error(str(error))
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.with_name(f"{options.out.name}.md").touch()
+    except OSError as error:
+        command_line.error(f"--out {options.out} cannot be written: {error}")
     header = {
         "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
         **machine.describe(options.device),
@@ -77,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         header["incomplete"] = "stopped before its end"
     if results.rates is not None:
         header.update(rate_words(results.rates, options))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     charts: list[Path] = []
     if importlib.util.find_spec("matplotlib") is not None:
         from fst.benchmark.charts import draw

@@ -11,28 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-_LIBRARY = torch.library.Library("fst", "FRAGMENT")
+_OPERATORS = Library("fst", "FRAGMENT")
 
 
 def _operator(*mutated: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as ``torch.ops.fst.NAME``; it writes over the arguments ``mutated``.
 
-    `torch.library.custom_op` but for its four further Python calls per call, which are for
-    operators that autograd differentiates.
+    PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
+    autograd differentiates.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        schema = torch.library.infer_schema(function, mutates_args=mutated)
-        _LIBRARY.define(name + schema)
+        schema = infer_schema(function, mutates_args=mutated)
+        _OPERATORS.define(name + schema)
         traced = torch._disable_dynamo(function)  # compiled code calls it as it is
-        _LIBRARY.impl(name, traced, "CompositeExplicitAutograd")
+        _OPERATORS.impl(name, traced, "CompositeExplicitAutograd")
         return getattr(torch.ops.fst, name).default
 
     return register
@@ -72,7 +73,7 @@ def prune_grad_output(
         return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
 
 
-@torch.library.register_fake("fst::prune_grad_output")
+@register_fake("fst::prune_grad_output")
 def _(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
@@ -102,7 +103,7 @@ def prune_weights(
     return results
 
 
-@torch.library.register_fake("fst::prune_weights")
+@register_fake("fst::prune_weights")
 def _(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -141,7 +142,7 @@ def prune_weights_into(
     increment_version(results)
 
 
-@torch.library.register_fake("fst::prune_weights_into")
+@register_fake("fst::prune_weights_into")
 def _(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -199,7 +200,7 @@ def add_decay(
     increment_version(gradients)
 
 
-@torch.library.register_fake("fst::add_decay")
+@register_fake("fst::add_decay")
 def _(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -222,7 +223,7 @@ def fold_grad_output(
     return results
 
 
-@torch.library.register_fake("fst::fold_grad_output")
+@register_fake("fst::fold_grad_output")
 def _(grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]) -> list[Tensor]:
     return _folded(grad_output, lattices)
 
@@ -277,7 +278,7 @@ def grad_weight(
     return result
 
 
-@torch.library.register_fake("fst::grad_weight")
+@register_fake("fst::grad_weight")
 def _(
     grad_output: Tensor,
     inputs: Sequence[Tensor],
