@@ -18,6 +18,7 @@ import ctypes
 import importlib.util
 import json
 import math
+import os
 import shlex
 import signal
 import sys
@@ -62,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command_line.error(str(error))
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.with_name(f"{options.out.name}.md").touch()
     except OSError as error:
         command_line.error(f"--out {options.out} cannot be written: {error}")
+    if not os.access(options.out.parent, os.W_OK):
+        command_line.error(f"--out {options.out} cannot be written: its folder is read-only")
     header = {
         "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
         **machine.describe(options.device),

@@ -155,15 +155,20 @@ def possible(operation: str) -> tuple[str, ...]:
 
 
 def forced(operation: str) -> str | None:
-    """Name of the backend that `force` or FST_BACKENDS demands, or None."""
+    """Name of the backend that `force` or FST_BACKENDS demands, or None.
+
+    Raises:
+        ValueError, RuntimeError: FST_BACKENDS names an unknown backend, or one that cannot run
+            here, for whatever operation.
+    """
     _check_operation(operation)
-    name = _FORCED.get(operation)
+    names: dict[str, str] = {}
     text = os.environ.get(VARIABLE)
-    if name is None and text:
-        name = parse(text, VARIABLE).get(operation)
-        if name is not None:
-            _check_usable(operation, name)
-    return name
+    if text:
+        names = parse(text, VARIABLE)
+        for of, name in names.items():
+            _check_usable(of, name)
+    return _FORCED.get(operation, names.get(operation))
 
 
 def parse(text: str, source: str) -> dict[str, str]:

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
+import fst
 from fst import backends
-from fst.backends import autotune, cache, dispatch, registry
+from fst.backends import autotune, cache, dispatch, registry, sources
 from fst.benchmark import Timing
 from fst.ops.geometry import Geometry
 from fst.ops.strided import PROGRAMS
@@ -217,3 +218,16 @@ def test_programs_of_a_real_layer_are_timed():
     assert set(decision.times) == {"strided", "transposed"}
     assert all(0 < t < (time.perf_counter() - begin) * 1e3 for t in decision.times.values())
     assert backends.decisions("grad_weight") == [decision]
+
+
+@pytest.mark.parametrize("name", ["mma", "mma_sp_128x128x3"])
+def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(
+    name, monkeypatch
+):
+    """In float32 no sparse kernel is asked for."""
+    if not sources.cuda_missing():
+        pytest.skip("the backend can run here")
+    monkeypatch.setenv("FST_BACKENDS", f"output={name}")
+    images, weight = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
+    with pytest.raises((ValueError, RuntimeError), match=f"output='{name}'"):
+        fst.sparse_conv2d(images, weight, strategy="fst")
