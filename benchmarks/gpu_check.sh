@@ -136,7 +136,7 @@ part_kernel_steps() {
 }
 
 part_sparse_tests() {
-    run sparse_build "$PYTHON" -m fst.backends build
+    run sparse_build "$PYTHON" -m fst.ops build
     check sparse_tests "test_repeats or meets_its_own or like_the_reference" \
         tests/kernels/test_sparse24.py tests/kernels/test_sparse24_layout.py \
         tests/kernels/test_sparse24_training.py

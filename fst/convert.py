@@ -1,7 +1,8 @@
-"""Turning layers of a model sparse, in place."""
+"""Into sparse layers and back: `convert` in place, `fold` into plain layers that hold S(W)."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,11 +11,11 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from fst.modules import SparseConv2d, SparseLayer, SparseLinear
-from fst.network import Network
+from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
+from fst.layers.network import Network
 from fst.report import ConversionReport
-from fst.strategies import get_strategy
-from fst.strategy import Strategy
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import get_strategy
 
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
     sparse.dense_class: sparse for sparse in (SparseConv2d, SparseLinear)
@@ -89,6 +90,28 @@ def convert(
         )
     report.layers = [layer.report() for layer in chosen]
     return report
+
+
+def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
+
+    Args:
+        model: a converted model; it is left as it is unless ``inplace``.
+        inplace: change ``model`` itself; its dense weights are lost.
+
+    Raises:
+        ValueError: no layer of ``model`` is converted.
+    """
+    layers = sparse_layers(model)
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no converted layer: nothing to fold.")
+    weights = {name: layer.effective_weight() for name, layer in layers.items()}
+    if not inplace:
+        model = copy.deepcopy(model)
+        layers = sparse_layers(model)
+    for name, layer in layers.items():
+        layer.densify(weights[name])
+    return model
 
 
 def _is_lazy(module: nn.Module) -> bool:

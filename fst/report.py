@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from fst._text import table
 from fst.backends import Decision, backend
-from fst.strategy import GEMMS, NM, Alternating, Rule
+from fst.basics.text import table
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.rule import Rule
+from fst.rules.strategy import GEMMS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fst.modules import SparseLayer
+    from fst.layers.modules import SparseLayer
 
 NOT_COMPUTED = "not computed"
 NO_CHOICE = "nothing to choose so far"
@@ -139,7 +142,7 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 def describe_gemms(layer: SparseLayer) -> dict[str, GemmReport]:
     """The three `GemmReport` of a converted layer.
 
-    Whether grad_input is computed depends on the model's input, see `fst.analysis.count_macs`.
+    Whether grad_input is computed depends on the model's input, see `fst.studies.analysis`.
     """
     outputs, channels = layer.weight.shape[:2]
     axis = {"output": channels, "grad_input": outputs // layer.conv_groups, "grad_weight": 0}
@@ -191,7 +194,7 @@ def backends_table(model: nn.Module) -> str:
     that the autotuner measured. An operation that had nothing to choose is computed by torch.
     Compiled code decides when it is compiled and is not in the table.
     """
-    from fst.modules import sparse_layers
+    from fst.layers.modules import sparse_layers
 
     layers = sparse_layers(model)
     rows: dict[tuple[str, ...], list[str]] = {}

@@ -1,17 +1,15 @@
-"""What training needs besides the state_dict, and the strategies' share of an optimizer step."""
+"""What a checkpoint needs beside the state_dict, and the seeds of random rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fst.modules import SparseLayer, sparse_layers
+from fst.layers.modules import converted_layers, sparse_layers
 from fst.ops.reuse import ReuseMemory
-from fst.schedule import Run, Schedule
-from fst.strategy import Strategy
 
 
 def sparsity_state(model: nn.Module) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the state belongs to other layers or to another strategy.
     """
-    layers = _layers(model)
+    layers = converted_layers(model)
     fields = {"strategy", "step", "kept_mask"}
     if not isinstance(state, Mapping) or not all(
         isinstance(entry, Mapping) and fields <= entry.keys() for entry in state.values()
@@ -72,151 +70,9 @@ def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
 
     Masks of the weight are then equal on all ranks; those of grad_output and input differ.
     """
-    for layer in _layers(model).values():
+    for layer in converted_layers(model).values():
         layer.seed_random_rules(seed, rank)
-
-
-def set_grad_scaler(model: nn.Module, scaler: torch.amp.GradScaler | None) -> None:
-    """Scale the decay term that is added to gradients as ``scaler`` scales the loss.
-
-    Needed with float16 and a strategy that decays through the gradient (SR-STE, FST).
-    """
-    for layer in _layers(model).values():
-        layer.scale_decay = None if scaler is None else scaler.scale
-
-
-class Attachment:
-    """Handle of `attach`; ``remove()`` undoes it."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, layers: list[SparseLayer], run: Run
-    ) -> None:
-        self._layers, self._run = layers, run
-        self._decoupled = [
-            layer
-            for layer in layers
-            if layer.strategy.decay and layer.strategy.decay_mode == "decoupled"
-        ]
-        self._scheduled: dict[Strategy, list[SparseLayer]] = {}
-        for layer in layers:
-            if layer.strategy.schedule is not None:
-                self._scheduled.setdefault(layer.strategy, []).append(layer)
-        for strategy, scheduled in self._scheduled.items():
-            strategy.schedule.attached(scheduled, run)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
-        for layer in layers:
-            layer.attached, layer.start_schedule = True, self._start
-
-    def report_loss(self, loss: torch.Tensor) -> None:
-        """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one."""
-        self._run.loss = loss.detach()
-
-    def remove(self) -> None:
-        """Detach from the optimizer."""
-        for hook in (*self._hooks, *self._run.hooks):
-            hook.remove()
-        for layer in self._layers:
-            layer.attached, layer.start_schedule = False, None
-
-    @torch.no_grad()
-    def _start(self) -> None:
-        for strategy, layers in self._scheduled.items():
-            new = [layer for layer in layers if "started" not in layer.schedule_state]
-            if new:
-                strategy.schedule.start(new, self._run)
-            for layer in new:
-                layer.schedule_state["started"] = True
-
-    @torch.no_grad()
-    def _before_step(self, *_: Any) -> None:
-        seen: set[int] = set()
-        for layer in self._decoupled:
-            if layer.weight.grad is not None and id(layer.weight) not in seen:
-                layer.decay_weight()
-                seen.add(id(layer.weight))
-        for schedule, layers in self._trained():
-            schedule.before_update(layers, self._run, _step(layers))
-
-    @torch.no_grad()
-    def _after_step(self, *_: Any) -> None:
-        self._run.show_gradients()
-        for schedule, layers in self._trained():
-            schedule.after_update(layers, self._run, _step(layers))
-
-    def _trained(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
-        """The schedules whose layers have had a training step."""
-        for strategy, layers in self._scheduled.items():
-            if all("started" in layer.schedule_state for layer in layers):
-                yield strategy.schedule, layers
-
-
-def _step(layers: list[SparseLayer]) -> int:
-    return max(layer.step for layer in layers)
-
-
-def attach(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    total_steps: int | None = None,
-    steps_per_epoch: float | None = None,
-) -> Attachment:
-    """Let strategies do their share of each optimizer step.
-
-    ``decay_mode="decoupled"``: W ← W − λ(W − S(W)) right before it (FST, Eq. 6). Strategies with a
-    `Schedule` choose masks, and zero gradients, weights and momentum, around it.
-
-    Args:
-        model: converted; it may be trained on any loss, in any loop.
-        optimizer: holds the weights of the converted layers.
-        total_steps: optimizer steps of the whole training, for schedules that end with it.
-        steps_per_epoch: optimizer steps of one pass over the data, for schedules that act after
-            each epoch.
-
-    Raises:
-        ValueError: the model is attached already, a weight that needs it is not among the
-            optimizer's parameters or belongs to two layers, or a schedule needs to know
-            ``total_steps`` or ``steps_per_epoch``.
-    """
-    layers = _layers(model)
-    if any(layer.attached for layer in layers.values()):
-        raise ValueError("model is attached to an optimizer already; remove() that handle first.")
-    run = Run(optimizer, total_steps, steps_per_epoch, model)
-    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    owners: dict[int, str] = {}
-    for name, layer in layers.items():
-        strategy = layer.strategy
-        decoupled = strategy.decay and strategy.decay_mode == "decoupled"
-        if not decoupled and strategy.schedule is None:
-            continue
-        if layer.weight.requires_grad and id(layer.weight) not in owned:
-            raise ValueError(f"optimizer does not hold the weight of layer {name!r}.")
-        if strategy.schedule is None:
-            continue
-        for argument in strategy.schedule.needs:
-            if getattr(run, argument) is None:
-                raise ValueError(
-                    f"{argument}=None: strategy {strategy.name!r} plans by it; "
-                    f"call fst.attach(model, optimizer, {argument}=...)."
-                )
-        other = owners.setdefault(id(layer.weight), name)
-        if other != name:
-            raise ValueError(
-                f"layers {other!r} and {name!r} share a weight; {strategy.name!r} keeps one mask "
-                "for each layer: exclude one of them in fst.convert."
-            )
-    return Attachment(optimizer, list(layers.values()), run)
 
 
 def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
-
-
-def _layers(model: nn.Module) -> dict[str, SparseLayer]:
-    layers = sparse_layers(model)
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no converted layer; call fst.convert first.")
-    return layers

@@ -6,17 +6,16 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst._text import suggest, table
-from fst.masks import check_pattern
-from fst.modules import SparseLayer
-from fst.strategy import GROUP_ORDERS
+from fst.basics.text import suggest, table
+from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.layers.modules import SparseLayer
+from fst.rules.masks import check_pattern
+from fst.rules.nm import GROUP_ORDERS
 
 
 @dataclass(frozen=True)
@@ -120,44 +119,21 @@ def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool
                 found[key] = (layer.effective_weight(), order, True)
         return found
     if isinstance(target, Mapping):
-        return _of_state_dict(target, group_order)
+        return _of_state_dict(state_dict_of(target, "target"), group_order)
     if isinstance(target, str | os.PathLike):
-        return _of_state_dict(load_tensors(Path(target)), group_order)
+        state = state_dict_of(load_checkpoint_safely(target), str(target))
+        return _of_state_dict(state, group_order)
     raise TypeError(
         f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
     )
 
 
 def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, Any]:
-    for key in ("state_dict", "model"):
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
-            break
     return {
         name: (value, group_order, value.dim() == 4)
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
     }
-
-
-def load_tensors(path: Path) -> Mapping[str, Any]:
-    """A checkpoint as a mapping, without running code that it may contain.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a checkpoint, or one that holds more than plain data.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist.")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler fails in many ways on foreign bytes
-        raise ValueError(
-            f"{str(path)!r} is not a checkpoint that can be read safely: {error}"
-        ) from error
-    if not isinstance(state, Mapping):
-        raise ValueError(f"{str(path)!r} holds a {type(state).__name__}, not a state_dict.")
-    return state
 
 
 def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> LayerCheck:

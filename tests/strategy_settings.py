@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 import fst
-from fst.rules_gradient import TopK
-from fst.strategy import NM, Strategy
+from fst.rules.gradient import TopK
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
 
 GEMMS = ("output", "grad_input", "grad_weight")
 

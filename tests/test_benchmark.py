@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 import fst
-from fst import backends, benchmark
-from fst.backends import registry, sparse24
-from fst.benchmark import StepTimes, Timing, Training, breakdown, roofline, timing
-from fst.benchmark.roofline import Rates
-from fst.memory import measure_memory, saved_bytes
+from fst import backends
+from fst.backends import registry, timing
+from fst.ops import sparse24
 from fst.ops.geometry import Geometry
+from fst.studies import benchmark
+from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.studies.benchmark.memory import measure_memory, saved_bytes
+from fst.studies.benchmark.roofline import Rates
 from tools import benchmark as tool
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import fst
-from fst import backends, benchmark
+from fst import backends
 from fst.backends import registry
-from fst.benchmark import roofline
-from fst.benchmark.roofline import Rates, gemm_bound
 from fst.ops.geometry import Geometry
+from fst.studies import benchmark
+from fst.studies.benchmark import roofline
+from fst.studies.benchmark.roofline import Rates, gemm_bound
 
 GEMMS = ("output", "grad_input", "grad_weight")
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fst.ablation.cli import main
+from fst.studies.ablation.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(script=Path(__file__).with_name("train.py")))

@@ -2,7 +2,7 @@
 
 import sys
 
-from fst.analysis.cli import main
+from fst.studies.analysis.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,16 +31,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fst
-from fst import benchmark
-from fst._arguments import positive, usable_device
-from fst._text import suggest
 from fst.backends import registry
-from fst.benchmark import machine, roofline
-from fst.benchmark.breakdown import break_down
-from fst.benchmark.report import Results, as_json, markdown
-from fst.benchmark.roofline import Rates
-from fst.benchmark.steps import Training
-from fst.memory import measure_memory
+from fst.basics.arguments import positive, usable_device
+from fst.basics.text import suggest
+from fst.studies import benchmark
+from fst.studies.benchmark import machine, roofline
+from fst.studies.benchmark.breakdown import break_down
+from fst.studies.benchmark.memory import measure_memory
+from fst.studies.benchmark.report import Results, as_json, markdown
+from fst.studies.benchmark.roofline import Rates
+from fst.studies.benchmark.steps import Training
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         header.update(rate_words(results.rates, options))
     charts: list[Path] = []
     if importlib.util.find_spec("matplotlib") is not None:
-        from fst.benchmark.charts import draw
+        from fst.studies.benchmark.charts import draw
 
         charts = draw(results, options.out)
     report = markdown(header, results, [chart.name for chart in charts])

@@ -21,12 +21,12 @@ from typing import NamedTuple
 import torch
 
 import fst
-from fst._text import table
-from fst.analysis import MacReport, count_macs
-from fst.analysis.macs import total_cell
+from fst.basics.text import table
 from fst.engine.config import load_config
 from fst.engine.sample import sample_step
-from fst.strategy import GEMMS
+from fst.rules.strategy import GEMMS
+from fst.studies.analysis import MacReport, count_macs
+from fst.studies.analysis.macs import total_cell
 
 CONFIGS = (
     "configs/detection/_base_/ssd300_voc0712.py",

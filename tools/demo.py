@@ -29,10 +29,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import fst
-from fst._arguments import positive
+from fst.basics.arguments import positive
 from fst.engine import Digits, Runner
+from fst.layers.modules import SparseConv2d
 from fst.ops.alternating import lattices
 from fst.ops.prune import prune_grad_output, prune_weight
+from fst.rules import masks
+from fst.rules.alternating import Alternating
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo_digits.py"
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -139,7 +142,7 @@ def record_step(network: nn.Module, images: Tensor, labels: Tensor) -> list[Call
 def kept_share(call: Call, gemm: str) -> float:
     """Measured density of the pruned operand of one GEMM of one convolution."""
     layer = call.layer
-    rule = layer.strategy.rule(gemm) if isinstance(layer, fst.SparseConv2d) else None
+    rule = layer.strategy.rule(gemm) if isinstance(layer, SparseConv2d) else None
     if rule is None:
         return 1.0
     if rule.operand == "weight":
@@ -152,14 +155,14 @@ def kept_share(call: Call, gemm: str) -> float:
         pruned = prune_grad_output(call.grad_output, rule, gemm, layer.groups, None)
         return _nonzero(pruned) / _nonzero(call.grad_output)
     height, width = call.grad_output.shape[2:]
-    if isinstance(rule, fst.Alternating):
+    if isinstance(rule, Alternating):
         phase = 0 if rule.phase == "random" else rule.phase
         kept = torch.zeros(height, width)
         for p in lattices(rule, phase, height, width):
             kept[p.row :: p.row_step, p.column :: p.column_step] = 1
         return kept.mean().item()
     columns = F.unfold(call.input, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    return fst.masks.nm_mask(columns, rule.n, rule.m, 2).float().mean().item()
+    return masks.nm_mask(columns, rule.n, rule.m, 2).float().mean().item()
 
 
 def _nonzero(tensor: Tensor) -> int:
@@ -176,7 +179,7 @@ def describe_kept(calls: Sequence[Call]) -> dict[str, str]:
         rules = [
             call.layer.strategy.rule(gemm)
             for call in counted
-            if isinstance(call.layer, fst.SparseConv2d)
+            if isinstance(call.layer, SparseConv2d)
         ]
         operand = next((rule.operand for rule in rules if rule is not None), None)
         texts[gemm] = "dense" if operand is None else f"{operand} {100 * share:.0f} %"

@@ -2,7 +2,7 @@
 
 import sys
 
-from fst.reporting.cli import main
+from fst.studies.reporting.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,11 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst import Alternating, backends
-from fst.backends import cache, ops, sources
-from fst.benchmark import Function, compare, geometric_mean
+from fst import backends
+from fst.backends import cache, sources
 from fst.ops import alternating
+from fst.ops import triton as ops
 from fst.ops.geometry import Geometry, gradients
+from fst.rules.alternating import Alternating
+from fst.studies.benchmark import Function, compare, geometric_mean
 
 DENSE = "cuDNN dense"
 HALF = "cuDNN strided, torch pair sum"

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 import fst
-from fst import NM, Alternating, Strategy
-from fst.backends import cache, ops, sources
-from fst.benchmark import compare
+from fst import NM, Strategy
+from fst.backends import cache, sources
+from fst.ops import triton as ops
 from fst.ops.alternating import fold_grad_output, lattices
 from fst.ops.prune import prune_grad_output, prune_weight
+from fst.rules.alternating import Alternating
+from fst.studies.benchmark import compare
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width
 PATTERNS = ((1, 4), (4, 8), (2, 16), (8, 16), (16, 32))

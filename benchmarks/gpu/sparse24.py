@@ -27,11 +27,12 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from fst.backends import cache, sources, sparse24
-from fst.benchmark import ConvShape, Timing, compare, conv_shapes, geometric_mean
+from fst.backends import cache, sources
+from fst.ops import sparse24
 from fst.ops.conv import prune_weight
 from fst.ops.geometry import gradients
-from fst.strategies import get_strategy
+from fst.strategies.registry import get_strategy
+from fst.studies.benchmark import ConvShape, Timing, compare, conv_shapes, geometric_mean
 
 LEAST_CHANNELS, LEAST_GAIN = 64, 1.05
 CUDNN = "cuDNN"

@@ -15,6 +15,7 @@ from fst.backends.registry import (
     forced,
     prefer,
     register_backend,
+    register_operation,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "forget_decisions",
     "prefer",
     "register_backend",
+    "register_operation",
 ]

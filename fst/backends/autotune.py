@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst.backends import cache, registry
+from fst.backends import cache, registry, timing
 
 LEAST_GAIN = 1.05
 REPEATS = 11
@@ -142,12 +142,10 @@ def _recalled(name: str, surroundings: dict[str, Any]) -> Decision | None:
 def _measured(
     operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision:
-    from fst.benchmark import compare
-
     default = next(iter(contestants))
     with torch.no_grad():
-        timings = compare(contestants, REPEATS, device)
-    times = {name: timing.median for name, timing in timings.items()}
+        timings = timing.compare(contestants, REPEATS, device)
+    times = {name: measured.median for name, measured in timings.items()}
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]
     if best == default:

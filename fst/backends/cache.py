@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from fst._machine import processor
+from fst.basics.machine import processor
+from fst.basics.version import __version__
 
 FORMAT = 1
 
@@ -29,8 +30,6 @@ def folder() -> Path:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a measured time depends on besides the layer."""
-    from fst import __version__
-
     found: dict[str, Any] = {"fst": __version__, "torch": torch.__version__}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)

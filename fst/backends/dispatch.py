@@ -99,9 +99,12 @@ def choose(
     return decision.backend
 
 
-@torch.compiler.assume_constant_result
 def _without_measuring(operation: str, names: tuple[str, ...]) -> str:
     return registry.demanded(operation, names) or names[0]
+
+
+# torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
+_without_measuring._dynamo_marked_constant = True
 
 
 def seed(generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -7,18 +7,10 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from fst._text import suggest, table
-from fst.backends import sources, sparse24
+from fst.basics.text import suggest, table
 
 VARIABLE = "FST_BACKENDS"
-OPERATIONS = {
-    "prune_weight": "S(W) and S(Wᵀ) of a network, and SR-STE's term",
-    "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP)",
-    "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
-    "grad_weight": "the strided weight gradient of the alternating rule",
-    "output": "the output GEMM with 2:4 weights",
-    "grad_input": "the grad_input GEMM with 2:4 weights",
-}
+OPERATIONS: dict[str, str] = {}  # name -> what it computes
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,11 @@ class Backend:
 _BACKENDS: dict[tuple[str, str], Backend] = {}
 _FORCED: dict[str, str] = {}
 _PREFERRED: dict[str, str] = {}
+
+
+def register_operation(name: str, computes: str) -> None:
+    """Add an operation that backends may compute."""
+    OPERATIONS[name] = computes
 
 
 def register_backend(backend: Backend) -> Backend:
@@ -206,58 +203,3 @@ def describe() -> str:
         (b.operation, b.name, b.state, b.missing() or "available", b.computes) for b in backends()
     ]
     return table(("operation", "backend", "state", "here", "computes"), rows)
-
-
-def _nothing_missing() -> str:
-    return ""
-
-
-for _operation in OPERATIONS:
-    if _operation != "grad_weight":
-        register_backend(
-            Backend(_operation, "torch", "PyTorch's own operators", True, _nothing_missing)
-        )
-for _name, _computes in (
-    ("strided", "the library's kernel with a doubled stride"),
-    ("transposed", "the same on transposed images, so that the stride is vertical"),
-):
-    register_backend(Backend("grad_weight", _name, _computes, True, _nothing_missing))
-register_backend(
-    Backend(
-        "grad_weight",
-        "masked",
-        "the library's dense kernel, on sums with zeros at the dropped positions",
-        True,
-        _nothing_missing,
-        accelerated=False,
-    )
-)
-for _operation, _computes in (
-    ("prune_weight", "all weights in one or few launches, each read once"),
-    ("prune_grad_output", "one read, one write; rescaling reads twice"),
-    ("fold_grad_output", "one read, half a write"),
-    ("grad_weight", "implicit GEMM that folds grad_output while it is loaded"),
-):
-    register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
-register_backend(
-    Backend(
-        "prune_grad_output",
-        "one_thread_per_group",
-        "SDGP's published design in CUDA C++, the baseline of benchmarks",
-        False,
-        sources.cuda_missing,
-    )
-)
-for _operation in ("output", "grad_input"):
-    for _name, _tile in sparse24.BACKENDS.items():
-        register_backend(
-            Backend(
-                _operation,
-                _name,
-                f"2:4 tensor cores, {_tile.rows} channels by {_tile.positions} positions, "
-                f"{_tile.stages} stages",
-                False,
-                sources.cuda_missing,
-                accelerated=True,
-            )
-        )

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from fst.checkpoint import load_checkpoint_safely
 from fst.detection.annotations import POLICIES
 from fst.detection.classes import checkpoint_classes, classes_of, set_num_classes
-from fst.engine.checkpoint import load_checkpoint_safely
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 EVALUATORS = ("val_evaluator", "test_evaluator")

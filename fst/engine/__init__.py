@@ -1,14 +1,8 @@
 """Training with mmengine: import this package and its datasets, models and hooks are registered."""
 
-from fst.engine.checkpoint import load_checkpoint_safely
 from fst.engine.classifier import Classifier
 from fst.engine.data import CIFAR10, Digits, ImageFolder
-from fst.engine.hooks import (
-    CrashSafeCheckpointHook,
-    LossMonitorHook,
-    RandomStateHook,
-    SparsityHook,
-)
+from fst.engine.hooks import CrashSafeCheckpointHook, LossMonitorHook, RandomStateHook, SparsityHook
 from fst.engine.metrics import Accuracy
 from fst.engine.optim import MixedPrecisionOptimWrapper
 from fst.engine.preprocessor import ImagePreprocessor
@@ -27,5 +21,4 @@ __all__ = [
     "RandomStateHook",
     "Runner",
     "SparsityHook",
-    "load_checkpoint_safely",
 ]

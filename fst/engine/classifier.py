@@ -12,7 +12,7 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.nn import functional as F
 
-from fst._text import suggest
+from fst.basics.text import suggest
 from fst.engine.text import nearest
 
 PREFIX = "architecture."

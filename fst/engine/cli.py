@@ -14,11 +14,12 @@ import torch
 from mmengine.config import Config
 
 import fst
+from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
-from fst.engine.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.config import check_config, load_config
 from fst.engine.hooks import SparsityHook
 from fst.engine.runner import Runner
+from fst.layers.channels import fit_channels
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -219,7 +220,7 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
     fst.convert(root, hook.strategy, include=hook.include, exclude=hook.exclude)
     state_dict = state_dict_of(checkpoint, path)
     if hook.strategy.removes_channels:
-        fst.fit_channels(model, state_dict)
+        fit_channels(model, state_dict)
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from fst._text import suggest
+from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
 from fst.engine.text import nearest

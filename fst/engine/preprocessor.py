@@ -11,7 +11,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 from torch.nn import functional as F
 
-from fst._text import suggest
+from fst.basics.text import suggest
 from fst.engine.random_state import uniform
 
 

@@ -15,12 +15,8 @@ from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
 
-from fst.engine.checkpoint import (
-    commit_file,
-    load_checkpoint_safely,
-    newest_checkpoint,
-    state_dict_of,
-)
+from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
+from fst.engine.checkpoint import newest_checkpoint
 from fst.engine.classifier import Classifier
 from fst.engine.data import build_dataloader
 from fst.engine.hooks import RandomStateHook, SparsityHook

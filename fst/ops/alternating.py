@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.backends import dispatch, ops
+from fst.backends import dispatch
+from fst.ops import triton as ops
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.strided import PROGRAMS, programs
-from fst.strategy import Alternating
+from fst.rules.alternating import Alternating
 
 
 class Lattice(NamedTuple):

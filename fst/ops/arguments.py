@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst._autocast import autocast_dtype
+from fst.basics.autocast import autocast_dtype
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]

@@ -8,29 +8,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst._autocast import without_autocast
 from fst.backends import dispatch
-from fst.backends.sparse24 import PackedWeight
+from fst.basics.autocast import without_autocast
 from fst.ops import alternating, gemms
-from fst.ops.arguments import (
-    IntPair,
-    check_linear,
-    check_tensors,
-    compute_dtype,
-    padded_geometry,
-)
+from fst.ops.arguments import IntPair, check_linear, padded_geometry
 from fst.ops.geometry import Geometry, gradients, input_gradient
 from fst.ops.prune import (
     PrunedWeight,
     apply_mask,
     grad_weight_pruned_input,
     prune_grad_output,
-    prune_weight,
 )
 from fst.ops.reuse import ReuseMemory
-from fst.rules_gradient import WholeGradient
-from fst.strategies import default_strategy
-from fst.strategy import Alternating, Rule, Strategy
+from fst.ops.sparse24 import PackedWeight
+from fst.rules.alternating import Alternating
+from fst.rules.gradient import WholeGradient
+from fst.rules.rule import Rule
+from fst.rules.strategy import Strategy
 
 
 class Call(NamedTuple):
@@ -172,85 +166,6 @@ def _grad_weight_pruned(
         return gradients(pruned, inputs[0], weight, geometry, (False, True, False))[1]
     kernel = (weight.shape[2], weight.shape[3])
     return grad_weight_pruned_input(grad_output, inputs[0], kernel, geometry, rule, call.generator)
-
-
-def sparse_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: IntPair = 1,
-    padding: IntPair | str = 0,
-    dilation: IntPair = 1,
-    groups: int = 1,
-    strategy: str | Strategy = "fst",
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """2-D convolution whose three GEMMs are pruned as ``strategy`` says; else `F.conv2d`.
-
-    Args:
-        input: (N, Cin, H, W).
-        weight: (Cout, Cin/groups, kh, kw), dense. Its gradient is that of the dense weight
-            (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
-        bias: (Cout,) or None.
-        stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
-        strategy: a name or a `Strategy`. One that reuses gradients of earlier steps (`resprop`)
-            does so in layers only: here every call is a first step, which is dense.
-        generator: source of randomness of random rules; torch's default generator if None.
-
-    Returns:
-        (N, Cout, P, Q), differentiable once.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
-    """
-    if not isinstance(strategy, Strategy):
-        strategy = default_strategy(strategy)
-    check_tensors(input, weight, bias, groups)
-    dtype = compute_dtype(input, weight, bias)
-    with torch.no_grad():
-        pruned = prune_weight(weight, strategy, groups, dtype, generator)
-        packed = gemms.pack([weight], [groups], strategy, dtype)
-    return convolve_pruned(
-        input,
-        weight,
-        bias,
-        pruned,
-        stride,
-        padding,
-        dilation,
-        groups,
-        strategy,
-        decay=strategy.gradient_decay,
-        generator=generator,
-        packed=packed[0],
-    )
-
-
-def sparse_linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    strategy: str | Strategy = "fst",
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """`sparse_conv2d` for fully connected layers: a 1x1 convolution over a sample's positions.
-
-    Args:
-        input: (N, ..., in_features). The axes between are the positions that rules of grad_weight
-            group or pair; a 2-D input has one position per sample, so nothing to prune there.
-        weight: (out_features, in_features).
-        bias: (out_features,) or None.
-    """
-    check_linear(input, weight)
-
-    def convolution(image: Tensor) -> Tensor:
-        return sparse_conv2d(
-            image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
-        )
-
-    return linear_as_conv(input, weight, convolution)
 
 
 def linear_as_conv(

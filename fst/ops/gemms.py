@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fst.backends import dispatch, registry, sparse24
-from fst.backends.sparse24 import PackedWeight
+from fst.backends import dispatch, registry
+from fst.ops import sparse24
 from fst.ops.geometry import Geometry, convolve, input_gradient, output_shape
-from fst.strategy import NM, Strategy
+from fst.ops.sparse24 import PackedWeight
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
 
 TWO_OF_FOUR = NM("weight", 2, 4)
 Candidates = dict[str, Callable[[], Tensor]]

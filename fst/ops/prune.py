@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst import masks
-from fst.backends import dispatch, ops
+from fst.backends import dispatch
+from fst.ops import triton as ops
 from fst.ops.geometry import Geometry
 from fst.ops.reuse import ReuseMemory, reuse_grad_output
-from fst.rules_gradient import Reuse, TopK
-from fst.rules_weight import KernelPatterns, Unstructured
-from fst.strategy import NM, Rule, SameAsOutput, Strategy, Transposable
+from fst.rules import masks
+from fst.rules.gradient import Reuse, TopK
+from fst.rules.nm import NM, SameAsOutput, Transposable
+from fst.rules.rule import Rule
+from fst.rules.strategy import Strategy
+from fst.rules.weight import KernelPatterns, Unstructured
 
 
 class PrunedWeight(NamedTuple):

@@ -28,7 +28,9 @@ from fst.ops.reference_rules import (
     reference_transposable_mask,
     transposable_patterns,
 )
-from fst.strategy import Alternating, SameAsOutput, Strategy, Transposable
+from fst.rules.alternating import Alternating
+from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.strategy import Strategy
 
 __all__ = [
     "ReferenceOperands",

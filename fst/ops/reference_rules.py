@@ -9,10 +9,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fst.masks import KERNEL_PATTERNS
-from fst.rules_gradient import Reuse, TopK
-from fst.rules_weight import KernelPatterns, Unstructured
-from fst.strategy import NM, Alternating, Rule, Transposable
+from fst.rules.alternating import Alternating
+from fst.rules.gradient import Reuse, TopK
+from fst.rules.masks import KERNEL_PATTERNS
+from fst.rules.nm import NM, Transposable
+from fst.rules.rule import Rule
+from fst.rules.weight import KernelPatterns, Unstructured
 
 
 def exact(tensor: Tensor) -> Tensor:

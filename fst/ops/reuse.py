@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst.rules_gradient import Reuse
+from fst.rules.gradient import Reuse
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 

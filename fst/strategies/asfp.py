@@ -14,11 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fst import masks
-from fst.rules_weight import check_share
-from fst.schedule import Layers, Run, Schedule
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from fst.rules import masks
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
+from fst.rules.weight import check_share
+from fst.strategies.registry import register_strategy
 
 KNEE = (1 / 8, 3 / 4)
 

@@ -11,9 +11,10 @@ optimizer's step and weights after it. Apex leaves layers out whose channels are
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fst.schedule import HeldMasks, Layers, Run, hold_at_zero
-from fst.strategies import register_strategy
-from fst.strategy import NM, SameAsOutput, Strategy
+from fst.rules.nm import NM, SameAsOutput
+from fst.rules.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fst import masks
-from fst.rules_weight import KernelPatterns, check_share
-from fst.schedule import Layers, Run, Schedule, hold_at_zero, mask_gradients
-from fst.strategies import register_strategy
-from fst.strategy import SameAsOutput, Strategy
+from fst.rules import masks
+from fst.rules.nm import SameAsOutput
+from fst.rules.schedule import Layers, Run, Schedule, hold_at_zero, mask_gradients
+from fst.rules.strategy import Strategy
+from fst.rules.weight import KernelPatterns, check_share
+from fst.strategies.registry import register_strategy
 
 if TYPE_CHECKING:
-    from fst.modules import SparseLayer
+    from fst.layers.modules import SparseLayer
 
 
 @dataclass(frozen=True)

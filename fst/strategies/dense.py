@@ -1,7 +1,7 @@
 """Nothing is pruned: the baseline, on the same path as every other strategy."""
 
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("dense")

@@ -11,11 +11,13 @@ from typing import ClassVar
 
 import torch
 
-from fst import masks
-from fst.rules_weight import Unstructured, check_share
-from fst.schedule import Layers, Run, Schedule
-from fst.strategies import register_strategy
-from fst.strategy import SameAsOutput, Strategy, check_interval, one_of
+from fst.rules import masks
+from fst.rules.nm import SameAsOutput
+from fst.rules.rule import check_interval, one_of
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
+from fst.rules.weight import Unstructured, check_share
+from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ AAAI 2022: Eq. 5 (output), S(Wᵀ) pruned separately (grad_input), Eq. 7 and 10 
 
 from dataclasses import replace
 
-from fst.strategies import register_strategy
-from fst.strategy import NM, Alternating, Strategy
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("fst_w")

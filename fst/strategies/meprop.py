@@ -8,9 +8,9 @@ convolution a sample's gradient is its whole (Cout, P, Q) map, of which k is a s
 Table 3 (the paper's own k, 4 to 16 % of a layer, was for perceptrons).
 """
 
-from fst.rules_gradient import TopK
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from fst.rules.gradient import TopK
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("meprop")

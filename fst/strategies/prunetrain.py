@@ -19,9 +19,167 @@ penalty; in your own loop call ``attachment.report_loss(loss)`` before the first
 only: DistributedDataParallel cannot exchange Parameters.
 """
 
-from fst.channel_lasso import ChannelLasso
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fst.layers.channels import (
+    AXES,
+    ChannelGroup,
+    channel_groups,
+    channel_maxima,
+    remove_channels,
+    require_tracing,
+    weighted,
+)
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
+
+TINY = 1e-8  # added to squared norms: the gradient of a norm of zero
+
+
+@dataclass(frozen=True)
+class ChannelLasso(Schedule):
+    """Group lasso on channels, and removal of those it has driven to zero.
+
+    Attributes:
+        ratio: penalty / (loss + penalty) in the first step.
+        interval: epochs between two removals.
+        threshold: channels without a weight of this magnitude are removed.
+    """
+
+    ratio: float = 0.2
+    interval: int = 10
+    threshold: float = 1e-4
+    needs: ClassVar[tuple[str, ...]] = ("steps_per_epoch",)
+    removes_channels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.interval, bool)
+            or not isinstance(self.interval, int)
+            or self.interval < 1
+        ):
+            raise ValueError(f"interval={self.interval!r} must be an integer >= 1.")
+        for name, low, high in (("ratio", 0, 1), ("threshold", 0, float("inf"))):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and low <= value < high):
+                raise ValueError(
+                    f"{name}={value!r} must be a number with {low} <= {name} < {high}."
+                )
+
+    def attached(self, layers: Layers, run: Run) -> None:
+        require_tracing()
+        ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        if ranks or isinstance(run.model, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "strategy 'prunetrain' replaces Parameters, which DistributedDataParallel cannot "
+                "follow: train in one process."
+            )
+        run.channels = TracedChannels(run.model, layers)
+        run.hooks.append(
+            run.model.register_forward_pre_hook(run.channels.see_input, with_kwargs=True)
+        )
+
+    def before_update(self, layers: Layers, run: Run, step: int) -> None:
+        state = layers[0].schedule_state
+        sides = list(self._penalised(run))
+        if "lasso" not in state:
+            if run.loss is None and step > 1:
+                raise RuntimeError(
+                    "strategy 'prunetrain' sets its penalty by the first loss, and knows none: "
+                    "call report_loss(loss) of what fst.attach returned before optimizer.step()."
+                )
+            if run.loss is None:
+                return
+            penalty = sum((norms * mask).sum() for _, norms, mask in sides)
+            state["lasso"] = self.ratio / (1 - self.ratio) * run.loss.float() / penalty
+        for weight, norms, mask in sides:
+            if weight.grad is not None:
+                weight.grad.add_(weight * (mask / norms) * state["lasso"].to(weight.device))
+
+    def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Weight, norms of its slices along one axis, and which of them count; to broadcast."""
+        masks: dict[tuple[str, str], Tensor] = {}
+        for group in run.channels.groups():
+            for member, weight in weighted(run.model, group):
+                axis = AXES[member.side]
+                mask = masks.setdefault(
+                    (member.name, member.side), weight.new_zeros(weight.shape[axis])
+                )
+                mask[member.positions.to(mask.device)] = 1
+        for (name, side), mask in masks.items():
+            weight, axis = run.model.get_submodule(name).weight, AXES[side]
+            shape = [-1 if d == axis else 1 for d in range(weight.dim())]
+            others = [d for d in range(weight.dim()) if d != axis]
+            norms = weight.detach().square().sum(others).add(TINY).sqrt()
+            yield weight, norms.view(shape), mask.view(shape)
+
+    def after_update(self, layers: Layers, run: Run, step: int) -> None:
+        due = int(step / run.steps_per_epoch + 1e-6) // self.interval
+        state = layers[0].schedule_state
+        if state.get("removals", 0) >= due:
+            return
+        state["removals"] = due
+        removed = []
+        for group in run.channels.groups():
+            maxima = channel_maxima(run.model, group)
+            mask = maxima < self.threshold
+            mask[maxima.argmax()] = False
+            removed.append((group, mask))
+        if any(bool(mask.any()) for _, mask in removed):
+            remove_channels(run.model, removed, run.optimizer)
+            run.channels.forget()
+
+
+class TracedChannels:
+    """The removable channels of a model, traced when they are first asked for.
+
+    Args:
+        model: called with one tensor; `see_input` is a forward pre-hook of it.
+        layers: those whose output channels may be removed.
+    """
+
+    def __init__(self, model: nn.Module, layers: Layers) -> None:
+        self.model, self.layers = model, set(layers)
+        self._size: torch.Size | None = None
+        self._groups: list[ChannelGroup] | None = None
+
+    def see_input(self, model: nn.Module, inputs: tuple[Any, ...], options: Any) -> None:
+        """Remember the size of what the model is called with."""
+        if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
+            raise ValueError(
+                "strategy 'prunetrain' follows channels through models that take one tensor; "
+                f"{type(model).__name__} is called with {len(inputs)} arguments and the options "
+                f"{sorted(options)}."
+            )
+        self._size = inputs[0].shape[1:]
+
+    def groups(self) -> list[ChannelGroup]:
+        """The groups without an obstacle, of the model as it is."""
+        if self._groups is None:
+            weight = next(self.model.parameters())
+            example = weight.new_zeros(1, *self._size)
+            groups = channel_groups(self.model, example, self.layers)
+            self._groups = [group for group in groups if not group.obstacle]
+            if not self._groups:
+                obstacles = "; ".join(dict.fromkeys(group.obstacle for group in groups))
+                raise ValueError(
+                    f"strategy 'prunetrain' finds no channel that it could remove from "
+                    f"{type(self.model).__name__}: {obstacles}."
+                )
+        return self._groups
+
+    def forget(self) -> None:
+        """The model has changed: trace it anew."""
+        self._groups = None
 
 
 @register_strategy("prunetrain")

@@ -19,9 +19,9 @@ distributed run remembers its own (the engine's checkpoints hold all). Memory: C
 layer and call.
 """
 
-from fst.rules_gradient import Reuse
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from fst.rules.gradient import Reuse
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("resprop")

@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fst import masks
-from fst.rules_weight import Unstructured, check_share
-from fst.schedule import HeldMasks, Layers, Run, hold_at_zero
-from fst.strategies import register_strategy
-from fst.strategy import SameAsOutput, Strategy, check_interval, one_of
+from fst.rules import masks
+from fst.rules.nm import SameAsOutput
+from fst.rules.rule import check_interval, one_of
+from fst.rules.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.rules.strategy import Strategy
+from fst.rules.weight import Unstructured, check_share
+from fst.strategies.registry import register_strategy
 
 if TYPE_CHECKING:
-    from fst.modules import SparseLayer
+    from fst.layers.modules import SparseLayer
 
 
 def erk_densities(shapes: Sequence[torch.Size], density: float) -> list[float]:

@@ -7,10 +7,12 @@ and gx the fixed mask of Eq. 7 instead, with or without information restoration.
 
 from dataclasses import replace
 
-from fst._text import suggest
-from fst.strategies import register_strategy
+from fst.basics.text import suggest
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
 from fst.strategies.fst import fst_w
-from fst.strategy import NM, Alternating, Strategy
+from fst.strategies.registry import register_strategy
 
 X_RULES = ("magnitude", "random", "alternating")
 

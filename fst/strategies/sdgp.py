@@ -11,8 +11,9 @@ grad_weight too, ``prune_weight`` prunes W in output, with SR-STE's decay.
 
 from dataclasses import replace
 
-from fst.strategies import register_strategy
-from fst.strategy import NM, Strategy
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("sdgp")

@@ -7,8 +7,8 @@ dense here, bit for bit, and what such a kernel could skip is counted: zeros of 
 grad_weight) and of dY (grad_input), per layer, in training (`SparseLayer.zero_shares`).
 """
 
-from fst.strategies import register_strategy
-from fst.strategy import Strategy
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("sparsetrain")

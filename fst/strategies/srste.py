@@ -5,9 +5,10 @@ ICLR 2021, Eq. 9. Official code: github.com/NM-sparsity/NM-sparsity (its autogra
 decay to the gradient, as here).
 """
 
-from fst._text import suggest
-from fst.strategies import register_strategy
-from fst.strategy import NM, SameAsOutput, Strategy
+from fst.basics.text import suggest
+from fst.rules.nm import NM, SameAsOutput
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 BACKWARD = ("dense", "pruned")
 

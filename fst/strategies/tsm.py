@@ -5,8 +5,9 @@ N:M Transposable Masks", NeurIPS 2021.
 Official code: github.com/papers-submission/structured_transposable_masks.
 """
 
-from fst.strategies import register_strategy
-from fst.strategy import Strategy, Transposable
+from fst.rules.nm import Transposable
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @register_strategy("tsm")

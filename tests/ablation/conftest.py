@@ -9,7 +9,7 @@ import yaml
 
 pytest.importorskip("mmengine")
 
-from fst.ablation import cli
+from fst.studies.ablation import cli
 
 BASE = """
 model = dict(

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from fst.ablation.configs import make_runs, set_epochs, write_config
-from fst.ablation.grid import load_grid
 from fst.engine.config import load_config
+from fst.studies.ablation.configs import make_runs, set_epochs, write_config
+from fst.studies.ablation.grid import load_grid
 
 GRIDS = Path(__file__).resolve().parents[2] / "configs" / "ablation"
 DENSE = {"sparsity": {"strategy": "dense"}}

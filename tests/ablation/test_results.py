@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from fst.ablation.grid import load_grid
-from fst.ablation.plots import draw
-from fst.ablation.results import Results, RunResult, Summary
-from fst.ablation.table import write
-from fst.reporting.document import load_document
-from fst.reporting.runs import RunLog
+from fst.studies.ablation.grid import load_grid
+from fst.studies.ablation.plots import draw
+from fst.studies.ablation.results import Results, RunResult, Summary
+from fst.studies.ablation.table import write
+from fst.studies.reporting.document import load_document
+from fst.studies.reporting.runs import RunLog
 
 CONFIG = {"train_cfg": {"by_epoch": True}}
 

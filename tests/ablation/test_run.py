@@ -55,7 +55,7 @@ def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate,
 
 
 def test_cores_are_shared_out(write_grid, ablate, calls, monkeypatch):
-    monkeypatch.setattr("fst.ablation.cli.cores", lambda: 8)
+    monkeypatch.setattr("fst.studies.ablation.cli.cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ablate(write_grid(seeds=[0]), "--jobs", "3")
     assert calls("dense")[0]["threads"] == "2"
@@ -79,7 +79,7 @@ def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp
 def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
     grid, work = write_grid(settings={"waits": DENSE}, seeds=[0]), tmp_path / "work"
     code = (
-        "import pathlib, signal, sys\nfrom fst.ablation.cli import main\n"
+        "import pathlib, signal, sys\nfrom fst.studies.ablation.cli import main\n"
         # ignored where the tests run in the background of a shell
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.exit(main({[str(grid), '--work-dir', str(work)]!r}, "
@@ -91,7 +91,7 @@ def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
         time.sleep(0.05)
     time.sleep(0.2)
     with pytest.raises(RuntimeError, match="another process is training"):
-        from fst.ablation.folders import RunFolder
+        from fst.studies.ablation.folders import RunFolder
 
         RunFolder.of(work, "waits", 0).lock()
     process.send_signal(signal.SIGINT)
@@ -149,7 +149,7 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     """Two settings, two seeds, one epoch of two steps; the second starts from the first."""
     from pathlib import Path
 
-    from fst.ablation import cli
+    from fst.studies.ablation import cli
 
     repository = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])

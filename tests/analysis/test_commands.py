@@ -9,10 +9,10 @@ pytest.importorskip("matplotlib")
 
 import torch
 
-from fst.analysis.cli import COMMANDS, main
-from fst.analysis.subject import from_config, from_name, images_of
 from fst.engine import cli
-from fst.reporting.document import load_document
+from fst.studies.analysis.cli import COMMANDS, main
+from fst.studies.analysis.subject import from_config, from_name, images_of
+from fst.studies.reporting.document import load_document
 from tests.analysis.test_figures import REPORT
 
 ON_DATA = {

@@ -6,7 +6,7 @@ from math import log2
 import pytest
 import torch
 
-from fst.analysis.entropy import joint_counts, quantise, spatial_entropy, white_noise
+from fst.studies.analysis.entropy import joint_counts, quantise, spatial_entropy, white_noise
 
 
 def brute_force(image, levels):

@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 import fst
-from fst.analysis.gradients import RULES, rule_effects
-from fst.analysis.overhead import pruning_functions
-from fst.analysis.record import record_step
-from fst.analysis.runtime import gemm_shares, layer_runtimes, totals
-from fst.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
-from fst.analysis.time_to_accuracy import (
+from fst.ops.reference import reference_im2col
+from fst.studies.analysis.gradients import RULES, rule_effects
+from fst.studies.analysis.overhead import pruning_functions
+from fst.studies.analysis.record import record_step
+from fst.studies.analysis.runtime import gemm_shares, layer_runtimes, totals
+from fst.studies.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
+from fst.studies.analysis.time_to_accuracy import (
     EQUAL_SHARES,
     Curve,
     Timing,
@@ -21,7 +22,6 @@ from fst.analysis.time_to_accuracy import (
     read_timing,
     simulated_densities,
 )
-from fst.ops.reference import reference_im2col
 
 
 def net():
@@ -109,7 +109,7 @@ def test_rule_effects(records):
 
 def test_pruning_functions_run_what_they_say(records, monkeypatch):
     seen = []
-    from fst.analysis import overhead
+    from fst.studies.analysis import overhead
 
     for name in ("prune_weight", "prune_grad_output"):
         real = getattr(overhead, name)

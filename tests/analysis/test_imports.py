@@ -14,7 +14,7 @@ NUMERIC = (
 
 def test_numeric_modules_import_torch_alone():
     code = f"import sys\nsys.modules.update(dict.fromkeys({BEYOND_TORCH!r}))\n"
-    code += f"from fst.analysis import {', '.join(NUMERIC)}\n"
+    code += f"from fst.studies.analysis import {', '.join(NUMERIC)}\n"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

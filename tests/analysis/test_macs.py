@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fst
-from fst.analysis import MacReport, count_macs
 from fst.ops.prune import prune_grad_output
-from fst.strategy import GEMMS, NM, Alternating, Strategy
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import GEMMS, Strategy
+from fst.studies.analysis import MacReport, count_macs
 from tests.core.networks import attach
 from tests.strategy_settings import SETTINGS
 

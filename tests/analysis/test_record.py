@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fst.analysis import errors
-from fst.analysis.record import conv_names, record_step, same_draws, spread, visit_inputs
+from fst.studies.analysis import errors
+from fst.studies.analysis.record import conv_names, record_step, same_draws, spread, visit_inputs
 
 
 class Shared(nn.Module):

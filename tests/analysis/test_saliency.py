@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import fst
-from fst.analysis import errors
-from fst.analysis.contestants import parse
-from fst.analysis.probe import Probe, insert_probe
-from fst.analysis.record import record_step
-from fst.analysis.saliency import Precision, saliency
-from fst.strategy import NM
+from fst.rules.nm import NM
+from fst.studies.analysis import errors
+from fst.studies.analysis.contestants import parse
+from fst.studies.analysis.probe import Probe, insert_probe
+from fst.studies.analysis.record import record_step
+from fst.studies.analysis.saliency import Precision, saliency
 
 
 def net():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fst
 from fst.ops.reference import output_size
-from fst.strategy import Strategy
+from fst.rules.strategy import Strategy
 from tests.strategy_settings import Setting
 
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 import fst
-from fst.backends import ops, registry
+from fst.backends import registry
+from fst.ops import triton as ops
 from tests.core.stand_in import PruneWeight, stand_ins
 
 KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "fold_grad_output"), "triton")

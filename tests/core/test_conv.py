@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 import fst
 from fst.ops.reference import reference_conv2d, reference_nm_mask, reference_operands
-from fst.strategy import NM, Alternating, Strategy
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
 from tests.core.cases import CASES, Case, case, error, read_draws, run
 from tests.strategy_settings import GEMMS, SETTINGS, setting
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import fst
-from fst import SparseConv2d, SparseLinear
+from fst.layers.modules import SparseConv2d, SparseLinear
 from tests.core.networks import attach
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
+from fst.attach import set_grad_scaler
 from fst.ops.reference import reference_conv2d, reference_nm_mask
 from tests.core.cases import error
 from tests.core.networks import assert_close, attach, batch, decaying, gradients, small_net
@@ -168,13 +169,13 @@ def test_decay_is_scaled_as_the_loss_is():
     net(batch()).sum().backward()
     expected = gradients(net)
     scaler = _Scaler()
-    fst.set_grad_scaler(net, scaler)
+    set_grad_scaler(net, scaler)
     for factor in (1024.0, 8.0):  # a dynamic scale
         scaler.factor = factor
         net.zero_grad()
         scaler.scale(net(batch()).sum()).backward()
         assert_close({k: g / factor for k, g in gradients(net).items()}, expected)
-    fst.set_grad_scaler(net, None)
+    set_grad_scaler(net, None)
     net.zero_grad()
     net(batch()).sum().backward()
     assert_close(gradients(net), expected)
@@ -186,14 +187,14 @@ def test_the_real_grad_scaler_is_accepted():
     net(batch(dtype=torch.float32)).sum().backward()
     expected = gradients(net)
     net.zero_grad()
-    fst.set_grad_scaler(net, scaler)
+    set_grad_scaler(net, scaler)
     scaler.scale(net(batch(dtype=torch.float32)).sum()).backward()
     assert_close({k: g / 256.0 for k, g in gradients(net).items()}, expected, 1e-6)
 
 
 def test_setting_a_scaler_needs_a_converted_model():
     with pytest.raises(ValueError, match="convert"):
-        fst.set_grad_scaler(nn.Conv2d(4, 4, 3), _Scaler())
+        set_grad_scaler(nn.Conv2d(4, 4, 3), _Scaler())
 
 
 # ---------------------------------------------------------------- decoupled

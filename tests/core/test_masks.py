@@ -8,12 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fst.masks import nm_mask, transposable_mask
-from fst.ops.reference import (
-    reference_nm_mask,
-    reference_transposable_mask,
-    transposable_patterns,
-)
+from fst.ops.reference import reference_nm_mask, reference_transposable_mask, transposable_patterns
+from fst.rules.masks import nm_mask
+from fst.rules.transposable_masks import transposable_mask
 
 PATTERNS = [(1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (16, 32), (1, 1), (3, 5), (32, 32)]
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fst
+from fst.attach import set_grad_scaler
 from tests.core.networks import batch, small_net
 
 
@@ -303,7 +304,7 @@ def test_masks_that_were_given_out_stay(kernel):
 
 def test_decay_that_is_scaled_or_odd_stays_with_torch(kernel):
     net = _net(fst.get_strategy("srste", decay=0.5))
-    fst.set_grad_scaler(net, torch.amp.GradScaler("cpu", init_scale=4.0))
+    set_grad_scaler(net, torch.amp.GradScaler("cpu", init_scale=4.0))
     net(_images()).sum().backward()
     assert not kernel.decays
     other = _net(fst.get_strategy("srste", decay=2.0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.strategy import Transposable
+from fst.rules.nm import Transposable
 from tests.core.networks import batch, gradients, small_net
 from tests.strategy_settings import DEFAULTS, Setting, setting
 

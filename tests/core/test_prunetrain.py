@@ -11,8 +11,8 @@ pytest.importorskip("torch_pruning")
 
 import fst
 import fst.models
-from fst.analysis import count_macs
-from fst.channels import channel_groups, channel_maxima, remove_channels
+from fst.layers.channels import channel_groups, channel_maxima, fit_channels, remove_channels
+from fst.studies.analysis import count_macs
 from tests.core.networks import batch, small_net
 
 
@@ -135,7 +135,7 @@ def test_removing_zeroed_channels_changes_nothing_but_the_size(build):
         elif isinstance(module, nn.BatchNorm2d):
             assert module.num_features == len(module.weight) == len(module.running_mean), name
     full = build()[0]  # what a file of the smaller model needs
-    changed = fst.fit_channels(full, model.state_dict())
+    changed = fit_channels(full, model.state_dict())
     assert changed
     full.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -368,7 +368,7 @@ def test_resume_is_bit_exact_over_removals():
     file.seek(0)
     model, momentum, sparsity = torch.load(file, weights_only=True)
     other, other_optimizer, other_attachment = _build_shrinking()
-    fst.fit_channels(other, model, other_optimizer)
+    fit_channels(other, model, other_optimizer)
     other.load_state_dict(model)
     other_optimizer.load_state_dict(momentum)
     fst.load_sparsity_state(other, sparsity)
@@ -458,10 +458,10 @@ def test_fit_channels_refuses_what_is_no_loss_of_channels():
         "2.bias": (8, 1),
     }.items():
         with pytest.raises(ValueError, match=f"{key}.*no loss of channels"):
-            fst.fit_channels(small_net(), {**state, key: torch.zeros(shape)})
+            fit_channels(small_net(), {**state, key: torch.zeros(shape)})
     net = small_net()
     before = list(net.parameters())
-    assert fst.fit_channels(net, state) == []
+    assert fit_channels(net, state) == []
     assert all(p is q for p, q in zip(before, net.parameters(), strict=True))
 
 

@@ -16,7 +16,9 @@ from fst.ops.reference import (
     reference_transposable_mask,
     transposable_patterns,
 )
-from fst.strategy import NM, Alternating, Strategy, Transposable
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM, Transposable
+from fst.rules.strategy import Strategy
 
 DENSE = Strategy("dense")
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fst
-from fst import modules
-from fst._text import table
 from fst.backends import Backend, Decision, register_backend, registry
+from fst.basics.text import table
+from fst.layers import modules
 from fst.report import LONG, backends_table, group_names
 
 

@@ -8,18 +8,17 @@ import pytest
 import torch
 
 import fst
-from fst import (
-    NM,
-    Alternating,
-    ChannelLasso,
-    KernelPatterns,
-    Reuse,
-    SameAsOutput,
-    Strategy,
-    TopK,
-    Transposable,
-    Unstructured,
-)
+from fst import NM, Strategy
+from fst.rules.alternating import Alternating
+from fst.rules.gradient import Reuse, TopK
+from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.weight import KernelPatterns, Unstructured
+from fst.strategies.asfp import SoftFilters
+from fst.strategies.asp import OneShot
+from fst.strategies.clicktrain import PatternSelection
+from fst.strategies.dpf import GrowingSparsity
+from fst.strategies.prunetrain import ChannelLasso
+from fst.strategies.rigl import DropAndGrow
 from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS
 
 
@@ -86,26 +85,26 @@ def test_defaults_of_the_papers():
         Strategy("gg", weight, grad_output, grad_output, **common),
         Strategy("gx", weight, grad_output, NM("input", 2, 4), **common),
         Strategy("tsm", Transposable(interval=40), Transposable(interval=40)),
-        Strategy("asp", NM("weight", 2, 4), SameAsOutput(), schedule=fst.OneShot()),
-        Strategy("asfp", schedule=fst.SoftFilters(goal=0.3)),
+        Strategy("asp", NM("weight", 2, 4), SameAsOutput(), schedule=OneShot()),
+        Strategy("asfp", schedule=SoftFilters(goal=0.3)),
         Strategy(
             "dpf",
             Unstructured(sparsity=0.5),
             SameAsOutput(),
-            schedule=fst.GrowingSparsity(interval=16, ramp=0.5, allocation="global"),
+            schedule=GrowingSparsity(interval=16, ramp=0.5, allocation="global"),
         ),
         Strategy(
             "rigl",
             Unstructured(sparsity=0.5),
             SameAsOutput(),
-            schedule=fst.DropAndGrow(interval=100, alpha=0.3, end=0.75, allocation="erk"),
+            schedule=DropAndGrow(interval=100, alpha=0.3, end=0.75, allocation="erk"),
         ),
         Strategy(
             "clicktrain",
             KernelPatterns(patterns=4, connectivity=0.375),
             SameAsOutput(),
             min_in_channels=4,
-            schedule=fst.PatternSelection(choose=35 / 95, enforce=78 / 95, lasso=2.5e-4),
+            schedule=PatternSelection(choose=35 / 95, enforce=78 / 95, lasso=2.5e-4),
         ),
         Strategy("meprop", None, TopK(density=0.5), TopK(density=0.5)),
         Strategy("resprop", None, Reuse(density=0.5), Reuse(density=0.5)),
@@ -203,16 +202,16 @@ BAD_RULES = [
     (Unstructured, dict(sparsity=True), ["sparsity", "True"]),
     (KernelPatterns, dict(patterns=5), ["patterns", "5", "12"]),
     (KernelPatterns, dict(connectivity=1), ["connectivity", "1"]),
-    (fst.SoftFilters, dict(goal="half"), ["goal", "half"]),
-    (fst.GrowingSparsity, dict(interval=0), ["interval", "0"]),
-    (fst.GrowingSparsity, dict(ramp=1.1), ["ramp", "1.1"]),
-    (fst.GrowingSparsity, dict(allocation="erk"), ["allocation", "erk", "uniform"]),
-    (fst.DropAndGrow, dict(interval=2.5), ["interval", "2.5"]),
-    (fst.DropAndGrow, dict(alpha=float("nan")), ["alpha", "nan"]),
-    (fst.DropAndGrow, dict(end=-1), ["end", "-1"]),
-    (fst.DropAndGrow, dict(allocation="ERK"), ["allocation", "ERK", "erk"]),
-    (fst.PatternSelection, dict(choose=0.9, enforce=0.8), ["choose", "0.9", "0.8"]),
-    (fst.PatternSelection, dict(lasso=-1), ["lasso", "-1"]),
+    (SoftFilters, dict(goal="half"), ["goal", "half"]),
+    (GrowingSparsity, dict(interval=0), ["interval", "0"]),
+    (GrowingSparsity, dict(ramp=1.1), ["ramp", "1.1"]),
+    (GrowingSparsity, dict(allocation="erk"), ["allocation", "erk", "uniform"]),
+    (DropAndGrow, dict(interval=2.5), ["interval", "2.5"]),
+    (DropAndGrow, dict(alpha=float("nan")), ["alpha", "nan"]),
+    (DropAndGrow, dict(end=-1), ["end", "-1"]),
+    (DropAndGrow, dict(allocation="ERK"), ["allocation", "ERK", "erk"]),
+    (PatternSelection, dict(choose=0.9, enforce=0.8), ["choose", "0.9", "0.8"]),
+    (PatternSelection, dict(lasso=-1), ["lasso", "-1"]),
     (TopK, dict(operand="input"), ["operand", "input", "grad_output"]),
     (TopK, dict(density=0), ["density", "0"]),
     (TopK, dict(density=1.5), ["density", "1.5"]),

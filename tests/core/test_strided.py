@@ -9,6 +9,7 @@ import fst
 from fst import backends
 from fst.ops import strided
 from fst.ops.geometry import Geometry
+from fst.rules.alternating import Alternating
 
 CASES = [
     # in, out, kernel, stride, padding, dilation, height, width
@@ -67,7 +68,7 @@ def test_one_decision_covers_the_sums_and_both_lattices(kernel, monkeypatch, tmp
     """Pairs along a flattened map of odd width leave two lattices."""
     monkeypatch.setenv("FST_AUTOTUNE", "1")
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
-    strategy = fst.Strategy("test", grad_weight=fst.Alternating(pairing="flat"))
+    strategy = fst.Strategy("test", grad_weight=Alternating(pairing="flat"))
     images = torch.randn(2, 8, 5, 7)
     weight = torch.randn(8, 8, kernel, kernel)
     grad_output = torch.randn(2, 8, 5, 7)

@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
-from fst.masks import top_k_mask
 from fst.ops.reference import reference_conv2d, reference_top_k_mask
 from fst.ops.reuse import LEAST_THRESHOLD
+from fst.rules import masks
+from fst.rules.masks import top_k_mask
 from tests.core.cases import case, error, run
 from tests.core.networks import batch, gradients, small_net
 
@@ -50,8 +51,8 @@ def test_top_k_out_of_range(k):
 
 
 def test_meprop_selects_once_for_both_products(monkeypatch):
-    calls, original = [], fst.masks.top_k_mask
-    monkeypatch.setattr(fst.masks, "top_k_mask", lambda *a: calls.append(1) or original(*a))
+    calls, original = [], masks.top_k_mask
+    monkeypatch.setattr(fst.rules.masks, "top_k_mask", lambda *a: calls.append(1) or original(*a))
     net = small_net()
     fst.convert(net, "meprop", include="2")
     net(batch()).sum().backward()

@@ -77,11 +77,11 @@ def test_layers_left_dense_get_bit_equal_gradients(row):
 @pytest.fixture
 def prunings(monkeypatch):
     """A list that grows by one whenever a layer computes S(W)."""
-    import fst.modules
+    import fst.layers.modules
 
-    calls, original = [], fst.modules.prune_weight
+    calls, original = [], fst.layers.modules.prune_weight
     monkeypatch.setattr(
-        fst.modules, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
+        fst.layers.modules, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
     )
     return calls
 

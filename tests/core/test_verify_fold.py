@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import fst
-from fst import NM, Transposable
+from fst import NM
+from fst.rules.nm import Transposable
 from tests.core.networks import attach
 from tests.strategy_settings import SETTINGS, setting
 

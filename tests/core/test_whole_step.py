@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst
-from fst import watcher
+from fst.layers import watcher
 from fst.ops import arguments
 from tests.core.networks import small_net
 from tests.strategy_settings import SETTINGS
@@ -89,7 +89,7 @@ def test_waiting_is_noticed():
             wait(torch.zeros(3, device="meta"))
 
 
-def _step_of_layer(layer: fst.modules.SparseLayer, images: Tensor) -> None:
+def _step_of_layer(layer: fst.layers.modules.SparseLayer, images: Tensor) -> None:
     """Forward and backward without the autograd engine, which needs the device's driver."""
     output = layer(images)
     with torch.no_grad():

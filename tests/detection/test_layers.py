@@ -10,7 +10,7 @@ from mmdet.models.necks import SSDNeck
 from torch.autograd.graph import saved_tensors_hooks
 
 import fst
-import fst.modules
+import fst.layers.modules
 
 STRATEGIES = ("dense", "fst", "sdgp", "srste")
 DECAY = 0.5
@@ -108,13 +108,13 @@ def levels():
 def prunings(monkeypatch):
     """How often each weight was pruned."""
     counts = Counter()
-    original = fst.modules.prune_weight
+    original = fst.layers.modules.prune_weight
 
     def count(weight, *args, **kwargs):
         counts[weight.data_ptr()] += 1
         return original(weight, *args, **kwargs)
 
-    monkeypatch.setattr(fst.modules, "prune_weight", count)
+    monkeypatch.setattr(fst.layers.modules, "prune_weight", count)
     return counts
 
 

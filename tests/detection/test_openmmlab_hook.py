@@ -10,7 +10,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.engine import cli, load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
 
 TRAIN_SCRIPT = Path(mmdet.__file__).parent / ".mim" / "tools" / "train.py"
 

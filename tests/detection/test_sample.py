@@ -7,10 +7,10 @@ import torch
 from mmengine.config import Config
 
 import fst
-from fst.analysis import count_macs
 from fst.detection import sample
 from fst.engine.config import load_config
 from fst.engine.sample import sample_step
+from fst.studies.analysis import count_macs
 from tools import benchmark
 from tools import count_macs as tool
 

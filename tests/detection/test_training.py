@@ -10,7 +10,9 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst
-from fst.engine import cli, load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
+from fst.layers.modules import SparseConv2d
 from tests.detection import toy
 
 DETECTORS = ("ssd", "faster-rcnn")
@@ -96,14 +98,14 @@ def test_resume_is_bit_exact(train, assert_same_state, detector, sparsity, optio
 
 def test_mixed_precision_trains_in_bfloat16(train, monkeypatch):
     seen = set()
-    original = fst.SparseConv2d.forward
+    original = SparseConv2d.forward
 
     def forward(layer, input):
         output = original(layer, input)
         seen.add(output.dtype)
         return output
 
-    monkeypatch.setattr(fst.SparseConv2d, "forward", forward)
+    monkeypatch.setattr(SparseConv2d, "forward", forward)
     work_dir = train("run", "faster-rcnn", "--amp", sparsity=FST, extra=EACH)
     assert torch.bfloat16 in seen
     found = losses(work_dir)

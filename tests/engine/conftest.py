@@ -144,7 +144,7 @@ def equal(a, b):
 @pytest.fixture
 def assert_same_state():
     """Compares everything in two checkpoints that training goes on from."""
-    from fst.engine import load_checkpoint_safely
+    from fst.checkpoint import load_checkpoint_safely
 
     def check(one, other):
         one, other = load_checkpoint_safely(one), load_checkpoint_safely(other)

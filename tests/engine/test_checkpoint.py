@@ -10,8 +10,8 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine import cli
-from fst.engine.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 
 
 class Payload:

@@ -12,7 +12,8 @@ fst.models.tiny_net = tiny_net
 torch.set_num_threads(1)
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-from fst.engine import cli, load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
 from fst.engine.runner import Runner
 
 torch.distributed.init_process_group("gloo")

@@ -13,8 +13,8 @@ from mmengine.registry import HOOKS, MODELS
 from torch import nn
 from torch.utils.data import DataLoader
 
-import fst
-from fst.engine import load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.layers.modules import SparseConv2d
 
 
 @HOOKS.register_module(force=True)
@@ -149,7 +149,7 @@ def test_sparsity_hook_in_the_stock_runner(tmp_path):
     runner = stock_runner(tmp_path, "stock1", custom_hooks=[dict(hook)])
     parameter = runner.model.backbone.weight
     runner.train()
-    assert type(runner.model.backbone) is fst.SparseConv2d and type(runner.model.head) is nn.Conv2d
+    assert type(runner.model.backbone) is SparseConv2d and type(runner.model.head) is nn.Conv2d
     assert runner.model.backbone.weight is parameter
     assert any(group["params"][0] is parameter for group in runner.optim_wrapper.param_groups)
     saved = load_checkpoint_safely(tmp_path / "epoch_1.pth")

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 
-from fst.engine.checkpoint import load_checkpoint_safely, newest_checkpoint
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine.checkpoint import newest_checkpoint
 
 PRELUDE = """
 import sys, torch

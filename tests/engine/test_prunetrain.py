@@ -7,7 +7,9 @@ pytest.importorskip("torch_pruning")
 
 import fst
 import fst.models
-from fst.engine import cli, load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
+from fst.layers.channels import fit_channels
 
 SPARSITY = 'dict(strategy="prunetrain", interval=1, ratio=0.7, threshold=0.27, log_interval=2)'
 
@@ -39,7 +41,7 @@ def test_the_smaller_model_is_tested_and_folded(train, write_config, tmp_path, c
     assert cli.fold([config, checkpoint, out]) == 0
     folded = load_checkpoint_safely(out)
     model = fst.models.tiny_net()
-    assert fst.fit_channels(model, folded)
+    assert fit_channels(model, folded)
     model.load_state_dict(folded)
     assert model[3].in_channels == model[0].out_channels < 8
     for path in (checkpoint, out):

@@ -5,7 +5,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.engine import load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
 from fst.engine.checkpoint import newest_checkpoint
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fst
-from fst.engine import load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
 from fst.ops.reference import reference_nm_mask
 
 ALLOWED = 'dict(strategy="asp", from_scratch="allow")'

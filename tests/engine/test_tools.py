@@ -5,7 +5,8 @@ import torch
 
 import fst
 import fst.models
-from fst.engine import cli, load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
 
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):

@@ -13,7 +13,7 @@ import os
 import pytest
 import torch
 
-from fst.backends import sparse24
+from fst.ops import sparse24
 
 from . import emulation
 

@@ -11,9 +11,9 @@ import torch
 import fst
 from fst import backends
 from fst.backends import autotune, cache, dispatch, registry, sources
-from fst.benchmark import Timing
 from fst.ops.geometry import Geometry
 from fst.ops.strided import PROGRAMS
+from fst.studies.benchmark import Timing
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def timed(monkeypatch):
         log.append(set(functions))
         return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
 
-    monkeypatch.setattr("fst.benchmark.compare", compare)
+    monkeypatch.setattr("fst.studies.benchmark.compare", compare)
     return milliseconds, log
 
 

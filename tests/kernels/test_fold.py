@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from fst import Alternating
-from fst.backends import ops
+from fst.ops import triton as ops
 from fst.ops.alternating import fold_grad_output, lattices
+from fst.rules.alternating import Alternating
 
 RULES = (
     (Alternating(), 0),

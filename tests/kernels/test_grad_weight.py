@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import fst
-from fst import Alternating, Strategy, backends
-from fst.backends import ops, sources
+from fst import Strategy, backends
+from fst.backends import sources
+from fst.ops import triton as ops
 from fst.ops.reference import output_size, reference_conv2d
+from fst.rules.alternating import Alternating
 
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALVES)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fst import backends
-from fst.backends import dispatch, ops
+from fst.backends import dispatch
+from fst.ops import triton as ops
 
 CHECKS = ("test_schema", "test_faketensor")
 

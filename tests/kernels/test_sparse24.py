@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import sources, sparse24
-from fst.backends.sparse24 import TILES
+from fst.backends import sources
+from fst.ops import sparse24
 from fst.ops.geometry import Geometry, input_gradient
 from fst.ops.prune import weight_mask
-from fst.strategy import GEMMS, NM
+from fst.ops.sparse24 import TILES
+from fst.rules.nm import NM
+from fst.rules.strategy import GEMMS
 
 ROOT = Path(__file__).resolve().parents[2]
 plan = sources.load("sparse24.plan")

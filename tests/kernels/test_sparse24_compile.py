@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fst.backends import __main__ as command
-from fst.backends.sparse24 import TILES
+from fst.ops import __main__ as command
+from fst.ops.sparse24 import TILES
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "sparse24"
 WARPS = 8

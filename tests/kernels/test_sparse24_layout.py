@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fst.backends import sources, sparse24
+from fst.backends import sources
+from fst.ops import sparse24
 from fst.ops.prune import weight_mask
-from fst.strategy import NM
+from fst.rules.nm import NM
 
 from .values import awkward, bits
 

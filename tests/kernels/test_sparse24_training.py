@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fst
-from fst.backends import force, registry, sources, sparse24
+from fst.backends import force, registry, sources
+from fst.ops import sparse24
 
 from ..core.cases import error
 

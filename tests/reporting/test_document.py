@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from fst.reporting.document import Document, Figure, Table, load_document
-from fst.reporting.environment import machine, versions
-from fst.reporting.markdown import markdown
+from fst.studies.reporting.document import Document, Figure, Table, load_document
+from fst.studies.reporting.environment import machine, versions
+from fst.studies.reporting.markdown import markdown
 
 DOCUMENT = Document(
     title="A title",

@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure as Plot
 
-from fst.reporting import cli
-from fst.reporting.document import Document, Figure, Table
-from fst.reporting.figures import figure, save
-from fst.reporting.html import page
-from fst.reporting.svg import inline
+from fst.studies.reporting import cli
+from fst.studies.reporting.document import Document, Figure, Table
+from fst.studies.reporting.figures import figure, save
+from fst.studies.reporting.html import page
+from fst.studies.reporting.svg import inline
 from tests.reporting.test_runs import train_line, write_log
 
 EVIL = "<script>alert('x')</script>&\"'"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fst.reporting.runs import find_runs, flatten, is_run, read_config, read_run
+from fst.studies.reporting.runs import find_runs, flatten, is_run, read_config, read_run
 
 CONFIG = """
 model = dict(mean=[78.0, -1.5], name='net', nested=[dict(a=1), dict(a=2)], size=(1, 2))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fst._text import suggest
+from fst.basics.text import suggest
 from fst.engine.data.sampler import Sample
 from fst.engine.random_state import sample_keys
 

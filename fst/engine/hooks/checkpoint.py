@@ -10,7 +10,7 @@ from mmengine.dist import is_main_process, master_only
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from fst.engine.checkpoint import write_text_atomically
+from fst.checkpoint import write_text_atomically
 
 
 @HOOKS.register_module()

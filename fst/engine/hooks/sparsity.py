@@ -15,7 +15,9 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 import fst
-from fst._text import suggest
+from fst.attach import Attachment, set_grad_scaler
+from fst.basics.text import suggest
+from fst.layers.channels import fit_channels
 
 FROM_SCRATCH = ("warn", "error", "allow")
 
@@ -68,7 +70,7 @@ class SparsityHook(Hook):
         self._layers: dict[str, nn.Module] = {}
         self._masks: dict[str, torch.Tensor] = {}
         self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
-        self._attached: list[fst.Attachment] = []
+        self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
 
     @staticmethod
@@ -94,7 +96,7 @@ class SparsityHook(Hook):
             lengths = _lengths(runner, wrapper)
             self._attached.append(fst.attach(root, wrapper.optimizer, **lengths))
             if hasattr(wrapper, "loss_scaler"):
-                fst.set_grad_scaler(root, wrapper.loss_scaler)
+                set_grad_scaler(root, wrapper.loss_scaler)
 
     def _check_parameters_may_change(self, runner: Any) -> None:
         name = self.strategy.name
@@ -137,7 +139,7 @@ class SparsityHook(Hook):
             return
         if self.strategy.removes_channels:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
-            changed = fst.fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
+            changed = fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
             runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
         if state is not None:
             of_ranks = checkpoint.get("sparsity_of_ranks", ())

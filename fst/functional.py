@@ -1,0 +1,92 @@
+"""The op as functions: `sparse_conv2d` and `sparse_linear`, by a strategy or its name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fst.ops import gemms
+from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
+from fst.ops.conv import convolve_pruned, linear_as_conv
+from fst.ops.prune import prune_weight
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import default_strategy
+
+
+def sparse_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntPair = 1,
+    padding: IntPair | str = 0,
+    dilation: IntPair = 1,
+    groups: int = 1,
+    strategy: str | Strategy = "fst",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """2-D convolution whose three GEMMs are pruned as ``strategy`` says; else `F.conv2d`.
+
+    Args:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), dense. Its gradient is that of the dense weight
+            (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
+        bias: (Cout,) or None.
+        stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
+        strategy: a name or a `Strategy`. One that reuses gradients of earlier steps (`resprop`)
+            does so in layers only: here every call is a first step, which is dense.
+        generator: source of randomness of random rules; torch's default generator if None.
+
+    Returns:
+        (N, Cout, P, Q), differentiable once.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
+    """
+    if not isinstance(strategy, Strategy):
+        strategy = default_strategy(strategy)
+    check_tensors(input, weight, bias, groups)
+    dtype = compute_dtype(input, weight, bias)
+    with torch.no_grad():
+        pruned = prune_weight(weight, strategy, groups, dtype, generator)
+        packed = gemms.pack([weight], [groups], strategy, dtype)
+    return convolve_pruned(
+        input,
+        weight,
+        bias,
+        pruned,
+        stride,
+        padding,
+        dilation,
+        groups,
+        strategy,
+        decay=strategy.gradient_decay,
+        generator=generator,
+        packed=packed[0],
+    )
+
+
+def sparse_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strategy: str | Strategy = "fst",
+    *,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """`sparse_conv2d` for fully connected layers: a 1x1 convolution over a sample's positions.
+
+    Args:
+        input: (N, ..., in_features). The axes between are the positions that rules of grad_weight
+            group or pair; a 2-D input has one position per sample, so nothing to prune there.
+        weight: (out_features, in_features).
+        bias: (out_features,) or None.
+    """
+    check_linear(input, weight)
+
+    def convolution(image: Tensor) -> Tensor:
+        return sparse_conv2d(
+            image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
+        )
+
+    return linear_as_conv(input, weight, convolution)

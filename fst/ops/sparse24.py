@@ -1,0 +1,179 @@
+"""The 2:4 tensor-core kernels as torch operators (``torch.ops.fst``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from fst.backends import sources
+from fst.ops.geometry import Geometry
+
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Tile(NamedTuple):
+    """Rows of the weight and positions that a block of threads computes, and steps in flight."""
+
+    rows: int
+    positions: int
+    stages: int
+
+
+TILES = (Tile(128, 128, 3), Tile(128, 128, 4), Tile(64, 128, 4), Tile(64, 256, 3))
+BACKENDS = {f"mma_sp_{'x'.join(map(str, tile))}": tile for tile in TILES}
+
+
+class PackedWeight(NamedTuple):
+    """A weight for the kernels, see `kernels/sparse24/layout.py`: S(W), and S(Wᵀ) for grad_input.
+
+    Attributes:
+        values, values_transposed: float16 or bfloat16.
+        metadata, metadata_transposed: int32.
+    """
+
+    values: Tensor
+    metadata: Tensor
+    values_transposed: Tensor
+    metadata_transposed: Tensor
+
+
+def _layout() -> ModuleType:
+    return sources.load("sparse24.layout")
+
+
+def _plan() -> ModuleType:
+    return sources.load("sparse24.plan")
+
+
+def _extension() -> Any:
+    reason = sources.cuda_missing()
+    if reason:
+        raise RuntimeError(f"the 2:4 kernels cannot run here: {reason}.")
+    return sources.load("sparse24.extension").extension()
+
+
+@custom_op("fst::pack_sparse24", mutates_args=())
+def _pack(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    results = _empty(weights, groups, dtype)
+    kinds = [results[i :: len(PackedWeight._fields)] for i in range(len(PackedWeight._fields))]
+    _extension().pack(list(weights), list(groups), *kinds)
+    return results
+
+
+@_pack.register_fake
+def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    results = []
+    for weight, group in zip(weights, groups, strict=True):
+        for transposed in (False, True):
+            values, metadata = _layout().packed_shapes(weight, group, transposed=transposed)
+            results.append(weight.new_empty(values, dtype=dtype))
+            results.append(weight.new_empty(metadata, dtype=torch.int32))
+    return results
+
+
+def pack(
+    weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype
+) -> list[PackedWeight]:
+    """Select and pack S(W) and S(Wᵀ) of dense weights (Cout, Cin/groups, kh, kw), in one launch for
+    every 44 of them.
+    """
+    flat = _pack(weights, groups, dtype)
+    size = len(PackedWeight._fields)
+    return [PackedWeight(*flat[i : i + size]) for i in range(0, len(flat), size)]
+
+
+@custom_op("fst::convolve_sparse24", mutates_args=())
+def _convolve(
+    x: Tensor,
+    values: Tensor,
+    metadata: Tensor,
+    bias: Tensor | None,
+    shape: Sequence[int],
+    transposed: bool,
+    tile: int,
+) -> Tensor:
+    y = _result(x, values, metadata, bias, shape, transposed, tile)
+    numbers = _plan().numbers(_shape(shape), transposed=transposed)
+    if y.numel():
+        x = x.contiguous(memory_format=torch.channels_last)
+        _extension().convolve(y, x, values, metadata, bias, numbers, tile)
+    return y
+
+
+@_convolve.register_fake
+def _result(
+    x: Tensor,
+    values: Tensor,
+    metadata: Tensor,
+    bias: Tensor | None,
+    shape: Sequence[int],
+    transposed: bool,
+    tile: int,
+) -> Tensor:
+    samples, inputs, outputs, height, width, rows, columns, *_ = shape
+    size = (samples, inputs, height, width) if transposed else (samples, outputs, rows, columns)
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _shape(flat: Sequence[int]) -> Any:
+    head, pairs = flat[:3], [tuple(flat[i : i + 2]) for i in range(3, 15, 2)]
+    return _plan().Shape(*head, *pairs, flat[15])
+
+
+def _flat(
+    input_shape: Sequence[int], output_shape: Sequence[int], kernel: Sequence[int], g: Geometry
+) -> list[int]:
+    sides = (input_shape[2:], output_shape[2:], kernel, g.stride, g.padding, g.dilation)
+    return [
+        *(input_shape[0], input_shape[1], output_shape[1]),
+        *(side for pair in sides for side in pair),
+        g.groups,
+    ]
+
+
+def unsupported(
+    input_shape: Sequence[int],
+    output_shape: Sequence[int],
+    kernel: Sequence[int],
+    geometry: Geometry,
+) -> str:
+    """Why a convolution of these sizes cannot be computed by the kernels; "" if it can."""
+    return _plan().unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
+
+
+def convolve(
+    input: Tensor,
+    packed: Sequence[Tensor],
+    bias: Tensor | None,
+    output_shape: Sequence[int],
+    kernel: Sequence[int],
+    geometry: Geometry,
+    tile: Tile,
+) -> Tensor:
+    """The output GEMM (N, Cout, P, Q) of input (N, Cin, H, W), in channels_last.
+
+    ``packed``: values and metadata of S(W).
+    """
+    shape, index = _flat(input.shape, output_shape, kernel, geometry), TILES.index(tile)
+    return _convolve(input, *packed, bias, shape, False, index)
+
+
+def input_gradient(
+    grad_output: Tensor,
+    packed: Sequence[Tensor],
+    input_shape: Sequence[int],
+    kernel: Sequence[int],
+    geometry: Geometry,
+    tile: Tile,
+) -> Tensor:
+    """grad_input (N, Cin, H, W) of grad_output (N, Cout, P, Q), in channels_last.
+
+    ``packed``: values and metadata of S(Wᵀ).
+    """
+    shape, index = _flat(input_shape, grad_output.shape, kernel, geometry), TILES.index(tile)
+    return _convolve(grad_output, *packed, None, shape, True, index)

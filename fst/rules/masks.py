@@ -1,0 +1,302 @@
+"""N:M masks as pure functions of a tensor. True means kept.
+
+Every mask keeps exactly N of each full group of M consecutive elements along one axis (zeros
+included), and min(N, r) of a shorter last group of r, so it satisfies the pattern whatever the
+values are. Ties keep the lower index; NaN counts as an infinite magnitude.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+from fst.basics.text import suggest
+
+MAX_M = 32
+CPU_BLOCK = 2**19  # elements
+# The integer type of a float's bits, and what infinity looks like in it.
+_INTEGERS = {
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
+RESCALES = ("sample_channel", "channel", "group")
+# ClickTrain's sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
+KERNEL_PATTERNS = (
+    *("000011011", "000110110", "011011000", "110110000"),
+    *("000001111", "000111010", "010011010", "010110010"),
+    *("111010000", "000100111", "111100000", "000101011"),
+)
+
+
+def check_pattern(n: int, m: int) -> None:
+    """Raise ValueError unless 1 <= n <= m <= 32, both integers."""
+    for name, value in (("n", n), ("m", m)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name}={value!r} must be an integer, with 1 <= n <= m <= {MAX_M}.")
+    if not 1 <= n <= m <= MAX_M:
+        raise ValueError(f"n={n}, m={m}: the pattern n:m needs 1 <= n <= m <= {MAX_M}.")
+
+
+def nm_mask(
+    tensor: Tensor,
+    n: int,
+    m: int,
+    dim: int,
+    rule: str = "magnitude",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Mask that keeps ``n`` of every ``m`` consecutive elements along ``dim``.
+
+    Args:
+        tensor: any shape and memory format, floating point.
+        n, m: 1 <= n <= m <= 32; n == m keeps everything.
+        dim: the axis along which groups run (the GEMM's reduction axis).
+        rule: "magnitude" keeps the n largest absolute values, "random" a uniformly random n-subset.
+        generator: source of randomness of "random"; torch's default generator if None.
+
+    Returns:
+        Boolean tensor of the same shape and memory format.
+
+    Raises:
+        ValueError: pattern out of range, unknown rule.
+        TypeError: ``tensor`` is not floating point.
+        IndexError: ``dim`` out of range.
+    """
+    check_pattern(n, m)
+    check_rule(tensor, rule)
+    if torch.compiler.is_compiling() and tensor.device.type == "cpu" and rule == "magnitude":
+        return _nm_mask_on_cpu(tensor, n, m, dim)
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}.")
+    dim %= tensor.dim()
+    if n == m or tensor.numel() == 0:
+        return torch.ones_like(tensor, dtype=torch.bool)
+    values = tensor if rule == "magnitude" else _random_like(tensor, generator)
+    mask = torch.empty_like(tensor, dtype=torch.bool)
+    for block, kept in _blocks(values, mask, m, dim):
+        _keep_largest(_magnitude(block), n, m, dim, kept)
+    return mask
+
+
+@custom_op("fst::nm_mask_on_cpu", mutates_args=())
+def _nm_mask_on_cpu(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
+    """Opaque to Inductor, whose CPU loops over groups are several times slower than torch's."""
+    return nm_mask(tensor, n, m, dim)
+
+
+@_nm_mask_on_cpu.register_fake
+def _(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
+    return torch.empty_like(tensor, dtype=torch.bool)
+
+
+def top_k_mask(tensor: Tensor, k: int) -> Tensor:
+    """Mask that keeps the ``k`` largest absolute values of each sample, exactly.
+
+    Args:
+        tensor: (N, ...), floating point, any memory format.
+        k: 1 <= k <= elements of a sample. Ties keep the lower index in the order of the shape.
+
+    Returns:
+        Boolean tensor of the same shape.
+    """
+    check_rule(tensor, "magnitude")
+    size = tensor[0].numel() if len(tensor) else k
+    if not 1 <= k <= size:
+        raise ValueError(f"k={k} must be in 1 .. {size}, the elements of a sample.")
+    if k == size or tensor.numel() == 0:
+        return torch.ones_like(tensor, dtype=torch.bool)
+    magnitude = _magnitude(tensor).flatten(1)
+    least = magnitude.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    kept, ties = magnitude > least, magnitude == least
+    kept |= ties & (ties.cumsum(1) <= k - kept.sum(1, keepdim=True))
+    return kept.unflatten(1, tensor.shape[1:])
+
+
+def largest_mask(scores: Tensor, keep: int) -> Tensor:
+    """Mask of the ``keep`` largest of all ``scores`` (any shape), signs included."""
+    order = scores.flatten().sort(descending=True, stable=True).indices
+    mask = torch.zeros_like(order, dtype=torch.bool)
+    return mask.index_fill(0, order[:keep], True).view(scores.shape)
+
+
+def kept_count(total: int, sparsity: float) -> int:
+    """How many of ``total`` are left when round(sparsity · total) are pruned, but never all."""
+    return max(1, total - round(sparsity * total))
+
+
+def unstructured_mask(weight: Tensor, sparsity: float) -> Tensor:
+    """Mask of the largest magnitudes of all ``weight``."""
+    return largest_mask(weight.abs(), kept_count(weight.numel(), sparsity))
+
+
+def kernel_scores(scores: Tensor) -> Tensor:
+    """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).sum((2, 3), keepdim=True)
+
+
+def constant(values: Sequence[object], device: torch.device) -> Tensor:
+    """A small table on ``device``, without waiting for it."""
+    return torch.tensor(values).to(device, non_blocking=True)
+
+
+def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
+    """Mask that gives each 3x3 kernel the one of the first patterns whose ``scores`` sum highest.
+
+    ``scores`` (Cout, Cin/groups, kh, kw) are not negative; kernels of other sizes are kept whole.
+    """
+    if scores.shape[2:] != (3, 3):
+        return torch.ones_like(scores, dtype=torch.bool)
+    table = [[entry == "1" for entry in pattern] for pattern in KERNEL_PATTERNS[:patterns]]
+    kept = constant(table, scores.device).view(-1, 3, 3)
+    sums = torch.stack([kernel_scores(scores * pattern) for pattern in kept])
+    return kept[sums.squeeze((3, 4)).argmax(0)]
+
+
+def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
+    """Mask (Cout, Cin/groups, 1, 1) of the kernels whose ``scores`` sum highest."""
+    totals = kernel_scores(scores)
+    return largest_mask(totals, kept_count(totals.numel(), connectivity))
+
+
+def check_rule(tensor: Tensor, rule: str) -> None:
+    """Raise unless ``tensor`` is floating point and ``rule`` is "magnitude" or "random"."""
+    if tensor.dtype not in _INTEGERS:
+        allowed = ", ".join(map(str, _INTEGERS))
+        raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point: {allowed}.")
+    if rule not in ("magnitude", "random"):
+        raise ValueError(
+            f"rule={rule!r} is not a mask rule.{suggest(rule, ('magnitude', 'random'))}"
+        )
+
+
+def _random_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers in float64: in lower precision ties would favour low indices."""
+    device = tensor.device if generator is None else generator.device
+    draws = torch.rand(tensor.shape, generator=generator, device=device, dtype=torch.float64)
+    return draws.to(tensor.device)
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    """Absolute values as integers of the same order; NaN becomes infinity."""
+    width, infinity = _INTEGERS[tensor.dtype]
+    return (tensor.view(width) & torch.iinfo(width).max).clamp_(max=infinity)
+
+
+def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole groups at a time, small enough to stay in a CPU's cache; elsewhere all at once."""
+    on_cpu = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not on_cpu or values.numel() <= CPU_BLOCK:
+        yield values, mask
+        return
+    axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
+    step = max(1, CPU_BLOCK // (values.numel() // values.shape[axis]))
+    if axis == dim:
+        step = max(m, step // m * m)
+    yield from zip(values.split(step, axis), mask.split(step, axis), strict=True)
+
+
+def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> None:
+    """Fill ``mask`` by comparing all pairs: on groups this small several times faster than a sort.
+
+    ``scores`` are non-negative integers. An element is beaten by a larger one, and by an equal one
+    of lower index, so exactly n elements are beaten by fewer than n.
+    """
+    size = scores.shape[dim]
+    if size % m:
+        padding = [0, 0] * (scores.dim() - 1 - dim) + [0, -size % m]
+        scores = F.pad(scores, padding, value=-1)
+    elements = scores.unflatten(dim, (-1, m)).unbind(dim + 1)
+    kept = _two_of_four(elements) if (n, m) == (2, 4) else _n_of_m(elements, n)
+    if size % m:
+        padded = torch.empty_like(scores, dtype=torch.bool)
+        _interleave(kept, padded, dim)
+        mask.copy_(padded.narrow(dim, 0, size))
+    else:
+        _interleave(kept, mask, dim)
+
+
+def _interleave(kept: Sequence[Tensor], mask: Tensor, dim: int) -> None:
+    targets = mask.unflatten(dim, (-1, len(kept))).unbind(dim + 1)
+    for target, source in zip(targets, kept, strict=True):
+        target.copy_(source)
+
+
+def _n_of_m(elements: Sequence[Tensor], n: int) -> list[Tensor]:
+    m = len(elements)
+    beaten = [torch.full_like(e, m - 1 - i, dtype=torch.int8) for i, e in enumerate(elements)]
+    for i, j in itertools.combinations(range(m), 2):
+        lower_wins = as_integers(elements[i] >= elements[j])
+        beaten[i].sub_(lower_wins)
+        beaten[j].add_(lower_wins)
+    return [count < n for count in beaten]
+
+
+def as_integers(mask: Tensor) -> Tensor:
+    """0 and 1 as int8, with which a CPU computes several times faster than with bool."""
+    # Inductor cannot lower the view, and fuses the conversion anyway.
+    return mask.to(torch.int8) if torch.compiler.is_compiling() else mask.view(torch.int8)
+
+
+def _two_of_four(elements: Sequence[Tensor]) -> list[Tensor]:
+    """`_n_of_m` for the common case: kept is who wins a majority of its three comparisons."""
+    w01, w02, w03, w12, w13, w23 = (p >= q for p, q in itertools.combinations(elements, 2))
+
+    def majority(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return (a & b) | (c & (a | b))
+
+    return [
+        majority(w01, w02, w03),
+        majority(~w01, w12, w13),
+        majority(~w02, ~w12, w23),
+        ~majority(w03, w13, w23),
+    ]
+
+
+def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:
+    """Factor that restores the L1 norm which pruning removed (SDGP, section III-B).
+
+    Args:
+        dense, pruned: (N, C, ...) before and after pruning.
+        rescale: "sample_channel" (per sample and channel, over positions: the published code),
+            "channel" (per channel, over samples and positions: the paper's text) or
+            "group" (every group of m along ``dim`` keeps its own norm).
+        m, dim: group size and axis, used by "group".
+
+    Returns:
+        Tensor that broadcasts against ``pruned``, in its dtype. Sums are taken in float32 (float64
+        for float64 tensors); where nothing was kept the factor is 1.
+    """
+    wide = torch.float64 if dense.dtype == torch.float64 else torch.float32
+    before, after = dense.abs().to(wide), pruned.abs().to(wide)
+    positions = tuple(range(2, dense.dim()))
+    reduce: Callable[[Tensor], Tensor]
+    if rescale == "group":
+        size = dense.shape[dim]
+        tail = [0, 0] * (dense.dim() - 1 - dim % dense.dim()) + [0, -size % m]
+
+        def reduce(values: Tensor) -> Tensor:
+            sums = F.pad(values, tail).unflatten(dim, (-1, m)).sum(dim % dense.dim() + 1)
+            return sums.repeat_interleave(m, dim).narrow(dim, 0, size)
+
+    elif rescale == "sample_channel":
+
+        def reduce(values: Tensor) -> Tensor:
+            return values.sum(positions, keepdim=True) if positions else values
+
+    elif rescale == "channel":
+
+        def reduce(values: Tensor) -> Tensor:
+            return values.sum((0, *positions), keepdim=True)
+
+    else:
+        raise ValueError(f"rescale={rescale!r} is unknown.{suggest(rescale, RESCALES)}")
+    kept = reduce(after)
+    scale = torch.where(kept > 0, reduce(before) / kept, 1.0)
+    return scale.to(dense.dtype)

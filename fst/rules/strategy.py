@@ -1,0 +1,130 @@
+"""What is pruned: one rule for at most one operand of each of a convolution's three GEMMs.
+
+    output      Y  = W  · X      reduction over the input channels (and the kernel)
+    grad_input  dX = Wᵀ · dY     reduction over the output channels
+    grad_weight dW = dY · Xᵀ     reduction over the output positions
+
+A rule is a frozen dataclass that checks itself; a `Strategy` names a rule (or None, dense) for each
+GEMM. How a rule is computed is the business of `fst.ops`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.rule import Rule, one_of
+from fst.rules.schedule import Schedule
+
+GEMMS = ("output", "grad_input", "grad_weight")
+
+
+OPERANDS = {
+    "output": ("weight",),
+    "grad_input": ("weight", "grad_output"),
+    "grad_weight": ("grad_output", "input"),
+}
+
+
+DECAY_MODES = ("gradient", "decoupled")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Which operand of each GEMM is pruned, and how: immutable, hashable, checked on creation.
+
+    Attributes:
+        name: how reports and checkpoints call it.
+        output, grad_input, grad_weight: a `Rule`, or None for dense.
+        decay: λ of SR-STE (Zhou et al. 2021): the dense weight is pulled towards S(W).
+        decay_mode: "gradient" adds λ(W − S(W)) to grad_weight (the official code); "decoupled"
+            does W ← W − λ(W − S(W)) at each optimizer step (FST, Eq. 6), see `fst.attach`.
+        min_in_channels: `fst.convert` leaves convolutions with fewer input channels dense unless
+            they are included by name.
+        count_zeros: whether layers count the zeros of input and grad_output in training; it
+            changes no value.
+        schedule: what happens to masks and weights around optimizer steps, see `fst.attach`.
+    """
+
+    name: str
+    output: Rule | None = None
+    grad_input: Rule | None = None
+    grad_weight: Rule | None = None
+    decay: float = 0.0
+    decay_mode: str = "gradient"
+    min_in_channels: int = 1
+    count_zeros: bool = False
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name={self.name!r} must be a non-empty string.")
+        for gemm in GEMMS:
+            rule = self.rule(gemm)
+            if rule is None:
+                continue
+            if not isinstance(rule, Rule):
+                raise TypeError(f"{gemm}={rule!r} must be a fst.Rule or None (dense).")
+            if rule.operand not in OPERANDS[gemm]:
+                raise ValueError(
+                    f"{gemm}: operand={rule.operand!r} cannot be pruned in this GEMM; "
+                    f"allowed: {', '.join(OPERANDS[gemm])}."
+                )
+        self._check_masks_shared_by_gemms()
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
+            raise ValueError(f"decay={self.decay!r} must be a number >= 0.")
+        if not 0 <= self.decay < float("inf"):
+            raise ValueError(f"decay={self.decay!r} must be a finite number >= 0.")
+        if self.decay and self.output is None:
+            raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")
+        one_of("decay_mode", self.decay_mode, DECAY_MODES)
+        least = self.min_in_channels
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise ValueError(f"min_in_channels={least!r} must be an integer >= 1.")
+        if self.schedule is not None and not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule={self.schedule!r} must be a fst.Schedule or None.")
+        one_of("count_zeros", self.count_zeros, (True, False))
+
+    def _check_masks_shared_by_gemms(self) -> None:
+        transposable = any(isinstance(r, Transposable) for r in (self.output, self.grad_input))
+        if transposable and self.output != self.grad_input:
+            raise ValueError(
+                "a transposable mask serves output and grad_input: both need the same rule, "
+                f"not output={self.output}, grad_input={self.grad_input}."
+            )
+        rules = (self.grad_input, self.grad_weight)
+        if all(r is not None and r.has_memory for r in rules) and rules[0] != rules[1]:
+            raise ValueError(
+                "grad_input and grad_weight share what the previous step left: both need the same "
+                f"rule, not grad_input={self.grad_input}, grad_weight={self.grad_weight}."
+            )
+        if isinstance(self.output, SameAsOutput):
+            raise ValueError("output: SameAsOutput is a rule of grad_input.")
+        if isinstance(self.grad_input, SameAsOutput) and self.output is None:
+            raise ValueError("grad_input: SameAsOutput needs a rule in output.")
+
+    def rule(self, gemm: str) -> Rule | None:
+        """The rule of "output", "grad_input" or "grad_weight"; None where the GEMM is dense."""
+        return getattr(self, gemm)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a layer's backward pass reuses gradients of earlier steps."""
+        return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
+
+    @property
+    def removes_channels(self) -> bool:
+        """Whether the model gets smaller in training."""
+        return self.schedule is not None and self.schedule.removes_channels
+
+    @property
+    def gradient_decay(self) -> float:
+        """λ as far as it is applied through the gradient."""
+        return self.decay if self.decay_mode == "gradient" else 0.0
+
+    def __str__(self) -> str:
+        rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)
+        decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""
+        schedule = f"; {self.schedule}" if self.schedule else ""
+        counted = "; zeros are counted" if self.count_zeros else ""
+        return f"{self.name} [{rules}{decay}{counted}{schedule}]"

@@ -1,0 +1,195 @@
+"""The command line of tools/ablate.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fst.basics.arguments import positive
+from fst.checkpoint import write_text_atomically
+from fst.engine.arguments import add_cfg_options
+from fst.studies.ablation.configs import Run, make_runs, parse_options
+from fst.studies.ablation.grid import Grid, check_seeds, load_grid
+from fst.studies.ablation.results import collect
+from fst.studies.ablation.run import Failure, Trainer
+from fst.studies.ablation.table import write
+from fst.studies.reporting.document import Document
+from fst.studies.reporting.environment import cores
+
+INVOCATION = "invocation.json"
+TABLE_COLUMNS = 4  # of the results' first table, on the console
+
+
+def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
+    """Runs a grid; `script` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    console = Console()
+    try:
+        grid = load_grid(arguments.grid)
+        work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
+        invocation = _invocation(arguments, argv, work_dir)
+        grid = _changed(grid, invocation)
+        command = " && ".join(invocation["commands"])
+        names = grid.select(arguments.only)
+        if arguments.report_only:
+            _report(grid, work_dir, names, command, console)
+            return 0
+        runs = make_runs(grid, names, grid.seeds)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    trainer = Trainer(
+        work_dir=work_dir,
+        script=script,
+        jobs=arguments.jobs,
+        threads=_threads(arguments.jobs),
+        metric=grid.metric.key,
+        console=console,
+    )
+    if arguments.dry_run:
+        _print_plan(runs, trainer, console)
+        return 0
+    _put_changed_aside(runs, trainer, arguments.rerun, parser, console)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(json.dumps(invocation, indent=1) + "\n", work_dir / INVOCATION)
+    failures: list[Failure] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failures = trainer.train(runs)
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted; the same command goes on from here[/]")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
+    _report(grid, work_dir, made, command, console)
+    for failure in failures:
+        run = failure.run
+        first = failure.reason.splitlines()[0]
+        log = trainer.folder(run).path / "log.txt"
+        console.print(f"failed: {run.setting}, seed {run.seed}: {first} (see {log})", markup=False)
+    return 1 if failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Train a grid of settings and seeds, and compare them with published numbers. "
+        "The same command goes on where an earlier one stopped."
+    )
+    parser.add_argument("grid", type=Path, help="grid file, such as configs/ablation/*.yaml")
+    parser.add_argument(
+        "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at once (default: 1)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
+    parser.add_argument("--epochs", type=positive, help="per run, instead of the config's")
+    parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
+    add_cfg_options(parser, "changes to the configs of all settings")
+    parser.add_argument(
+        "--rerun",
+        action="store_true",
+        help="train runs again whose config has changed since (the old folders are renamed)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
+    parser.add_argument(
+        "--report-only", action="store_true", help="write the results of what was run before"
+    )
+    return parser
+
+
+def _invocation(
+    arguments: argparse.Namespace, argv: Sequence[str] | None, work_dir: Path
+) -> dict[str, Any]:
+    """The commands so far and what the last changes in the grid; with --report-only the earlier."""
+    path = work_dir / INVOCATION
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commands": []}
+    if arguments.report_only:
+        if not path.is_file():
+            raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}")
+        return earlier
+    words = ["python", "tools/ablate.py", *(sys.argv[1:] if argv is None else argv)]
+    return {
+        "commands": list(dict.fromkeys([*earlier["commands"], shlex.join(words)])),
+        "seeds": arguments.seeds,
+        "epochs": arguments.epochs,
+        "options": parse_options(arguments.cfg_options, "--cfg-options"),
+    }
+
+
+def _changed(grid: Grid, invocation: dict[str, Any]) -> Grid:
+    """The grid with the seeds, epochs and options of the command line."""
+    if invocation["seeds"] is not None:
+        grid = replace(grid, seeds=check_seeds(invocation["seeds"], "--seeds"))
+    if invocation["epochs"] is not None:
+        grid = replace(grid, epochs=invocation["epochs"])
+    return replace(grid, options={**grid.options, **invocation["options"]})
+
+
+def _threads(jobs: int) -> int:
+    """OMP_NUM_THREADS of each run: the user's, or the cores shared out."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // jobs)
+
+
+def _print_plan(runs: Sequence[Run], trainer: Trainer, console: Console) -> None:
+    table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
+    for run in runs:
+        state = trainer.folder(run).state(run)
+        table.add_row(run.setting, str(run.seed), str(run.length), run.start_from or "", state)
+    console.print(table)
+    console.print(f"{len(runs)} runs, all configs are valid; {trainer.threads} thread(s) each")
+
+
+def _put_changed_aside(
+    runs: Sequence[Run],
+    trainer: Trainer,
+    allowed: bool,
+    parser: argparse.ArgumentParser,
+    console: Console,
+) -> None:
+    for run in runs:
+        folder = trainer.folder(run)
+        if folder.state(run) != "changed":
+            continue
+        if not allowed:
+            parser.error(
+                f"{folder.path} was trained with another config ({folder.changes(run)}). Train it "
+                "again with --rerun, or give another --work-dir"
+            )
+        console.print(f"{folder.path} has another config: now {folder.put_aside().name}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _report(
+    grid: Grid, work_dir: Path, names: Sequence[str], command: str, console: Console
+) -> None:
+    document = write(collect(grid, work_dir, names), work_dir, command)
+    console.print(_console_table(document))
+    for note in document.notes:
+        console.print(f"- {note}", markup=False, highlight=False)
+    console.print(f"wrote {work_dir / 'results.md'}", markup=False, highlight=False)
+
+
+def _console_table(document: Document) -> Table:
+    first = document.tables[0]
+    shown = range(min(TABLE_COLUMNS, len(first.columns)))
+    table = Table(*(first.columns[i] for i in shown), box=box.SIMPLE, title=document.title)
+    for row in first.rows:
+        table.add_row(*("" if row[i] is None else str(row[i]) for i in shown))
+    return table

@@ -1,0 +1,152 @@
+"""Makes the config of each run of a grid, and checks all of them before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from fst.engine.config import DETECTION_KEYS, KNOWN_KEYS, check_config, check_names, load_config
+from fst.engine.text import nearest
+from fst.studies.ablation.grid import Grid
+
+KEYS = KNOWN_KEYS | DETECTION_KEYS
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a setting with a seed.
+
+    `fingerprint` is a hash of everything that the config says, and of the fingerprint of the run
+    that it starts from. `length` is the number of epochs (of iterations where the loop counts
+    these), `earlier` that of the runs it starts from.
+    """
+
+    setting: str
+    seed: int
+    config: Config
+    fingerprint: str
+    length: int
+    earlier: int
+    start_from: str | None
+
+
+def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[Run]:
+    """The runs of the settings `names` with each seed, in the order in which they are started.
+
+    Raises:
+        ValueError: a config that nothing could train, with the name of its setting.
+        FileNotFoundError: a file or folder that a config names is missing.
+    """
+    plain = {name: _configured(grid, name) for name in names}
+    runs: list[Run] = []
+    for seed in seeds:
+        made: dict[str, Run] = {}
+        for name in sorted(names, key=lambda name: len(grid.chain(name))):
+            source = made.get(grid.settings[name].start_from or "")
+            config = plain[name].copy()
+            config.randomness = {**config.get("randomness", {}), "seed": seed}
+            made[name] = Run(
+                setting=name,
+                seed=seed,
+                config=config,
+                fingerprint=_fingerprint(config, source),
+                length=_length(config),
+                earlier=source.length + source.earlier if source else 0,
+                start_from=source.setting if source else None,
+            )
+        runs.extend(made.values())
+    return runs
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Writes a config as a Python file of its own, without what it inherits from."""
+    config.dump(str(path))
+
+
+def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Changes to a config by dotted names; refuses those whose first part nothing reads."""
+    for option in options:
+        root = str(option).split(".")[0]
+        if root not in KEYS:
+            raise ValueError(
+                f"{where}: {option!r}: {root!r} is no configuration key.{nearest(root, KEYS)}"
+            )
+    return {str(option): value for option, value in options.items()}
+
+
+def _configured(grid: Grid, name: str) -> Config:
+    """The setting's config without a seed: base, the grid's options, its own, epochs, sparsity."""
+    setting = grid.settings[name]
+    where = f"{grid.path}: setting {name!r}"
+    try:
+        check_names(setting.base)
+        base = Config.fromfile(setting.base).to_dict()
+        config = Config({k: v for k, v in base.items() if k in KEYS})
+        for options in (grid.options, setting.options):
+            config.merge_from_dict(parse_options(options, "options"))
+        if grid.epochs is not None:
+            set_epochs(config, grid.epochs)
+        if setting.sparsity is not None:
+            config.sparsity = setting.sparsity
+        config.work_dir = None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.py"
+            write_config(config, path)
+            check_config(load_config(str(path)), ("train_dataloader", "val_dataloader"))
+        _length(config)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{where}: {error}") from error
+    except (ValueError, TypeError, KeyError, IndexError, SyntaxError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return config
+
+
+def set_epochs(config: Config, epochs: int) -> None:
+    """Shortens or stretches a training: schedules that last to its end last to the new end.
+
+    Raises:
+        ValueError: the loop counts no epochs, or a schedule that ends earlier, such as a warm-up,
+            does not fit into the new number.
+    """
+    last = config.get("train_cfg", {}).get("max_epochs")
+    if last is None:
+        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs")
+    schedulers = config.get("param_scheduler") or []
+    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+        if not scheduler.get("by_epoch", True):  # counts iterations
+            continue
+        begin = scheduler.get("begin", 0)
+        milestones = scheduler.get("milestones", [])
+        ends_early = scheduler.get("end", last) != last
+        if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
+            raise ValueError(
+                f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
+                "change param_scheduler too"
+            )
+        if not ends_early:
+            if "end" in scheduler:
+                scheduler.end = epochs
+            if "T_max" in scheduler:
+                scheduler.T_max = epochs - begin
+    config.train_cfg.max_epochs = epochs
+
+
+def _length(config: Config) -> int:
+    loop = config.get("train_cfg") or {}
+    length = loop.get("max_epochs", loop.get("max_iters"))
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0")
+    return length
+
+
+def _fingerprint(config: Config, source: Run | None) -> str:
+    content = [config.to_dict(), source.fingerprint if source else None]
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,212 @@
+"""Trains the runs of a grid, each in a process and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fst.engine.checkpoint import newest_checkpoint
+from fst.studies.ablation.configs import Run, write_config
+from fst.studies.ablation.folders import RunFolder
+from fst.studies.reporting.environment import versions
+from fst.studies.reporting.runs import is_run, read_run
+
+POLL_SECONDS = 0.25
+STOP_SECONDS = 10.0
+LOG_LINES = 15
+SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not succeed, and why."""
+
+    run: Run
+    reason: str
+
+
+class _Process:
+    """One training process; it, and children of it, hold the lock on the folder."""
+
+    def __init__(self, run: Run, folder: RunFolder, command: list[str], threads: int) -> None:
+        self.run, self.folder = run, folder
+        self.start = time.time()
+        self.attempts = folder.read("run.json").get("attempts", 0) + 1
+        with folder.lock() as lock, open(folder.path / "log.txt", "a", encoding="utf-8") as log:
+            folder.write("run.json", {**_described(run), "attempts": self.attempts})
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+
+    def stop(self) -> None:
+        """Ends the process and its children."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.popen.pid, number)
+                self.popen.wait(STOP_SECONDS)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+class Trainer:
+    """Trains runs, `jobs` at a time; what is finished is skipped, what was interrupted goes on."""
+
+    def __init__(
+        self, work_dir: Path, script: Path, jobs: int, threads: int, metric: str, console: Console
+    ) -> None:
+        self.work_dir, self.script, self.metric = work_dir, script, metric
+        self.jobs, self.threads, self.console = jobs, threads, console
+        self._waiting: list[Run] = []
+        self._running: list[_Process] = []
+        self._done: set[tuple[str, int]] = set()
+        self._failures: dict[tuple[str, int], Failure] = {}
+
+    def folder(self, run: Run) -> RunFolder:
+        """Where a run lives."""
+        return RunFolder.of(self.work_dir, run.setting, run.seed)
+
+    def train(self, runs: Sequence[Run]) -> list[Failure]:
+        """Trains what is not finished; returns what failed. An exception stops all processes."""
+        self._done = {_key(run) for run in runs if self.folder(run).state(run) == "finished"}
+        self._waiting = [run for run in runs if _key(run) not in self._done]
+        self._failures = {}
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.1f}/{task.total:.0f} runs"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        progress = Progress(*columns, console=self.console, speed_estimate_period=SPEED_SECONDS)
+        task = progress.add_task("", total=len(self._waiting))
+        total = len(self._waiting)
+        try:
+            with progress:
+                while self._waiting or self._running:
+                    self._start_ready()
+                    self._collect()
+                    names = ", ".join(escape(_title(process.run)) for process in self._running)
+                    unfinished = sum(1 - self._share(process) for process in self._running)
+                    completed = total - len(self._waiting) - unfinished
+                    progress.update(task, completed=completed, description=names)
+                    if self._running:
+                        time.sleep(POLL_SECONDS)
+        finally:
+            for process in self._running:
+                process.stop()
+            self._running = []
+        return list(self._failures.values())
+
+    def _share(self, process: _Process) -> float:
+        return min(self.folder(process.run).position() / process.run.length, 1.0)
+
+    def _start_ready(self) -> None:
+        """Starts runs while there is room; drops those whose source has failed."""
+        for run in list(self._waiting):
+            source = (run.start_from, run.seed) if run.start_from else None
+            if source in self._failures:
+                self._waiting.remove(run)
+                self._fail(run, f"not started: {run.start_from!r}, which it needs, failed")
+            elif len(self._running) < self.jobs and (source is None or source in self._done):
+                self._waiting.remove(run)
+                try:
+                    self._running.append(self._begin(run))
+                except (RuntimeError, ValueError) as error:
+                    self._fail(run, str(error))
+
+    def _begin(self, run: Run) -> _Process:
+        folder = self.folder(run)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if run.start_from is not None:
+            source = RunFolder.of(self.work_dir, run.start_from, run.seed)
+            run.config.load_from = newest_checkpoint(source.path)
+            if run.config.load_from is None:
+                raise ValueError(f"{source.path} holds no checkpoint to start from")
+        write_config(run.config, folder.config)
+        command = [sys.executable, str(self.script), str(folder.config)]
+        command += ["--work-dir", str(folder.path)]
+        # only where there is something to resume: --resume makes train.py ignore load_from
+        checkpoint = newest_checkpoint(folder.path)
+        if checkpoint is not None:
+            command.append("--resume")
+        process = _Process(run, folder, command, self.threads)
+        (folder.path / "failed.json").unlink(missing_ok=True)
+        verb = f"goes on from {Path(checkpoint).name}" if checkpoint else "starts"
+        self.console.print(f"{escape(_title(run))} {verb}", highlight=False)
+        return process
+
+    def _collect(self) -> None:
+        """Takes note of the processes that have ended."""
+        for process in list(self._running):
+            status = process.popen.poll()
+            if status is None:
+                continue
+            self._running.remove(process)
+            run, folder = process.run, process.folder
+            if status != 0:
+                how = f"exit status {status}"
+                if status < 0:
+                    how = f"ended by {signal.Signals(-status).name}"
+                self._fail(run, f"{how}\n{folder.log_tail(LOG_LINES)}")
+                continue
+            logged = sorted(read_run(folder.path).validation) if is_run(folder.path) else []
+            if self.metric not in logged:
+                self._fail(run, f"metric {self.metric!r} was not logged, only {logged}")
+                continue
+            seconds = time.time() - process.start
+            finished = {**_described(run), "seconds": seconds, "versions": versions()}
+            finished |= {"attempts": process.attempts, "threads": self.threads, "jobs": self.jobs}
+            folder.write("finished.json", finished)
+            self._done.add(_key(run))
+            self.console.print(f"{escape(_title(run))} done in {seconds:.0f} s", highlight=False)
+
+    def _fail(self, run: Run, reason: str) -> None:
+        self._failures[_key(run)] = Failure(run, reason)
+        self.console.print(f"[red]{escape(_title(run))} failed:[/] {escape(reason)}")
+        folder = self.folder(run)
+        if folder.path.is_dir():
+            folder.write("failed.json", {**_described(run), "reason": reason})
+
+
+def _key(run: Run) -> tuple[str, int]:
+    return run.setting, run.seed
+
+
+def _title(run: Run) -> str:
+    return f"{run.setting}, seed {run.seed}"
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "setting": run.setting,
+        "seed": run.seed,
+        "fingerprint": run.fingerprint,
+        "length": run.length,
+        "earlier": run.earlier,
+    }

@@ -1,0 +1,66 @@
+"""The command line of tools/analyze.py."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from fst.studies.analysis import plots
+from fst.studies.analysis.commands import (
+    entropy,
+    gradients,
+    macs,
+    options,
+    overhead,
+    runtime,
+    saliency,
+    similarity,
+    time_to_accuracy,
+)
+
+COMMANDS: dict[str, ModuleType] = {
+    "macs": macs,
+    "entropy": entropy,
+    "similarity": similarity,
+    "overhead": overhead,
+    "gradients": gradients,
+    "runtime": runtime,
+    "time-to-accuracy": time_to_accuracy,
+    "saliency": saliency,
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="tools/analyze.py",
+        description="The papers' figures and tables for any model and data. Every subcommand "
+        "writes a folder with figures (SVG, PNG), tables (analysis.md) and analysis.json, which "
+        "tools/report.py reads.",
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+    for name, module in COMMANDS.items():
+        text = (module.__doc__ or "").strip()
+        subparser = subparsers.add_parser(name, help=text, description=text)
+        module.add_arguments(subparser)
+        options.add_output(subparser, name)
+        subparser.set_defaults(parser=subparser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Analyse, write, print where."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = make_parser().parse_args(arguments)
+    with plots.style():
+        try:
+            result = COMMANDS[chosen.command].run(chosen)
+        except (ValueError, TypeError, FileNotFoundError, ImportError, SyntaxError) as error:
+            chosen.parser.error(str(error))
+        command = shlex.join(["python", "tools/analyze.py", *arguments])
+        written = result.save(chosen.out, command)
+    print("\n".join(f"written: {path}" for path in written))
+    return 0

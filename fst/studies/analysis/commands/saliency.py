@@ -1,0 +1,99 @@
+"""Per layer: error and cosine of the gradients under each strategy, alone and accumulated."""
+
+from __future__ import annotations
+
+import argparse
+
+from fst.studies.analysis import plots
+from fst.studies.analysis.commands.options import (
+    CONTESTANTS_HELP,
+    add_precision,
+    add_subject,
+    amp_dtype,
+    subject_of,
+)
+from fst.studies.analysis.contestants import REFERENCES, parse
+from fst.studies.analysis.result import Plot, Result
+from fst.studies.analysis.saliency import KINDS, Precision, Saliency, saliency
+
+DEFAULT = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
+FIGURES = (
+    ("relative", "relative error", True),
+    ("cosine", "cosine", False),
+    ("norm", "norm over the exact one", True),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add_subject(parser, batches=4, batch_size=32, needs_data=True)
+    parser.add_argument(
+        "--strategies", nargs="+", default=DEFAULT, metavar="SPEC", help=CONTESTANTS_HELP
+    )
+    parser.add_argument(
+        "--reference",
+        choices=REFERENCES,
+        default="forward",
+        help="what is exact: the dense backward pass of the strategy's own forward pass, so that "
+        "only backward pruning counts, or a dense model (default: forward)",
+    )
+    add_precision(parser, "the pruned steps; the exact ones are in float32")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure every contestant on the same batches."""
+    contestants = [parse(text) for text in options.strategies]
+    subject = subject_of(options)
+    precision = Precision(amp_dtype(options.dtype), options.loss_scale)
+    found = [
+        saliency(
+            subject.model,
+            subject.loss,
+            subject.batches,
+            contestant,
+            reference=options.reference,
+            selectors=subject.selectors,
+            precision=precision,
+            seed=options.seed,
+        )
+        for contestant in contestants
+    ]
+    against = {
+        "forward": "the dense backward pass of the same forward pass",
+        "dense": "the dense model",
+    }[options.reference]
+    result = Result(
+        "Errors of pruned gradients, layer by layer",
+        f"{subject.title}; means over {options.batches} batches of {options.batch_size} images in "
+        f"training mode, in {options.dtype} with the loss scaled by {options.loss_scale:g}. Exact: "
+        f"{against} in float32, without weight decay of any kind. Local: one layer prunes, given "
+        "the exact input and grad_output. Global: all layers prune in the same step.",
+    )
+    measures = ("relative error", "cosine", "norm ratio")
+    result.add_table(
+        "Gradient of all parameters as one vector",
+        ["strategy", *measures],
+        [[one.label, *one.total] for one in found],
+    )
+    rows = [
+        [one.label, layer.name, *(value for kind in KINDS for value in _cells(layer.errors, kind))]
+        for one in found
+        for layer in one.layers
+    ]
+    parts = [f"{kind}: {measure}" for kind in KINDS for measure in measures]
+    result.add_table("Per layer", ["strategy", "layer", *parts], rows)
+    result.plots += [_plot(found, *figure) for figure in FIGURES]
+    return result
+
+
+def _cells(errors: dict, kind: str) -> list[float | None]:
+    return plots.error_row(errors.get(kind))
+
+
+def _plot(found: list[Saliency], field: str, label: str, log: bool) -> Plot:
+    figure = plots.saliency(found, field, label, log=log)
+    caption = (
+        "Layers from the first to the last. Dashed: that layer prunes alone; solid: all layers do, "
+        "so that errors come in from the right."
+    )
+    return Plot(f"Gradients: {label}", f"saliency_{field}", caption, figure)

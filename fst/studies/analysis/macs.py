@@ -1,0 +1,366 @@
+"""Multiply-adds of each GEMM of each layer in one real training step, and what a strategy leaves.
+
+Counted are `nn.Conv2d` and `nn.Linear`, converted or not, each call by itself (a detector's shared
+head runs several times per step), in the step that the user gives: GEMMs that autograd does not
+compute (frozen weights, inputs that need no gradient) cost nothing. Such counts are FST's Figure 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fst.basics.text import table
+from fst.layers.modules import SparseLayer
+from fst.ops.alternating import lattices
+from fst.report import NOT_COMPUTED, group_names
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM, SameAsOutput
+from fst.rules.rule import Rule
+from fst.rules.strategy import GEMMS
+
+KINDS = ("conv", "linear")
+
+
+class GemmMacs(NamedTuple):
+    """Multiply-adds of one GEMM of a layer, all calls of a step together.
+
+    Attributes:
+        dense: what dense training needs; 0 where the GEMM is not computed.
+        left: what the strategy leaves of them (a mean where the choice is random).
+        mode: "dense", "simulated" or "accelerated" as in `fst.report`, or "not computed".
+        reason: why it is so.
+    """
+
+    dense: int
+    left: float
+    mode: str
+    reason: str
+
+
+class LayerMacs(NamedTuple):
+    """A layer in one step.
+
+    Attributes:
+        group: the module of the model that it belongs to, such as "backbone".
+        kind: "conv" or "linear".
+        maps: samples and height x width of the output, for each call (positions of a linear layer:
+            1 x length).
+    """
+
+    name: str
+    group: str
+    kind: str
+    weight: tuple[int, ...]
+    maps: tuple[tuple[int, int, int], ...]
+    gemms: dict[str, GemmMacs]
+
+
+class Total(NamedTuple):
+    """Sums over layers and GEMMs.
+
+    Attributes:
+        dense: multiply-adds of dense training.
+        sparse: those in GEMMs from which the strategy takes some away.
+        accelerated: of ``sparse``, those in GEMMs that really do less work here.
+        left: what the strategy leaves of ``dense``.
+    """
+
+    dense: int
+    sparse: int
+    accelerated: int
+    left: float
+
+    @property
+    def share_sparse(self) -> float:
+        """Share of the multiply-adds that run sparse; NaN if there are none."""
+        return self.sparse / self.dense if self.dense else float("nan")
+
+    @property
+    def share_left(self) -> float:
+        """Share of the multiply-adds that the strategy leaves; NaN if there are none."""
+        return self.left / self.dense if self.dense else float("nan")
+
+
+@dataclass(frozen=True)
+class MacReport:
+    """Result of `count_macs`; ``str()`` is a table by module.
+
+    Attributes:
+        layers: the layers that ran, in the order of the model.
+        idle: convolutions and linear layers that did not run.
+        uncounted: modules of other types with a weight matrix, which are in no number here.
+    """
+
+    layers: tuple[LayerMacs, ...]
+    idle: tuple[str, ...]
+    uncounted: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The modules that layers are grouped by, in the order of the model."""
+        return tuple(dict.fromkeys(layer.group for layer in self.layers))
+
+    def total(
+        self, gemm: str | None = None, *, group: str | None = None, kind: str | None = "conv"
+    ) -> Total:
+        """Sums over a GEMM (None: all three), a module (None: all) and a kind (None: both)."""
+        _check_choice("gemm", gemm, GEMMS)
+        _check_choice("group", group, self.groups)
+        _check_choice("kind", kind, KINDS)
+        chosen = [
+            layer
+            for layer in self.layers
+            if group in (None, layer.group) and kind in (None, layer.kind)
+        ]
+        parts = [layer.gemms[g] for layer in chosen for g in GEMMS if gemm in (None, g)]
+        sparse = [part for part in parts if part.left < part.dense]
+        return Total(
+            sum(part.dense for part in parts),
+            sum(part.dense for part in sparse),
+            sum(part.dense for part in sparse if part.mode == "accelerated"),
+            sum(part.left for part in parts),
+        )
+
+    def by_module(self, *, markdown: bool = False) -> str:
+        """Per module and kind: layers, multiply-adds of each GEMM, and how much is sparse."""
+        keys = [(group, kind) for group in self.groups for kind in KINDS]
+        rows: list[tuple[Any, ...]] = []
+        for group, kind in keys:
+            count = sum((layer.group, layer.kind) == (group, kind) for layer in self.layers)
+            if count:
+                rows.append((group, kind, count, *self._cells(group, kind)))
+        for kind in KINDS:
+            count = sum(layer.kind == kind for layer in self.layers)
+            if count:
+                rows.append(("all", kind, count, *self._cells(None, kind)))
+        return table(("module", "kind", "layers", *GEMMS, "three GEMMs"), rows, markdown=markdown)
+
+    def _cells(self, group: str | None, kind: str) -> list[str]:
+        return [total_cell(self.total(gemm, group=group, kind=kind)) for gemm in (*GEMMS, None)]
+
+    def exceptions(self, *, markdown: bool = False) -> str:
+        """Table of what is not computed, or dense in a GEMM that is sparse elsewhere: why, in how
+        many layers of which module, and its share of the multiply-adds of that GEMM, convolutions
+        and linear layers together.
+        """
+        found: dict[tuple[str, ...], list[GemmMacs]] = {}
+        for gemm in GEMMS:
+            is_sparse = self.total(gemm, kind=None).sparse > 0
+            for layer in self.layers:
+                macs = layer.gemms[gemm]
+                if macs.mode == NOT_COMPUTED or (is_sparse and macs.left == macs.dense):
+                    key = (gemm, layer.group, layer.kind, macs.mode, macs.reason)
+                    found.setdefault(key, []).append(macs)
+        rows = []
+        for (gemm, *rest), parts in found.items():
+            dense = sum(part.dense for part in parts)
+            share = f"{dense / self.total(gemm, kind=None).dense:.2%}" if dense else ""
+            rows.append((gemm, *rest, len(parts), share))
+        header = ("GEMM", "module", "kind", "mode", "reason", "layers", "share")
+        return table(header, rows, markdown=markdown)
+
+    def by_layer(self, *, markdown: bool = False) -> str:
+        """Per layer: weight, calls, output maps, and each GEMM."""
+        rows = [
+            (
+                layer.name,
+                "x".join(map(str, layer.weight)),
+                len(layer.maps),
+                _maps(layer.maps),
+                *(_layer_cell(layer.gemms[gemm]) for gemm in GEMMS),
+            )
+            for layer in self.layers
+        ]
+        return table(("layer", "weight", "calls", "maps", *GEMMS), rows, markdown=markdown)
+
+    def __str__(self) -> str:
+        lines = [
+            "multiply-adds of one step: GMAC, of which the share in sparse GEMMs -> share left",
+            "",
+            self.by_module(),
+        ]
+        for title, names in (("did not run", self.idle), ("not counted", self.uncounted)):
+            if names:
+                lines += ["", f"{title}: {', '.join(names)}"]
+        return "\n".join(lines)
+
+
+def total_cell(total: Total) -> str:
+    """ "12.3: 98.0 % -> 51.0 %": GMAC, share in sparse GEMMs, share of the multiply-adds left."""
+    if not total.dense:
+        return NOT_COMPUTED
+    cell = f"{total.dense / 1e9:.3g}"
+    return f"{cell}: {total.share_sparse:.1%} -> {total.share_left:.1%}" if total.sparse else cell
+
+
+def _layer_cell(macs: GemmMacs) -> str:
+    if macs.mode == NOT_COMPUTED:
+        return macs.mode
+    left = f" {macs.left / macs.dense:.1%}" if macs.left < macs.dense else ""
+    return f"{macs.dense / 1e9:.3g} {macs.mode}{left}"
+
+
+def _maps(maps: Iterable[tuple[int, int, int]]) -> str:
+    return " ".join(dict.fromkeys(f"{samples}x{p}x{q}" for samples, p, q in maps))
+
+
+def _check_choice(argument: str, value: str | None, allowed: Iterable[str]) -> None:
+    if value is not None and value not in tuple(allowed):
+        raise ValueError(f"{argument}={value!r} must be None or one of {', '.join(allowed)}.")
+
+
+class _Call:
+    """One call of a layer: its output map, and which gradients it needed and got."""
+
+    def __init__(self, layer: nn.Module, input: Tensor, output: Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            self.map = (output.shape[:-3].numel(), output.shape[-2], output.shape[-1])
+        else:
+            samples = input.shape[0] if input.dim() > 1 else 1
+            self.map = (samples, 1, input.shape[1:-1].numel())
+        self.missing = {"output": ""}
+        self.missing["grad_input"] = "" if input.requires_grad else "the input needs no gradient"
+        self.missing["grad_weight"] = "" if layer.weight.requires_grad else "the weight is frozen"
+        self._arrived = False
+        if output.requires_grad:
+            output.register_hook(self._gradient_arrived)
+
+    def _gradient_arrived(self, _: Tensor) -> None:
+        self._arrived = True
+
+    def reason_not_computed(self, gemm: str) -> str:
+        """Why ``gemm`` was not computed in this call; "" if it was."""
+        if self.missing[gemm] or gemm == "output" or self._arrived:
+            return self.missing[gemm]
+        return "no gradient reached the output"
+
+
+def count_macs(
+    model: nn.Module, run: Callable[[], object], skipped: Mapping[str, str] | None = None
+) -> MacReport:
+    """Count the multiply-adds of each GEMM in what ``run`` does.
+
+    Args:
+        model: any model, converted or not.
+        run: does one forward and backward pass of ``model``.
+        skipped: why layers are not converted, as `ConversionReport.skipped`, for the reasons.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: no convolution or linear layer of ``model`` ran.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    calls: dict[str, list[_Call]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_hook(_recorder(calls[name]), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    groups = group_names(layers)
+    reasons = {name: "not converted" for name in layers} | dict(skipped or {})
+    counted = tuple(
+        _layer_macs(name, groups[name], layers[name], seen, reasons[name])
+        for name, seen in calls.items()
+        if seen
+    )
+    if not counted:
+        raise ValueError(
+            f"run={run!r} ran no convolution or linear layer of {type(model).__name__}."
+        )
+    idle = tuple(name for name, seen in calls.items() if not seen)
+    return MacReport(counted, idle, _uncounted(model))
+
+
+def _recorder(calls: list[_Call]) -> Callable[..., None]:
+    def record(
+        layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+    ) -> None:
+        calls.append(_Call(layer, inputs[0] if inputs else named["input"], output))
+
+    return record
+
+
+def _uncounted(model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.Conv2d | nn.Linear)
+        and any(p.dim() > 1 for p in module.parameters(recurse=False))
+    )
+
+
+def _layer_macs(
+    name: str, group: str, layer: nn.Module, calls: list[_Call], skipped: str
+) -> LayerMacs:
+    gemms = {gemm: _gemm_macs(layer, gemm, calls, skipped) for gemm in GEMMS}
+    kind = "conv" if isinstance(layer, nn.Conv2d) else "linear"
+    maps = tuple(call.map for call in calls)
+    return LayerMacs(name, group, kind, tuple(layer.weight.shape), maps, gemms)
+
+
+def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call], skipped: str) -> GemmMacs:
+    reasons = [call.reason_not_computed(gemm) for call in calls]
+    maps = [call.map for call, reason in zip(calls, reasons, strict=True) if not reason]
+    if not maps:
+        return GemmMacs(0, 0.0, NOT_COMPUTED, reasons[0])
+    each = [samples * height * width * layer.weight.numel() for samples, height, width in maps]
+    dense = sum(each)
+    if not isinstance(layer, SparseLayer):
+        return GemmMacs(dense, dense, "dense", skipped)
+    report = layer.report().gemms[gemm]
+    rule = layer.strategy.rule(gemm)
+    if rule is None:
+        return GemmMacs(dense, dense, report.mode, report.reason)
+    kept = [_kept(layer, gemm, rule, *place[1:]) for place in maps]
+    left = sum(macs * part / whole for macs, (part, whole) in zip(each, kept, strict=True))
+    if all(part == whole for part, whole in kept) and report.mode != "dense":
+        return GemmMacs(dense, left, "dense", f"nothing to drop in maps {_maps(maps)}")
+    return GemmMacs(dense, left, report.mode, report.reason)
+
+
+def _kept(
+    layer: SparseLayer, gemm: str, rule: Rule, height: int, width: int
+) -> tuple[float, float]:
+    """Of how many equal parts of a GEMM ``rule`` keeps how many, for an output map of this size."""
+    if height * width == 0:
+        return 1, 1
+    if isinstance(rule, Alternating):
+        phases = (0, 1) if rule.phase == "random" else (rule.phase,)
+        kept = [_kept_positions(rule, phase, height, width) for phase in phases]
+        return sum(kept) / len(kept), height * width
+    if isinstance(rule, NM):
+        length = _reduction_length(layer, gemm, rule, height, width)
+        full, rest = divmod(length, rule.m)
+        return full * rule.n + min(rule.n, rest), length
+    if gemm == "output" or isinstance(rule, SameAsOutput) or rule == layer.strategy.output:
+        mask = layer.output_mask()
+        return (1, 1) if mask is None else (int(mask.count_nonzero()), mask.numel())
+    return rule.density, 1
+
+
+def _kept_positions(rule: Alternating, phase: int, height: int, width: int) -> int:
+    return sum(
+        len(range(kept.row, height, kept.row_step))
+        * len(range(kept.column, width, kept.column_step))
+        for kept in lattices(rule, phase, height, width)
+    )
+
+
+def _reduction_length(layer: SparseLayer, gemm: str, rule: NM, height: int, width: int) -> int:
+    """Length of the axis along which the groups of ``rule`` run."""
+    weight = layer.weight_as_conv()
+    if gemm == "grad_weight" or rule.group_order == "position":
+        return height * width
+    if gemm == "grad_input":
+        return weight.shape[0] // layer.conv_groups
+    return weight[0].numel() if rule.group_order == "im2col" else weight.shape[1]

@@ -1,0 +1,97 @@
+"""What pruning costs, operand by operand, on a model's real tensors (FST, Tables 2 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst.ops import alternating
+from fst.ops.arguments import padded_geometry
+from fst.ops.geometry import Geometry
+from fst.ops.prune import apply_mask, prune_grad_output, prune_weight
+from fst.rules import masks
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
+from fst.studies.analysis.record import LayerRecord
+
+SECONDS_ON_A100 = {  # FST, Tables 2 and 6: ResNet-18, batch 256
+    "training step": 0.184,
+    "S(W)": 0.0017,
+    "S(Wᵀ)": 0.0017,
+    "shift(dY)": 0.0008,
+    "S(dY)": 0.29,
+    "S(Xᵀ), sorted": 0.48,
+}
+
+
+def pruning_functions(
+    records: Mapping[str, LayerRecord], n: int = 2, m: int = 4, rule: Alternating | None = None
+) -> dict[str, Callable[[], object]]:
+    """Functions that prune one operand of all recorded layers, once each, as a step would.
+
+    Frozen layers have no grad_weight, and first layers no grad_input: they take no part in those.
+    """
+    rule = rule or Alternating()
+    of_weight = Strategy("output", output=NM("weight", n, m))
+    of_transpose = Strategy("grad_input", grad_input=NM("weight", n, m))
+    of_gradient = NM("grad_output", n, m)
+
+    layers = [record.layer for record in records.values()]
+    calls = [(record.layer, call) for record in records.values() for call in record.calls]
+    backward = [(layer, call) for layer, call in calls if call.grad_input is not None]
+    trained = [(layer, call) for layer, call in calls if layer.weight.requires_grad]
+    behind = list({id(layer): layer for layer, _ in backward}.values())
+    placed = [(*_geometry(layer, call.input), layer, call.grad_output) for layer, call in trained]
+
+    def weights(some: list[nn.Conv2d], strategy: Strategy) -> None:
+        for layer in some:
+            prune_weight(layer.weight, strategy, layer.groups, layer.weight.dtype)
+
+    def gradients(some: list, gemm: str) -> None:
+        for layer, call in some:
+            prune_grad_output(call.grad_output, of_gradient, gemm, layer.groups, None)
+
+    def im2col(prune: bool) -> None:
+        for input, geometry, layer, _ in placed:
+            columns = F.unfold(
+                input, layer.kernel_size, geometry.dilation, geometry.padding, geometry.stride
+            )
+            if prune:
+                apply_mask(columns, masks.nm_mask(columns, n, m, 2))
+
+    lattices = [
+        alternating.lattices(rule, 0, grad_output.shape[2], grad_output.shape[3])
+        for *_, grad_output in placed
+    ]
+
+    def fixed() -> None:
+        for (input, geometry, layer, grad_output), kept in zip(placed, lattices, strict=True):
+            if layer.kernel_size == (1, 1):
+                size = (grad_output.shape[2], grad_output.shape[3])
+                alternating.kept_input(input, kept, size, geometry)
+
+    def shift() -> None:
+        for (*_, grad_output), kept in zip(placed, lattices, strict=True):
+            alternating.fold_grad_output(grad_output, rule, 0, kept)
+
+    return {
+        "S(W)": lambda: weights(layers, of_weight),
+        "S(Wᵀ)": lambda: weights(behind, of_transpose),
+        "S(dY) for grad_input": lambda: gradients(backward, "grad_input"),
+        "S(dY) for grad_weight": lambda: gradients(trained, "grad_weight"),
+        "im2col(X)": lambda: im2col(False),
+        "im2col(X) and S(Xᵀ), sorted": lambda: im2col(True),
+        "S(Xᵀ), fixed mask": fixed,
+        "shift(dY): pair sums": shift,
+    }
+
+
+def _geometry(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
+    if layer.padding_mode != "zeros":
+        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        return input, Geometry(layer.stride, (0, 0), layer.dilation, layer.groups)
+    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    return padded_geometry(input, layer.weight, *geometry)

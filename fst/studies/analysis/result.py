@@ -1,0 +1,103 @@
+"""What an analysis hands over, and how it is written: analysis.json, a Markdown page, SVG, PNG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fst.basics.text import table
+from fst.studies.reporting.document import Cell, Document, Figure, Table
+from fst.studies.reporting.environment import machine, versions
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+DIGITS = 4  # significant ones, of numbers in tables
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure that is still matplotlib's; `name` becomes its files' name."""
+
+    title: str
+    name: str
+    caption: str
+    figure: matplotlib.figure.Figure
+
+
+@dataclass
+class Result:
+    """Tables and figures of one analysis."""
+
+    title: str
+    description: str
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add_table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        caption: str = "",
+    ) -> None:
+        """Add a table; numbers are rounded to four significant digits, NaN and Inf left out."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        self.tables.append(Table(title, list(columns), cells, caption))
+
+    def save(self, folder: Path, command: str) -> list[Path]:
+        """Write everything into ``folder`` and return the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written, figures = [], []
+        for plot in self.plots:
+            for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 110})):
+                path = folder / f"{plot.name}.{ending}"
+                plot.figure.savefig(path, **options)
+                written.append(path)
+            figures.append(Figure(plot.title, f"{plot.name}.svg", plot.caption))
+        document = Document(
+            title=self.title,
+            description=self.description,
+            command=command,
+            versions={**versions(), "machine": machine()},
+            tables=self.tables,
+            figures=figures,
+            notes=self.notes,
+        )
+        page = folder / "analysis.md"
+        page.write_text(markdown(document), encoding="utf-8")
+        return [*written, page, document.save(folder)]
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.{DIGITS}g}")
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def markdown(document: Document) -> str:
+    """The same as one Markdown page."""
+    lines = [f"# {document.title}", "", document.description, "", f"    {document.command}", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in document.versions.items())]
+    for part in document.tables:
+        header, *rows = [[_shown(cell) for cell in row] for row in [part.columns, *part.rows]]
+        lines += ["", f"## {part.title}", "", table(header, rows, markdown=True)]
+        lines += ["", part.caption] if part.caption else []
+    for part in document.figures:
+        image = Path(part.file).with_suffix(".png")
+        lines += ["", f"![{part.title}]({image})", "", part.caption]
+    lines += [f"\n{note}" for note in document.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    text = f"{cell:.{DIGITS}g}" if isinstance(cell, float) else str(cell)
+    return text.replace("|", r"\|")

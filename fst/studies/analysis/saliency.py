@@ -1,0 +1,193 @@
+"""The error that pruning makes in gradients: of one layer alone, and accumulated by all.
+
+FST (Eq. 4, Table 1) finds pruned grad_outputs to ruin training and supposes that their error adds
+up from layer to layer; SDGP finds them harmless. Here both errors are measured on a live model:
+
+- local: the layer is given the exact input and grad_output, so that the error is its own;
+- global: all layers prune, so that grad_output carries the errors of the layers behind it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fst.studies.analysis.contestants import Contestant
+from fst.studies.analysis.errors import Error, compare, mean
+from fst.studies.analysis.record import (
+    Batch,
+    LayerRecord,
+    Loss,
+    StepRecord,
+    record_step,
+    root_of,
+    same_draws,
+)
+
+KINDS = (
+    "local grad_weight",
+    "local grad_input",
+    "global grad_weight",
+    "global grad_input",
+)
+
+
+@dataclass
+class LayerSaliency:
+    """A layer's `Error`s by kind (see `KINDS`), means over batches; kinds without one are absent
+    (no grad_input in the first layer, no grad_weight of frozen weights).
+
+    Attributes:
+        depth: convolutions before it, in the order of execution.
+    """
+
+    name: str
+    depth: int
+    errors: dict[str, Error]
+
+
+@dataclass
+class Saliency:
+    """Of one contestant.
+
+    Attributes:
+        layers: the convolutions that a gradient reaches, in the order of execution.
+        total: error of the gradient of all parameters taken as one vector.
+    """
+
+    label: str
+    layers: list[LayerSaliency]
+    total: Error
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the contestant's step is computed; the exact one is in the model's own dtype.
+
+    Attributes:
+        dtype: autocast's, or None for no autocast.
+        scale: the loss is multiplied by it for the backward pass.
+    """
+
+    dtype: torch.dtype | None = None
+    scale: float = 1.0
+
+    def autocast(self, device: torch.device) -> Any:
+        """The context to run in."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.dtype)
+
+
+@dataclass
+class _Sums:
+    layers: dict[str, dict[str, list[Error]]] = field(default_factory=dict)
+    totals: list[Error] = field(default_factory=list)
+
+
+def saliency(
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Batch],
+    contestant: Contestant,
+    *,
+    reference: str = "forward",
+    selectors: Mapping[str, Any] | None = None,
+    precision: Precision | None = None,
+    seed: int = 0,
+) -> Saliency:
+    """Compare the gradients of ``contestant`` with the exact ones, on every batch.
+
+    Args:
+        model: dense, in the mode that is to be analysed; it is copied.
+        loss: computes the scalar of a model and a batch.
+        reference: see `Contestant.prepare_reference`.
+        selectors: include and exclude of `fst.convert`.
+        seed: of everything that a step draws (dropout, random rules), the same for both.
+    """
+    chosen, precision = dict(selectors or {}), precision or Precision()
+    exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
+    contestant.prepare_reference(root_of(exact), chosen, reference, seed)
+    for prepared in (approximate, alone):
+        contestant.prepare(root_of(prepared), chosen, seed)
+    sums = _Sums()
+    for number, batch in enumerate(batches):
+        place = (batch, loss, seed + number)
+        truth = _step(exact, *place, Precision())
+        found = _step(approximate, *place, precision)
+        for name, record in truth.layers.items():
+            errors = sums.layers.setdefault(name, {kind: [] for kind in KINDS})
+            layer = root_of(alone).get_submodule(name)
+            with same_draws(seed + number, record.calls[0].input.device):
+                own = _local_gradients(layer, record, precision)
+            _add(errors, "local", own, record)
+            if name in found.layers:
+                other = found.layers[name]
+                _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
+        shared = [name for name in truth.gradients if name in found.gradients]
+        sums.totals.append(
+            compare(*([step.gradients[name] for name in shared] for step in (found, truth)))
+        )
+    layers = [
+        LayerSaliency(name, depth, {kind: mean(e) for kind, e in errors.items() if e})
+        for depth, (name, errors) in enumerate(sums.layers.items())
+    ]
+    return Saliency(contestant.label, layers, mean(sums.totals))
+
+
+def _step(
+    model: nn.Module, batch: Batch, loss: Loss, seed: int, precision: Precision
+) -> StepRecord:
+    device = next(model.parameters()).device
+
+    def run() -> Tensor:
+        with precision.autocast(device):
+            return loss(model, batch)
+
+    with same_draws(seed, device):
+        return record_step(root_of(model), run, scale=precision.scale)
+
+
+def _local_gradients(
+    layer: nn.Module, record: LayerRecord, precision: Precision
+) -> tuple[Tensor | None, list[Tensor]]:
+    """grad_weight and the grad_inputs of ``layer`` for the recorded inputs and grad_outputs."""
+    total: Tensor | None = None
+    grad_inputs = []
+    for call in record.calls:
+        input = call.input.clone().requires_grad_(call.grad_input is not None)
+        with precision.autocast(input.device):
+            output = layer(input)
+        wanted = [x for x in (input, layer.weight) if x.requires_grad]
+        scaled = (call.grad_output * precision.scale).to(output.dtype)
+        gradients = list(torch.autograd.grad(output, wanted, scaled))
+        if input.requires_grad:
+            grad_inputs.append(gradients.pop(0) / precision.scale)
+        for gradient in gradients:
+            part = gradient / precision.scale
+            total = part if total is None else total + part
+    return total, grad_inputs
+
+
+def _grad_inputs(record: LayerRecord) -> list[Tensor]:
+    return [call.grad_input for call in record.calls if call.grad_input is not None]
+
+
+def _add(
+    errors: dict[str, list[Error]],
+    scope: str,
+    found: tuple[Tensor | None, list[Tensor]],
+    record: LayerRecord,
+) -> None:
+    grad_weight, grad_inputs = found
+    if grad_weight is not None and record.grad_weight is not None:
+        errors[f"{scope} grad_weight"].append(compare([grad_weight], [record.grad_weight]))
+    exact = _grad_inputs(record)
+    if exact and len(exact) == len(grad_inputs):
+        errors[f"{scope} grad_input"].append(compare(grad_inputs, exact))

@@ -1,0 +1,100 @@
+"""How alike neighbouring columns of features are, and what replacing them costs (FST, Figure 5)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst.functional import sparse_conv2d
+from fst.rules.alternating import Alternating
+from fst.rules.strategy import Strategy
+from fst.studies.analysis.errors import compare
+from fst.studies.analysis.record import LayerRecord
+
+
+class Similarity(NamedTuple):
+    """Of one layer in one step.
+
+    Attributes:
+        difference: mean |X − its right neighbour| over the range of X.
+        reconstruction: ‖Xʳ − X‖ / ‖X‖ of im2col(X), what Eq. 9 replaces.
+        restored: relative error of grad_weight with information restoration (Eq. 10).
+        dropped: relative error of grad_weight without it.
+    """
+
+    difference: float
+    reconstruction: float
+    restored: float
+    dropped: float
+
+
+def adjacent_difference(features: Tensor) -> Tensor:
+    """X − its right neighbour: (..., W) -> (..., W − 1)."""
+    return features[..., :-1] - features[..., 1:]
+
+
+def reconstruction(features: Tensor) -> Tensor:
+    """Columns 1, 3, 5, … become copies of columns 0, 2, 4, …; same shape."""
+    kept = features[..., ::2]
+    return kept.repeat_interleave(2, -1)[..., : features.shape[-1]]
+
+
+def layer_similarity(record: LayerRecord) -> Similarity:
+    """The numbers of one recorded convolution, all its calls together.
+
+    Raises:
+        ValueError: its weight is frozen, so it has no grad_weight.
+    """
+    layer = record.layer
+    if not layer.weight.requires_grad:
+        raise ValueError("the weight is frozen: it has no grad_weight.")
+    spans, differences, columns, copies = [], [], [], []
+    for call in record.calls:
+        differences.append(adjacent_difference(call.input).abs().double().mean())
+        spans.append((call.input.amax() - call.input.amin()).double())
+        matrix = _im2col(call.input, layer, call.grad_output.shape[2:])
+        columns.append(matrix)
+        copies.append(reconstruction(matrix))
+    difference = torch.stack(differences).mean() / torch.stack(spans).amax().clamp(min=1e-30)
+    error = compare(copies, columns).relative
+    del columns, copies
+    exact = grad_weight(record, Strategy("dense"))
+    errors = [
+        compare([grad_weight(record, Strategy("alternating", grad_weight=rule))], [exact]).relative
+        for rule in (Alternating(restore=True), Alternating(restore=False))
+    ]
+    return Similarity(float(difference), error, *errors)
+
+
+def grad_weight(record: LayerRecord, strategy: Strategy) -> Tensor:
+    """The weight gradient of the recorded calls under ``strategy``, in float32 or wider."""
+    layer = record.layer
+    weight = layer.weight.detach().requires_grad_()
+    total = torch.zeros_like(weight)
+    for call in record.calls:
+        input, padding = _padded(call.input.to(weight.dtype), layer)
+        with torch.enable_grad():
+            output = sparse_conv2d(
+                input, weight, None, layer.stride, padding, layer.dilation, layer.groups, strategy
+            )
+        total += torch.autograd.grad(output, weight, call.grad_output.to(weight.dtype))[0]
+    return total
+
+
+def _padded(input: Tensor, layer: nn.Conv2d) -> tuple[Tensor, str | tuple[int, ...]]:
+    if layer.padding_mode == "zeros":
+        return input, layer.padding
+    edges = layer._reversed_padding_repeated_twice
+    return F.pad(input, edges, mode=layer.padding_mode), (0, 0)
+
+
+def _im2col(input: Tensor, layer: nn.Conv2d, output_size: torch.Size) -> Tensor:
+    """(N, Cin·kh·kw, P, Q)."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    edges = layer._reversed_padding_repeated_twice
+    padded = F.pad(input, edges, mode=mode)
+    columns = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
+    return columns.unflatten(2, tuple(output_size))

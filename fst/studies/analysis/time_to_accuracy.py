@@ -1,0 +1,125 @@
+"""Accuracy over training time: as measured, and as projected by SDGP's rule (Figure 10).
+
+Where no kernel makes use of the pruning, SDGP scales the time that was measured: of the share of a
+training step that a pruned GEMM takes, n/m remains (one half for 2:4),
+
+    projected = measured · (1 − Σ share(g) · (1 − density(g)))   over pruned GEMMs g without kernel.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+import fst
+from fst.rules.strategy import GEMMS, Strategy
+
+EQUAL_SHARES = dict.fromkeys(GEMMS, 1 / 3)  # SDGP: "approximately one-third"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's validation results.
+
+    Attributes:
+        kind: "measured" or "projected".
+        seconds: of training (validation not counted) before each validation.
+    """
+
+    label: str
+    kind: str
+    seconds: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def time_to(self, target: float) -> float | None:
+        """Seconds until ``target`` was first reached; None if it never was."""
+        pairs = zip(self.seconds, self.values, strict=True)
+        return next((seconds for seconds, value in pairs if value >= target), None)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per iteration of a run, in stretches.
+
+    Attributes:
+        ends: last iteration of each stretch, ascending.
+        seconds_each: per iteration of the stretch that ends there.
+        per_epoch: iterations of an epoch; None where validations are counted in iterations.
+    """
+
+    ends: tuple[int, ...]
+    seconds_each: tuple[float, ...]
+    per_epoch: int | None = None
+
+    def seconds_at(self, steps: Sequence[int]) -> list[float]:
+        """Training time up to each step (epoch, or iteration); beyond the last stretch its speed
+        goes on.
+        """
+        starts = (0, *self.ends[:-1])
+        lengths = [end - start for start, end in zip(starts, self.ends, strict=True)]
+        spent = [n * each for n, each in zip(lengths, self.seconds_each, strict=True)]
+        clock = (0.0, *itertools.accumulate(spent))
+        found = []
+        for step in steps:
+            iteration = step * (self.per_epoch or 1)
+            place = min(bisect.bisect_left(self.ends, iteration), len(self.ends) - 1)
+            each = self.seconds_each[place]
+            found.append(clock[place] + (iteration - starts[place]) * each)
+        return found
+
+
+def read_timing(folder: Path, by_epoch: bool) -> Timing:
+    """From the logs of a run of tools/train.py; a resumed run overrides what it repeats.
+
+    Raises:
+        ValueError: no time per iteration was logged.
+    """
+    found: dict[int, tuple[int, float]] = {}
+    for path in sorted(folder.glob("*/vis_data/scalars.json")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for entry in map(json.loads, (line for line in lines if line.endswith("}"))):
+            if "iter" in entry and "time" in entry:
+                found[int(entry["iter"])] = (int(entry.get("epoch", 0)), float(entry["time"]))
+    if not found:
+        raise ValueError(f"{folder}: no time per iteration was logged.")
+    ends = tuple(sorted(found))
+    firsts: dict[int, int] = {}
+    for end in ends:
+        firsts.setdefault(found[end][0], end)
+    epochs = sorted(firsts)
+    if len(epochs) > 1:  # logged at the same iterations of each epoch, not always at its last
+        per_epoch = round((firsts[epochs[-1]] - firsts[epochs[0]]) / (epochs[-1] - epochs[0]))
+    else:
+        per_epoch = ends[-1]
+    each = tuple(found[end][1] for end in ends)
+    return Timing(ends, each, per_epoch if by_epoch else None)
+
+
+def simulated_densities(strategy: Strategy | None) -> dict[str, float]:
+    """GEMM -> density, of the GEMMs that a strategy prunes but that take their dense time."""
+    if strategy is None:
+        return {}
+    model = nn.Sequential(nn.Conv2d(64, 64, 3))
+    layer = fst.convert(model, strategy).layers[0]
+    return {
+        gemm: strategy.rule(gemm).density
+        for gemm in GEMMS
+        if layer.gemms[gemm].mode == "simulated" and strategy.rule(gemm).density < 1
+    }
+
+
+def projection_factor(densities: Mapping[str, float], shares: Mapping[str, float]) -> float:
+    """Projected over measured time; see the module's formula."""
+    return 1 - sum(shares[gemm] * (1 - density) for gemm, density in densities.items())
+
+
+def projected(curve: Curve, factor: float) -> Curve:
+    """``curve`` with its time multiplied by ``factor``."""
+    seconds = tuple(second * factor for second in curve.seconds)
+    return Curve(curve.label, "projected", seconds, curve.values)

@@ -1,0 +1,37 @@
+"""Side-by-side timing of convolutions, GEMM by GEMM, and of whole training steps.
+
+Everything that is compared is timed in one run, in turns, in both orders; a result is a ratio of
+medians. Used by `tools/benchmark.py`.
+"""
+
+from fst.backends.timing import Function, Timing, compare, geometric_mean, sample
+from fst.studies.benchmark.layers import (
+    PLAIN,
+    Alternative,
+    ConvShape,
+    LayerTimes,
+    conv_shapes,
+    runnable_backends,
+    time_layer,
+)
+from fst.studies.benchmark.steps import Contestants, StepTimes, Training, contestants, time_steps
+
+__all__ = [
+    "PLAIN",
+    "Alternative",
+    "Contestants",
+    "ConvShape",
+    "Function",
+    "LayerTimes",
+    "StepTimes",
+    "Timing",
+    "Training",
+    "compare",
+    "contestants",
+    "conv_shapes",
+    "geometric_mean",
+    "runnable_backends",
+    "sample",
+    "time_layer",
+    "time_steps",
+]

@@ -1,0 +1,294 @@
+"""Timing one convolution GEMM by GEMM: torch's, each strategy's, each backend's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst.backends import Decision, backends, dispatch, force
+from fst.backends.timing import Function, Timing, compare
+from fst.ops import gemms
+from fst.ops.arguments import padded_geometry
+from fst.ops.conv import convolve_pruned
+from fst.ops.geometry import Geometry
+from fst.ops.prune import PrunedWeight, prune_weight
+from fst.ops.sparse24 import PackedWeight
+from fst.rules.strategy import GEMMS, Strategy
+
+PLAIN = "torch"
+PRUNING = "pruning"
+Convolution = Callable[[Tensor, Tensor], Tensor]
+
+
+class ConvShape(NamedTuple):
+    """A convolution and its input: what its time depends on."""
+
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int]
+    geometry: Geometry
+    batch: int
+    height: int
+    width: int
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output map."""
+        stride, padding, dilation, _ = self.geometry
+        sizes = zip((self.height, self.width), self.kernel, stride, padding, dilation, strict=True)
+        height, width = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
+        return height, width
+
+    def __str__(self) -> str:
+        kernel, stride = "x".join(map(str, self.kernel)), self.geometry.stride[0]
+        size = f"{self.height}x{self.width}"
+        groups = f" g{self.geometry.groups}" if self.geometry.groups > 1 else ""
+        return f"{self.in_channels}->{self.out_channels} {kernel} s{stride}{groups} {size}"
+
+
+def backend_words(names: Mapping[str, str]) -> str:
+    """Operation -> backend in words."""
+    return ", ".join(f"{operation}={name}" for operation, name in names.items())
+
+
+class Alternative(NamedTuple):
+    """A strategy's GEMM (or its pruning) with other backends than the chosen ones.
+
+    Attributes:
+        forced: operation -> backend.
+        timing: None if it did not run.
+        reason: why it did not run.
+    """
+
+    gemm: str
+    strategy: str
+    forced: dict[str, str]
+    timing: Timing | None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """ "fst, grad_weight=transposed"."""
+        return f"{self.strategy}, {backend_words(self.forced)}"
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of one distinct convolution.
+
+    Attributes:
+        count: how often the model has this shape.
+        times: GEMM, or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing; the contestant "torch"
+            is `F.conv2d` itself.
+        decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
+        alternatives: other backends.
+    """
+
+    shape: ConvShape
+    count: int
+    times: dict[str, dict[str, Timing]]
+    decisions: dict[str, dict[str, dict[str, Decision]]] = field(default_factory=dict)
+    alternatives: list[Alternative] = field(default_factory=list)
+
+    def ratio(self, gemm: str, strategy: str) -> float:
+        """Time of torch's dense GEMM over that of the strategy: above 1 is faster."""
+        return self.times[gemm][PLAIN].median / self.times[gemm][strategy].median
+
+
+def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
+    """The distinct calls of `nn.Conv2d` of ``model`` while ``run`` runs it, and their numbers."""
+    found: dict[ConvShape, int] = {}
+
+    def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        image, padding = inputs[0], module.padding
+        if module.padding_mode != "zeros":
+            image = F.pad(image, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+            padding = 0
+        options = (module.stride, padding, module.dilation, module.groups)
+        image, geometry = padded_geometry(image, module.weight, *options)
+        kernel = (module.kernel_size[0], module.kernel_size[1])
+        batch, _, height, width = image.shape
+        channels = (module.in_channels, module.out_channels)
+        shape = ConvShape(*channels, kernel, geometry, batch, height, width)
+        found[shape] = found.get(shape, 0) + 1
+
+    hooks = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def summary(error: Exception, limit: int = 300) -> str:
+    """An error on one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= limit else f"{text[:limit]} …"
+
+
+def runnable_backends(named: Mapping[str, str], *, unverified: bool) -> dict[str, list[str]]:
+    """Operation -> its backends that can run here and are verified, or ``named`` or any at all."""
+    found: dict[str, list[str]] = {}
+    for backend in backends():
+        wanted = backend.verified or unverified or named.get(backend.operation) == backend.name
+        if wanted and not backend.missing():
+            found.setdefault(backend.operation, []).append(backend.name)
+    return found
+
+
+class _Layer:
+    """A convolution on random operands."""
+
+    def __init__(
+        self,
+        shape: ConvShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        memory_format: torch.memory_format,
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*size: int) -> Tensor:
+            values = torch.randn(size, generator=generator).to(device, dtype)
+            return values.contiguous(memory_format=memory_format)
+
+        self.geometry = shape.geometry
+        channels = shape.in_channels // shape.geometry.groups
+        self.images = random(shape.batch, shape.in_channels, shape.height, shape.width)
+        self.weight = random(shape.out_channels, channels, *shape.kernel)
+        self.grad_output = random(shape.batch, shape.out_channels, *shape.output_size)
+
+    def plain(self) -> dict[str, Function]:
+        """The GEMMs of `F.conv2d`."""
+        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), GEMMS)
+
+    def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
+        """GEMMs, and "pruning", under a strategy."""
+        groups, dtype = self.geometry.groups, self.weight.dtype
+
+        def prune() -> tuple[PrunedWeight, PackedWeight | None]:
+            packed = gemms.pack([self.weight], [groups], strategy, dtype)
+            return prune_weight(self.weight, strategy, groups, dtype), packed[0]
+
+        pruned, packed = prune()
+        functions = self._gemms(
+            lambda x, w: convolve_pruned(
+                x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
+            ),
+            [gemm for gemm in GEMMS if gemm in parts],
+        )
+        return {**functions, PRUNING: prune}
+
+    def _gemms(self, convolution: Convolution, gemms: Collection[str]) -> dict[str, Function]:
+        functions: dict[str, Function] = {}
+        for gemm in gemms:
+            operands = [self.images.detach(), self.weight.detach()]
+            if gemm == "output":
+                functions[gemm] = torch.no_grad()(lambda x=operands: convolution(*x))
+                continue
+            operand = operands[gemm == "grad_weight"].requires_grad_()
+            output = convolution(*operands)
+            functions[gemm] = lambda output=output, operand=operand: torch.autograd.grad(
+                output, operand, self.grad_output, retain_graph=True
+            )
+        return functions
+
+
+def time_layer(
+    shape: ConvShape,
+    count: int,
+    strategies: Mapping[str, Strategy],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    repeats: int,
+    tried: Mapping[str, Collection[str]] | None = None,
+    forced: Mapping[str, str] | None = None,
+) -> LayerTimes:
+    """Time the GEMMs and the pruning of one convolution under each strategy, on random data.
+
+    Args:
+        tried: operation -> backends; those that were not chosen are timed too, one by one.
+        forced: operation -> backend, timed together.
+    """
+    layer = _Layer(shape, device, dtype, memory_format)
+    contestants: dict[str, dict[str, Function]] = {part: {} for part in (*GEMMS, PRUNING)}
+    decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in contestants}
+    for gemm, function in layer.plain().items():
+        contestants[gemm][PLAIN] = function
+    alternatives: list[Alternative] = []
+    for name, strategy in strategies.items():
+        record: dispatch.Record = {}
+        with dispatch.recording(record):
+            functions = layer.sparse(strategy, GEMMS)
+            for part, function in functions.items():
+                contestants[part][name] = function
+                record.clear()
+                function()
+                decisions[part][name] = dict(record)
+        for part in functions:
+            for others in _others(part, decisions[part][name], tried or {}, forced or {}):
+                alternative = Alternative(part, name, others, None)
+                try:
+                    function = _forced(layer, strategy, part, others)
+                except Exception as error:  # whatever kernels raise that have not run here before
+                    alternatives.append(alternative._replace(reason=summary(error)))
+                    continue
+                if function is not None:
+                    alternatives.append(alternative)
+                    contestants[part][alternative.name] = function
+    times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
+    timed = [
+        alternative._replace(timing=times[alternative.gemm].pop(alternative.name, None))
+        for alternative in alternatives
+    ]
+    return LayerTimes(shape, count, times, decisions, timed)
+
+
+def _others(
+    part: str,
+    decided: Mapping[str, Decision],
+    tried: Mapping[str, Collection[str]],
+    forced: Mapping[str, str],
+) -> list[dict[str, str]]:
+    """Choices of backends that differ from those decided: one operation each, and all forced.
+
+    A GEMM that was not decided is torch's: its other backends may take part only when forced.
+    """
+    chosen = {operation: decision.backend for operation, decision in decided.items()}
+    if part in GEMMS:
+        chosen.setdefault(part, PLAIN)
+    found = [
+        {operation: name}
+        for operation, usual in chosen.items()
+        for name in tried.get(operation, ())
+        if name != usual
+    ]
+    together = {operation: name for operation, name in forced.items() if operation in chosen}
+    changed = any(chosen[operation] != name for operation, name in together.items())
+    return [*found, together] if changed and together not in found else found
+
+
+def _forced(layer: _Layer, strategy: Strategy, part: str, names: dict[str, str]) -> Function | None:
+    """A GEMM with these backends; None where the strategy does not ask for their operations."""
+    record: dispatch.Record = {}
+    with force(**names), dispatch.recording(record):
+        function = layer.sparse(strategy, [part])[part]
+        record.clear()
+        function()
+    if not record.keys() & names.keys():
+        return None
+
+    def run() -> None:
+        with force(**names):
+            function()
+
+    return run

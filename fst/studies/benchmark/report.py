@@ -1,0 +1,287 @@
+"""A benchmark's results as Markdown and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fst.backends import Decision
+from fst.backends.timing import Timing, geometric_mean
+from fst.basics.text import table
+from fst.rules.strategy import GEMMS
+from fst.studies.benchmark.breakdown import CATEGORIES
+from fst.studies.benchmark.layers import PLAIN, PRUNING, LayerTimes, backend_words
+from fst.studies.benchmark.roofline import Bound, Rates
+from fst.studies.benchmark.steps import StepTimes
+
+if TYPE_CHECKING:
+    from fst.studies.benchmark.memory import StepMemory
+
+PARTS = (PRUNING, *GEMMS)
+MEMORY_NOTE = (
+    "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
+    "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
+    "parameters left out."
+)
+BREAKDOWN_NOTES = {
+    "cpu": "Of three profiled steps the one of median length: own time of operators, in ms. "
+    "Profiling makes a step longer; the shares are what counts.",
+    "cuda": "Of three profiled steps the one of median length: time of the kernels that operators "
+    "launch, in ms. What a step takes beyond their sum, no kernel is running.",
+}
+ROOFLINE_NOTE = (
+    "Cells: achieved share of the bound, and the bound in ms. The bound moves each operand once "
+    "and does the multiply-adds that the strategy needs, at the rates of the header; the larger of "
+    "both times counts. A share above 100 % means that the library needs fewer operations "
+    "(Winograd) or moves less than this."
+)
+
+
+@dataclass
+class Results:
+    """What was measured; empty what was skipped.
+
+    Attributes:
+        bounds: for each of ``layers``: GEMM -> contestant -> bound.
+        breakdown: contestant -> category -> milliseconds.
+    """
+
+    device: str
+    layers: list[LayerTimes] = field(default_factory=list)
+    rates: Rates | None = None
+    bounds: list[dict[str, dict[str, Bound]]] = field(default_factory=list)
+    steps: StepTimes | None = None
+    breakdown: dict[str, dict[str, float]] = field(default_factory=dict)
+    memory: dict[str, StepMemory] = field(default_factory=dict)
+
+
+def markdown(header: Mapping[str, Any], results: Results, charts: Sequence[str] = ()) -> str:
+    """The report; ``charts`` are file names beside it."""
+    lines = [f"- {key}: `{value}`" for key, value in header.items()]
+    for chart in charts:
+        lines += ["", f"![{chart}]({chart})"]
+    sections = _layer_sections(results) if results.layers else {}
+    if results.steps is not None:
+        title = "training step (forward, backward, SGD)"
+        sections[title] = [_step_table(results.steps)]
+        failed = [f"- {name}: not run. {why}" for name, why in results.steps.failed.items()]
+        if failed:
+            sections[title] += ["", *failed]
+    if results.breakdown:
+        sections["where the time of a step goes"] = [
+            _breakdown_table(results.breakdown),
+            "",
+            BREAKDOWN_NOTES[results.device],
+        ]
+    if results.memory:
+        scratch = ", without oneDNN's scratch memory" if results.device == "cpu" else ""
+        note = MEMORY_NOTE.format(scratch=scratch)
+        sections["memory of a training step"] = [_memory_table(results.memory), "", note]
+    for title, section in sections.items():
+        lines += ["", f"### {title}", "", *section]
+    return "\n".join(lines) + "\n"
+
+
+def _layer_sections(results: Results) -> dict[str, list[str]]:
+    layers = results.layers
+    sections: dict[str, list[str]] = {}
+    for gemm in GEMMS:
+        titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
+        rows = _ratio_rows(layers, gemm)
+        sections[f"{gemm}: dense time over strategy's time"] = [table(titles, rows, markdown=True)]
+    chosen = _decision_rows(layers)
+    if chosen:
+        titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
+        sections["backends chosen, and why"] = [table(titles, chosen, markdown=True)]
+    if any(layer.alternatives for layer in layers):
+        titles = ["layer", "GEMM", "strategy", "instead", "ms (quartiles)"]
+        titles += ["dense time / time", "chosen's time / time", "share of the bound"]
+        bounds = results.bounds or [{} for _ in layers]
+        pairs = zip(layers, bounds, strict=True)
+        rows = [row for layer, bound in pairs for row in _alternative_rows(layer, bound)]
+        sections["other backends"] = [table(titles, rows, markdown=True), *_not_run(layers)]
+    if results.bounds:
+        for gemm in GEMMS:
+            titles = ["layer", "n", "GFLOP", "limit", PLAIN, *_strategies(layers, gemm)]
+            rows = _roofline_rows(layers, results.bounds, gemm)
+            sections[f"{gemm}: share of the roofline bound"] = [table(titles, rows, markdown=True)]
+        sections[f"{GEMMS[-1]}: share of the roofline bound"] += ["", ROOFLINE_NOTE]
+    return sections
+
+
+def _strategies(layers: Sequence[LayerTimes], gemm: str) -> list[str]:
+    return [name for name in layers[0].times[gemm] if name != PLAIN]
+
+
+def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    strategies = _strategies(layers, gemm)
+    for layer in layers:
+        ratios = [f"{layer.ratio(gemm, name):.2f}" for name in strategies]
+        plain = _milliseconds(layer.times[gemm][PLAIN].median)
+        rows.append([layer.shape, layer.count, plain, *ratios])
+    groups = {
+        "3x3, geometric mean": [x for x in layers if x.shape.kernel == (3, 3)],
+        "all, geometric mean": layers,
+    }
+    for title, group in groups.items():
+        means = [geometric_mean(layer.ratio(gemm, name) for layer in group) for name in strategies]
+        rows.append([f"**{title}**", "", "", *(f"**{mean:.2f}**" for mean in means)])
+    return rows
+
+
+def _milliseconds(value: float) -> str:
+    """With three significant digits, but no fewer than the whole milliseconds."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _decision_rows(layers: Sequence[LayerTimes]) -> list[list[str]]:
+    """Equal decisions share a row."""
+    found: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for layer in layers:
+        for gemm, by_strategy in layer.decisions.items():
+            for strategy, by_operation in by_strategy.items():
+                for operation, decision in by_operation.items():
+                    times = _times(decision)
+                    key = (gemm, operation, decision.backend, decision.reason, times)
+                    found.setdefault(key, {}).setdefault(strategy, []).append(str(layer.shape))
+    rows = []
+    order = sorted(found.items(), key=lambda item: (PARTS.index(item[0][0]), item[0][1:3]))
+    for (gemm, operation, backend, reason, times), by_strategy in order:
+        merged: dict[tuple[str, ...], list[str]] = {}
+        for strategy, names in by_strategy.items():
+            merged.setdefault(tuple(names), []).append(strategy)
+        for names, strategies in merged.items():
+            where = f"all {len(layers)}" if len(names) == len(layers) > 1 else "; ".join(names)
+            rows.append([gemm, operation, backend, ", ".join(strategies), where, reason, times])
+    return rows
+
+
+def _times(decision: Decision) -> str:
+    return ", ".join(f"{name} {_milliseconds(t)}" for name, t in decision.times.items())
+
+
+def _alternative_rows(layer: LayerTimes, bounds: dict[str, dict[str, Bound]]) -> list[list[Any]]:
+    rows = []
+    for other in layer.alternatives:
+        gemm, strategy, forced, timing, _ = other
+        if timing is not None:
+            times = layer.times[gemm]
+            plain = f"{times[PLAIN].median / timing.median:.2f}" if PLAIN in times else ""
+            chosen = f"{times[strategy].median / timing.median:.2f}"
+            bound = bounds.get(gemm, {}).get(other.name)
+            share = _share(bound, timing) if bound else ""
+            instead = backend_words(forced)
+            rows.append([layer.shape, gemm, strategy, instead, timing, plain, chosen, share])
+    return rows
+
+
+def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
+    """One line for each reason why backends did not run."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for layer in layers:
+        for gemm, _, forced, timing, reason in layer.alternatives:
+            if timing is None:
+                found.setdefault((gemm, backend_words(forced), reason), {})[str(layer.shape)] = None
+    lines = [
+        f"- {gemm} with {instead} not run for {'; '.join(names)}: {reason}"
+        for (gemm, instead, reason), names in found.items()
+    ]
+    return ["", *lines] if lines else []
+
+
+def _roofline_rows(
+    layers: Sequence[LayerTimes], bounds: Sequence[dict[str, dict[str, Bound]]], gemm: str
+) -> list[list[Any]]:
+    rows = []
+    for layer, of_gemm in zip(layers, bounds, strict=True):
+        plain = of_gemm[gemm][PLAIN]
+        times = layer.times[gemm]
+        cells = [_share(bound, times[n]) for n, bound in of_gemm[gemm].items() if n in times]
+        rows.append([layer.shape, layer.count, f"{plain.flops / 1e9:.3g}", plain.limit, *cells])
+    return rows
+
+
+def _share(bound: Bound, timing: Timing) -> str:
+    """How much of the bound was reached."""
+    return f"{bound.milliseconds / timing.median:.0%} of {_milliseconds(bound.milliseconds)}"
+
+
+def _step_table(steps: StepTimes) -> str:
+    titles = ["strategy", "ms (quartiles)", "dense time / time", "best dense time / time"]
+    titles += ["host ms (quartiles)"] if steps.host else []
+    titles.append("S(W) + S(Wᵀ), share of step")
+    rows = []
+    for name, timing in steps.step.items():
+        row = [name, timing, *(f"{ratio:.3f}" for ratio in steps.ratios(name))]
+        row += [steps.host[name]] if steps.host else []
+        pruning = steps.pruning.get(name)
+        rows.append([*row, f"{pruning.median / timing.median:.2%}" if pruning else ""])
+    return table(titles, rows, markdown=True)
+
+
+def _breakdown_table(breakdown: Mapping[str, Mapping[str, float]]) -> str:
+    shown = [name for name in CATEGORIES if any(name in spent for spent in breakdown.values())]
+    rows = []
+    for contestant, spent in breakdown.items():
+        whole = sum(spent.values())
+        cells = (f"{spent[n]:.1f} ({spent[n] / whole:.0%})" if n in spent else "" for n in shown)
+        rows.append([contestant, *cells, f"{whole:.1f}"])
+    return table(["strategy", *shown, "sum"], rows, markdown=True)
+
+
+def _memory_table(memory: Mapping[str, StepMemory]) -> str:
+    plain = memory[PLAIN]
+    rows = [
+        [
+            name,
+            f"{used.peak / 2**20:.1f}",
+            f"{used.peak / plain.peak:.3f}",
+            f"{used.saved / 2**20:.1f}",
+            f"{used.saved / plain.saved:.3f}",
+        ]
+        for name, used in memory.items()
+    ]
+    titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
+    return table(titles, rows, markdown=True)
+
+
+def as_json(header: Mapping[str, Any], results: Results) -> dict[str, Any]:
+    """The report as plain data; times in milliseconds, memory in bytes, rates per second."""
+    steps: dict[str, Any] = {}
+    if results.steps is not None:
+        parts = results.steps._asdict()
+        steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
+        steps["failed"] = results.steps.failed
+    layers = [_layer_json(layer) for layer in results.layers]
+    for layer, bounds in zip(layers, results.bounds, strict=False):
+        layer["bounds"] = {gemm: _plain(of_gemm) for gemm, of_gemm in bounds.items()}
+    return {
+        "header": dict(header),
+        "rates": None if results.rates is None else results.rates._asdict(),
+        "layers": layers,
+        "steps": steps,
+        "breakdown": results.breakdown,
+        "memory": _plain(results.memory),
+    }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value._asdict() for name, value in values.items()}
+
+
+def _layer_json(layer: LayerTimes) -> dict[str, Any]:
+    return {
+        "layer": str(layer.shape),
+        "count": layer.count,
+        "times": {gemm: _plain(times) for gemm, times in layer.times.items()},
+        "decisions": {
+            gemm: {strategy: _plain(decided) for strategy, decided in by_strategy.items()}
+            for gemm, by_strategy in layer.decisions.items()
+        },
+        "alternatives": [
+            {**other._asdict(), "timing": other.timing and other.timing._asdict()}
+            for other in layer.alternatives
+        ],
+    }

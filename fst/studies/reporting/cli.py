@@ -1,0 +1,89 @@
+"""The command line of tools/report.py."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fst.studies.reporting.document import FILE_NAME, Document, load_document
+from fst.studies.reporting.environment import versions
+from fst.studies.reporting.html import page
+from fst.studies.reporting.runs import find_runs, is_run
+from fst.studies.reporting.training import describe_runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the report; exit status 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        description="Write one self-contained HTML page about training runs, ablations and "
+        "analyses."
+    )
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="work dir of tools/train.py or tools/ablate.py, output of tools/analyze.py, or a "
+        "folder of such",
+    )
+    parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
+    parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
+    arguments = parser.parse_args(argv)
+    words = ["python", "tools/report.py", *(sys.argv[1:] if argv is None else argv)]
+    made = {
+        "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "Command": shlex.join(words),
+        "Versions": ", ".join(f"{name} {value}" for name, value in versions().items()),
+    }
+    try:
+        if not arguments.out.parent.is_dir():
+            raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist")
+        documents, runs = find_sources(arguments.sources)
+        with tempfile.TemporaryDirectory() as drawings:
+            sections = [(load_document(folder), folder) for folder in documents]
+            if runs:
+                sections.append((describe_runs(runs, Path(drawings)), Path(drawings)))
+            text = page(arguments.title, sections, made)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    partial = arguments.out.with_name(f"{arguments.out.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(arguments.out)
+    print(f"wrote {arguments.out}: {_summary([document for document, _ in sections])}")
+    return 0
+
+
+def find_sources(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Folders with an analysis.json, and folders of runs that belong to none of these.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a folder in which there is nothing to report on.
+    """
+    documents: list[Path] = []
+    runs: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(f"{str(path)!r} is no folder")
+        found = [file.parent for file in sorted(path.rglob(FILE_NAME))]
+        loose = [path] if is_run(path) else find_runs(path)
+        loose = [run for run in loose if not any(run.is_relative_to(folder) for folder in found)]
+        if not found and not loose:
+            raise ValueError(
+                f"{str(path)!r} holds neither a run of tools/train.py (*/vis_data/scalars.json) "
+                f"nor an ablation or analysis ({FILE_NAME})"
+            )
+        documents += [folder for folder in found if folder not in documents]
+        runs += [run for run in loose if run not in runs]
+    return documents, runs
+
+
+def _summary(documents: Sequence[Document]) -> str:
+    tables = sum(len(document.tables) for document in documents)
+    figures = sum(len(document.figures) for document in documents)
+    return f"{len(documents)} sections, {tables} tables, {figures} figures"

@@ -1,0 +1,80 @@
+"""Imports run one way: a file uses its own room and the rooms below it, wherever it imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# From the ground up; rooms of one line do not know each other.
+FLOORS = (
+    ("basics", "models", "checkpoint"),
+    ("rules", "backends"),
+    ("ops",),
+    ("layers",),
+    ("strategies", "report", "verify", "state"),
+    ("convert", "functional", "attach"),
+    ("",),  # the face: fst/__init__.py
+    ("detection",),
+    ("engine",),
+    ("studies",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted((ROOT / "fst").rglob("*.py"))
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file) for file in FILES}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The modules of fst that a file imports: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fst")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno} imports relatively"
+            if node.module.split(".")[0] == "fst":
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    yield name if name in MODULES else node.module
+
+
+def room(module: str) -> str:
+    return module.partition(".")[2].split(".")[0]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_point_down(file: Path) -> None:
+    here = room(module_of(file))
+    assert here in FLOOR, f"fst/{here} stands on no floor of this table"
+    for module in imported(file):
+        there = room(module)
+        assert there == here or FLOOR[there] < FLOOR[here], f"{file} imports {module}"
+
+
+def test_no_circles() -> None:
+    graph = {module_of(file): set(imported(file)) & MODULES for file in FILES}
+    while leaves := [module for module, used in graph.items() if not used & graph.keys()]:
+        for module in leaves:
+            del graph[module]
+    assert not graph, f"files that import each other: {sorted(graph)}"
+
+
+def test_import_loads_no_kernel() -> None:
+    """Neither Triton nor a module of the kernels: `import fst` is quick, and needs torch alone."""
+    code = "import sys, fst; print(*(m for m in sys.modules if m.startswith('fst.kernels')))"
+    code += "; print(*(m for m in ('triton', 'mmengine', 'torchvision') if m in sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not found.stdout.split()
