@@ -12,7 +12,6 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst
-from fst.layers import watcher
 from fst.ops import arguments
 from tests.core.networks import small_net
 from tests.strategy_settings import SETTINGS
@@ -95,7 +94,6 @@ def _step_of_layer(layer: fst.layers.modules.SparseLayer, images: Tensor) -> Non
     with torch.no_grad():
         gradient = torch.randn_like(output)
         _, layer.weight.grad, *_ = output.grad_fn.apply(gradient)
-        watcher._WATCHERS[layer.weight](layer.weight)
 
 
 @pytest.mark.parametrize("name", ["fst", "sdgp", "srste", "wg", "gx", "tsm", "meprop"])
