@@ -20,10 +20,10 @@ from fst import (
     Transposable,
     Unstructured,
 )
-from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS
+from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS, of_each_kind
 
 
-@pytest.mark.parametrize("row", SETTINGS)
+@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
 def test_frozen_hashable_equal_and_printable(row):
     strategy, again = row.build(), row.build()
     assert strategy == again and hash(strategy) == hash(again)
