@@ -24,12 +24,6 @@ def _prune_weights(last: bool) -> Launch:
     return prune_weight.launches([prune_weight.Job(weight, 1, *results)], (2, 4), (2, 4))[0]
 
 
-def _add_decay(last: bool) -> Launch:
-    weight = _meta((64, 64, 3, 3), torch.float32, last)
-    job = prune_weight.Job(weight, 1, gradient=torch.empty_like(weight))
-    return prune_weight.launches([job], (2, 4), None, decay=2e-4)[0]
-
-
 def _prune_gradient(n: int, m: int, rule: str = "magnitude") -> Callable[[bool], Launch]:
     def launch(last: bool) -> Launch:
         grad_output = _meta(SIZE, torch.bfloat16, last)
@@ -73,7 +67,6 @@ def _grad_weight(
 # name -> whether channels are contiguous -> launch
 SAMPLES: dict[str, Callable[[bool], Launch]] = {
     "S(W), S(Wt) 2:4": _prune_weights,
-    "SR-STE term 2:4": _add_decay,
     "grad_output 2:4": _prune_gradient(2, 4),
     "grad_output 2:4 random": _prune_gradient(2, 4, "random"),
     "grad_output 4:8": _prune_gradient(4, 8),

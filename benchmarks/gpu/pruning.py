@@ -142,11 +142,10 @@ def measure(
 def measure_weights(
     device: torch.device, layout: torch.memory_format, repeats: int, smoke: bool
 ) -> list[dict[str, Any]]:
-    """S(W) and S(Wᵀ) of a ResNet-18's weights in bfloat16, and SR-STE's term in float32."""
+    """S(W) and S(Wᵀ) of a ResNet-18's weights in bfloat16."""
     strategy = fst.get_strategy("fst")
     shapes = [(8, 8, 3, 3), (8, 8, 1, 1)] if smoke else _resnet18_shapes()
     weights = [torch.randn(s).to(device, memory_format=layout) for s in shapes]
-    gradients = [torch.zeros_like(w) for w in weights]
     groups, dtype = [1] * len(weights), torch.bfloat16
     functions = {
         "copy": lambda: [w.clone() for w in weights],
@@ -155,10 +154,9 @@ def measure_weights(
         "triton S(W), S(Wt), masks": lambda: ops.prune_weights(
             weights, groups, 2, 4, 2, 4, dtype, True
         ),
-        "triton decay": lambda: ops.add_decay(weights, gradients, groups, 2, 4, 2e-4),
     }
     count = sum(w.numel() for w in weights)
-    shares = (8, 8, 8, 9, 12)  # bytes for each weight
+    shares = (8, 8, 8, 9)  # bytes for each weight
     moved = {name: share * count for name, share in zip(functions, shares, strict=True)}
     turns = {name: _turn(function, device) for name, function in functions.items()}
     name = {"weights": count, "tensors": len(weights), "memory_format": str(layout)}

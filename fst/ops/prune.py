@@ -142,21 +142,8 @@ def prune_weights_with_kernel(
     """`prune_weight` of many by one call; ``reuse`` as there, as far as the kernel made it."""
     weights = [weight.detach() for weight in weights]
     output, grad_input = kernel_patterns(strategy)
-    wanted = (
-        ("output", dtype, output[0]),
-        ("grad_input", dtype, grad_input[0]),
-        ("mask", torch.bool, output[0]),
-    )
-    results = []
-    for name, kind, n in wanted:
-        for weight, earlier in zip(weights, reuse, strict=True):
-            if n:
-                buffer = None
-                if isinstance(earlier, KernelPrunedWeight):
-                    used = () if name == "output" else (earlier.output,)
-                    buffer = _buffer(getattr(earlier, name), weight, kind, *used)
-                results.append(torch.empty_like(weight, dtype=kind) if buffer is None else buffer)
-    ops.prune_weights_into(weights, groups, *output, *grad_input, results)
+    masked = bool(output[0])
+    results = ops.prune_weights(weights, groups, *output, *grad_input, dtype, masked)
     return _collected(weights, results, strategy, dtype)
 
 

@@ -17,7 +17,6 @@ TARGETS = ("80", "90a")
 
 NAMES = (
     "S(W), S(Wt) 2:4",
-    "SR-STE term 2:4",
     "grad_output 2:4",
     "grad_output 2:4 random",
     "grad_output 4:8",

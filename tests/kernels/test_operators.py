@@ -30,8 +30,6 @@ def test_operators_agree_with_their_declarations(device):
         (weights, [1, 1], 2, 4, 2, 4, torch.bfloat16, True),
         test_utils=CHECKS,
     )
-    gradients = [torch.randn_like(weight) for weight in weights]
-    check(ops.add_decay, (weights, gradients, [1, 1], 2, 4, 1e-3), test_utils=CHECKS)
 
 
 def test_no_graph_breaks(device):
