@@ -66,7 +66,7 @@ def test_other_weight_gradients_do_not_spill(name, triton_compiler):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "source", ["kernels/prune_baseline_sm80.cu", "benchmarks/gpu/instructions.cu"]
+    "source", ["benchmarks/gpu/prune_baseline_sm80.cu", "benchmarks/gpu/instructions.cu"]
 )
 def test_cuda(source, target, tmp_path):
     if shutil.which("nvcc") is None:

@@ -91,12 +91,12 @@ def test_help_and_bad_arguments_of_the_build_command(capsys):
 
 def _build(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: torch reads the folder and the architectures when imported."""
-    command_line = [sys.executable, "-m", "fst.backends", "build", *arguments]
+    command_line = [sys.executable, "-m", "fst.ops", "build", *arguments]
     return subprocess.run(command_line, capture_output=True, text=True, cwd=FOLDER.parents[1])
 
 
 @pytest.mark.slow
-def test_all_extensions_build_as_torch_builds_them(monkeypatch, tmp_path):
+def test_the_extension_builds_as_torch_builds_it(monkeypatch, tmp_path):
     if shutil.which("nvcc") is None or shutil.which("ninja") is None:
         pytest.skip("nvcc or ninja is not installed")
     version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
@@ -107,7 +107,7 @@ def test_all_extensions_build_as_torch_builds_them(monkeypatch, tmp_path):
     done = _build("--arch", "9.0a")
     assert done.returncode == 0, done.stderr
     built = re.findall(r"^(\w+): \d+ s, (\S+)$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in built] == ["fst_sparse24", "fst_prune_baseline"]
+    assert [name for name, _ in built] == ["fst_sparse24"]
     assert all(Path(file).is_file() for _, file in built)
 
 
