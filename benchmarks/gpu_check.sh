@@ -8,7 +8,6 @@ OUT=${OUT_DIR:-benchmarks/out}
 LIMIT=${LIMIT:-540} # seconds of a part
 MODELS=${MODELS:-resnet18 resnet50}
 BATCH=${BATCH:-256}
-TILE=${TILE:-mma_sp_128x128x3}
 
 usage() {
     cat <<'TEXT'
@@ -29,8 +28,7 @@ minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in w
   9  sparse_steps  training steps with 2:4 convolutions wherever they can run
   10 compiled      the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
 
-Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540),
-TILE (mma_sp_128x128x3: which 2:4 kernel part 9 takes).
+Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540).
 TEXT
 }
 
@@ -153,7 +151,7 @@ part_sparse_steps() {
     local kernels=prune_weight=triton,grad_weight=triton
     for model in $MODELS; do
         benchmark "sparse_steps_$model" "$model" --no-layers --strategies fst fst_w \
-            --no-compile --force-backends "$kernels,output=$TILE,grad_input=$TILE"
+            --no-compile --force-backends "$kernels,output=mma_sp,grad_input=mma_sp"
     done
 }
 

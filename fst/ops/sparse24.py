@@ -13,19 +13,8 @@ from torch.library import custom_op
 from fst.backends import sources
 from fst.ops.geometry import Geometry
 
+BACKEND = "mma_sp"
 DTYPES = (torch.float16, torch.bfloat16)
-
-
-class Tile(NamedTuple):
-    """Rows of the weight and positions that a block of threads computes, and steps in flight."""
-
-    rows: int
-    positions: int
-    stages: int
-
-
-TILES = (Tile(128, 128, 3), Tile(128, 128, 4), Tile(64, 128, 4), Tile(64, 256, 3))
-BACKENDS = {f"mma_sp_{'x'.join(map(str, tile))}": tile for tile in TILES}
 
 
 class PackedWeight(NamedTuple):
@@ -48,6 +37,9 @@ def _layout() -> ModuleType:
 
 def _plan() -> ModuleType:
     return sources.load("sparse24.plan")
+
+
+_plan._dynamo_marked_constant = True  # importing is not traced; see `dispatch._without_measuring`
 
 
 def _extension() -> Any:
@@ -95,13 +87,12 @@ def _convolve(
     bias: Tensor | None,
     shape: Sequence[int],
     transposed: bool,
-    tile: int,
 ) -> Tensor:
-    y = _result(x, values, metadata, bias, shape, transposed, tile)
+    y = _result(x, values, metadata, bias, shape, transposed)
     numbers = _plan().numbers(_shape(shape), transposed=transposed)
     if y.numel():
         x = x.contiguous(memory_format=torch.channels_last)
-        _extension().convolve(y, x, values, metadata, bias, numbers, tile)
+        _extension().convolve(y, x, values, metadata, bias, numbers)
     return y
 
 
@@ -113,7 +104,6 @@ def _result(
     bias: Tensor | None,
     shape: Sequence[int],
     transposed: bool,
-    tile: int,
 ) -> Tensor:
     samples, inputs, outputs, height, width, rows, columns, *_ = shape
     size = (samples, inputs, height, width) if transposed else (samples, outputs, rows, columns)
@@ -153,14 +143,13 @@ def convolve(
     output_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: Tile,
 ) -> Tensor:
     """The output GEMM (N, Cout, P, Q) of input (N, Cin, H, W), in channels_last.
 
     ``packed``: values and metadata of S(W).
     """
-    shape, index = _flat(input.shape, output_shape, kernel, geometry), TILES.index(tile)
-    return _convolve(input, *packed, bias, shape, False, index)
+    shape = _flat(input.shape, output_shape, kernel, geometry)
+    return _convolve(input, *packed, bias, shape, False)
 
 
 def input_gradient(
@@ -169,11 +158,10 @@ def input_gradient(
     input_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: Tile,
 ) -> Tensor:
     """grad_input (N, Cin, H, W) of grad_output (N, Cout, P, Q), in channels_last.
 
     ``packed``: values and metadata of S(Wᵀ).
     """
-    shape, index = _flat(input_shape, grad_output.shape, kernel, geometry), TILES.index(tile)
-    return _convolve(grad_output, *packed, None, shape, True, index)
+    shape = _flat(input_shape, grad_output.shape, kernel, geometry)
+    return _convolve(grad_output, *packed, None, shape, True)

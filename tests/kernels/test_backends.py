@@ -38,7 +38,7 @@ def timed(monkeypatch):
         log.append(set(functions))
         return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
 
-    monkeypatch.setattr("fst.studies.benchmark.compare", compare)
+    monkeypatch.setattr("fst.backends.timing.compare", compare)
     return milliseconds, log
 
 
