@@ -31,15 +31,8 @@ class PackedWeight(NamedTuple):
     metadata_transposed: Tensor
 
 
-def _layout() -> ModuleType:
-    return sources.load("sparse24.layout")
-
-
-def _plan() -> ModuleType:
-    return sources.load("sparse24.plan")
-
-
-_plan._dynamo_marked_constant = True  # importing is not traced; see `dispatch._without_measuring`
+def _kernels() -> ModuleType:
+    return sources.load("sparse24")
 
 
 def _extension() -> Any:
@@ -62,7 +55,7 @@ def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype)
     results = []
     for weight, group in zip(weights, groups, strict=True):
         for transposed in (False, True):
-            values, metadata = _layout().packed_shapes(weight, group, transposed=transposed)
+            values, metadata = _kernels().layout.packed_shapes(weight, group, transposed=transposed)
             results.append(weight.new_empty(values, dtype=dtype))
             results.append(weight.new_empty(metadata, dtype=torch.int32))
     return results
@@ -89,7 +82,7 @@ def _convolve(
     transposed: bool,
 ) -> Tensor:
     y = _result(x, values, metadata, bias, shape, transposed)
-    numbers = _plan().numbers(_shape(shape), transposed=transposed)
+    numbers = _kernels().plan.numbers(_shape(shape), transposed=transposed)
     if y.numel():
         x = x.contiguous(memory_format=torch.channels_last)
         _extension().convolve(y, x, values, metadata, bias, numbers)
@@ -112,7 +105,7 @@ def _result(
 
 def _shape(flat: Sequence[int]) -> Any:
     head, pairs = flat[:3], [tuple(flat[i : i + 2]) for i in range(3, 15, 2)]
-    return _plan().Shape(*head, *pairs, flat[15])
+    return _kernels().plan.Shape(*head, *pairs, flat[15])
 
 
 def _flat(
@@ -133,7 +126,7 @@ def unsupported(
     geometry: Geometry,
 ) -> str:
     """Why a convolution of these sizes cannot be computed by the kernels; "" if it can."""
-    return _plan().unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
+    return _kernels().plan.unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
 
 
 def convolve(
