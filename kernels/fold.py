@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from .fold_triton import _fold_kernel, _pair_sum_kernel
-from .launch import DTYPES, LANES, Launch
+from .launch import LANES, Launch
 
 Lattice = tuple[int, int, int, int]
 
@@ -29,8 +29,6 @@ def fold(
         lattices: (row, row step, column, column step) of the kept positions. A row step above the
             block's height means pairs along the flattened map.
     """
-    if grad_output.dtype not in DTYPES:
-        raise TypeError(f"grad_output has dtype {grad_output.dtype}; allowed: {DTYPES}.")
     for lattice, out in zip(lattices, results, strict=True):
         if out.numel():
             fold_launch(grad_output, out, block, lattice).run()

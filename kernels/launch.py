@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 
 WARPS = 4
 LANES = 32 * WARPS
 INT32 = 2**31
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Launch(NamedTuple):

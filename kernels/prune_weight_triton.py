@@ -227,7 +227,7 @@ def _run_kernel(
     )
     weight_ptr = _place(first_weight, row, 0, ALIGN) + sample
     weights = load_runs(weight_ptr, tile, channel_step, position_step, SHAPE)
-    kept = choose(weights, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK, 1)
+    kept = choose(weights, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK)
     if WRITE:
         results = ()
         for j in tl.static_range(M):

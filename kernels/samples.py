@@ -37,7 +37,7 @@ def _prune_gradient(n: int, m: int, rule: str = "magnitude") -> Callable[[bool],
 
 def _sums(last: bool) -> Launch:
     grad_output = _meta(SIZE, torch.bfloat16, last)
-    return prune_gradient.sums_launch(grad_output, 2, 4, 1, by_sample=True)[0]
+    return prune_gradient.sums_launch(grad_output, 2, 4, 1)[0]
 
 
 def _fold(last: bool) -> Launch:
@@ -70,7 +70,6 @@ SAMPLES: dict[str, Callable[[bool], Launch]] = {
     "grad_output 2:4": _prune_gradient(2, 4),
     "grad_output 2:4 random": _prune_gradient(2, 4, "random"),
     "grad_output 4:8": _prune_gradient(4, 8),
-    "grad_output 16:32": _prune_gradient(16, 32),
     "sums for rescaling 2:4": _sums,
     "pair sum": _fold,
     "grad_weight 64->64 3x3": _grad_weight((64, 64), 56, 3),

@@ -113,7 +113,7 @@ def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int
     found = []
     for rule in (strategy.output, strategy.grad_input):
         if isinstance(rule, NM) and rule.operand == "weight":
-            if rule.rule != "magnitude" or rule.group_order != "channel":
+            if rule.rule != "magnitude" or rule.group_order != "channel" or rule.m > ops.MOST_M:
                 return None
             found.append((rule.n, rule.m))
         elif not _is_of_weight(rule) or isinstance(rule, SameAsOutput):
@@ -227,7 +227,7 @@ def prune_grad_output(
     if not along_channels:
         return _prune_nm(grad_output, rule, along_channels, groups, generator)
     candidates = {"torch": lambda: _prune_nm(grad_output, rule, along_channels, groups, generator)}
-    if ops.takes(grad_output.dtype):
+    if ops.takes_grad_output(rule.m, rule.rule, rule.rescale, grad_output.dtype):
         candidates["triton"] = lambda: ops.prune_grad_output(
             grad_output,
             rule.n,

@@ -15,7 +15,7 @@ from torch.library import Library, infer_schema, register_fake
 from fst.backends import sources
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
+MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
 
 _OPERATORS = Library("fst", "FRAGMENT")
 
@@ -44,11 +44,23 @@ def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
     return takes(weight.dtype, dtype) and (weight.is_contiguous() or last)
 
 
+def takes_grad_output(m: int, rule: str, rescale: str, dtype: torch.dtype) -> bool:
+    """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
+    by_channel = rule == "magnitude_rescaled" and rescale == "channel"
+    return takes(dtype) and m <= MOST_M and not by_channel
+
+
 def _kernels(module: str) -> ModuleType:
     reason = sources.triton_missing()
     if reason:
         raise RuntimeError(f"the Triton kernels cannot run here: {reason}.")
     return sources.load(module)
+
+
+def _check_dtypes(names: str, *tensors: Tensor) -> None:
+    found = {tensor.dtype for tensor in tensors}
+    if len(found) > 1 or not takes(*found):
+        raise TypeError(f"{names} must have one dtype of {DTYPES}, got {found}.")
 
 
 def _on(tensor: Tensor) -> AbstractContextManager[object]:
@@ -62,7 +74,15 @@ def prune_grad_output(
     """grad_output (N, C, P, Q) pruned along C, as `fst.ops.prune.prune_grad_output` does it.
 
     ``seed``: one int64 on the same device, for rule="random" only.
+
+    Raises:
+        ValueError: a rule or dtype that `takes_grad_output` refuses.
     """
+    if not takes_grad_output(m, rule, rescale, grad_output.dtype):
+        raise ValueError(
+            f"the Triton kernels cannot prune grad_output of {grad_output.dtype} by m={m}, "
+            f"rule={rule!r}, rescale={rescale!r}."
+        )
     with _on(grad_output):
         return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
 
@@ -91,8 +111,12 @@ def prune_weights(
     kw); results have their strides.
 
     Raises:
-        ValueError: a weight that `takes_weight` refuses.
+        ValueError: a weight that `takes_weight` refuses, or groups of more than `MOST_M`.
     """
+    if max(m_output, m_grad_input) > MOST_M:
+        raise ValueError(
+            f"m_output={m_output} and m_grad_input={m_grad_input} must be at most {MOST_M}."
+        )
     for weight in weights:
         if not takes_weight(weight, dtype):
             raise ValueError(
@@ -149,6 +173,7 @@ def fold_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:
     """`fst.ops.alternating.fold_grad_output` with restoration; lattices are flattened fours."""
+    _check_dtypes("grad_output", grad_output)
     results = _folded(grad_output, lattices)
     with _on(grad_output):
         _kernels("fold").fold(grad_output, results, tuple(block), _fours(lattices))
@@ -200,6 +225,7 @@ def grad_weight(
 
     A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
     """
+    _check_dtypes("grad_output and inputs", grad_output, *inputs)
     result = torch.empty_like(weight, dtype=grad_output.dtype)
     kernels = _kernels("grad_weight")
     problem = kernels.Problem(

@@ -42,3 +42,8 @@ def test_folds_like_the_operators(rule, phase, memory, device):
             assert (mine.cpu().double() - wanted).abs().max() <= allowed
             if memory == "channels_last":
                 assert mine.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_other_dtypes_are_refused(device):
+    with pytest.raises(TypeError, match="grad_output must have one dtype of .*got .*float64"):
+        ops.fold_grad_output(torch.zeros(1, 4, 2, 2, device=device).double(), (1, 2), (0, 1, 0, 2))

@@ -8,7 +8,7 @@ import torch
 from fst import NM, Strategy
 from fst.backends import sources
 from fst.ops import triton as ops
-from fst.ops.prune import prune_weight
+from fst.ops.prune import kernel_patterns, prune_weight
 from tests.kernels.values import awkward, bits
 
 Pattern = tuple[int, int] | None
@@ -96,5 +96,8 @@ def test_what_does_not_fit_is_named(device):
     ):
         with pytest.raises(ValueError, match=reason):
             ops.prune_weights([weight, wrong], [1, 1], *patterns, torch.bfloat16, False)
+    with pytest.raises(ValueError, match="m_grad_input=16 must be at most 8"):
+        ops.prune_weights([weight], [1], 2, 4, 2, 16, torch.bfloat16, False)
+    assert kernel_patterns(_strategy((2, 16), None)) is None
     with pytest.raises(ValueError, match="into torch.float64"):
         ops.prune_weights([weight], [1], *patterns, torch.float64, False)
