@@ -52,6 +52,7 @@ class Kind(NamedTuple):
     result: torch.dtype
     written: frozenset[str]
     aligned: bool
+    device: torch.device
 
 
 class Work(NamedTuple):
@@ -107,6 +108,7 @@ def _kind(job: Job) -> Kind:
         result.dtype,
         frozenset(written),
         all(t.is_meta or t.data_ptr() % 16 == 0 for t in (weight, *written.values())),
+        weight.device,
     )
 
 
@@ -115,10 +117,6 @@ def _launch(members: Sequence[tuple[Job, Work]]) -> Launch:
     device = first.weight.device
     align = dict(work.constants)["ALIGN"]
     rows = [(*_distances(job, first, each, align), *each.numbers) for job, each in members]
-    if len(members) > 1:  # what a later capture will look up
-        for _, each in members:
-            _row((*[0] * len(each.operands), *each.numbers), device)
-            _places((each.tiles,), device)
     table = _row(rows[0], device) if len(rows) == 1 else _copied(torch.tensor(rows), device)
     places = _places(tuple(each.tiles for _, each in members), device)
     given = (_operand(first, name) for name in work.operands)
@@ -141,6 +139,14 @@ def _distances(job: Job, first: Job, work: Work, align: int) -> list[int]:
 
 @functools.lru_cache(maxsize=KINDS)
 def _works(kind: Kind, output: Pattern | None, grad_input: Pattern | None) -> tuple[Work, ...]:
+    works = _planned(kind, output, grad_input)
+    for work in works:  # tables that a later capture, in which nothing can be copied, will look up
+        _row((*[0] * len(work.operands), *work.numbers), kind.device)
+        _places((work.tiles,), kind.device)
+    return works
+
+
+def _planned(kind: Kind, output: Pattern | None, grad_input: Pattern | None) -> tuple[Work, ...]:
     wanted = output if kind.written & {"output", "mask"} else None
     also = grad_input if "grad_input" in kind.written else None
     sizes = {pattern[1] for pattern in (wanted, also) if pattern}
