@@ -24,6 +24,7 @@ from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.sparse24 import PackedWeight
 from fst.rules.strategy import Strategy
 
+Geometry = tuple[IntPair, IntPair | str, IntPair]
 _LIVING: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
 
 
@@ -128,13 +129,8 @@ class SparseLayer(nn.Module):
 
     # ------------------------------------------------------------------ a call
 
-    def _call(
-        self,
-        input: Tensor,
-        stride: IntPair = 1,
-        padding: IntPair | str = 0,
-        dilation: IntPair = 1,
-    ) -> Tensor:
+    def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
+        """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
         weight, run = self.weight_as_conv(), self.run
         groups, strategy = self.conv_groups, self.strategy
         check_tensors(input, weight, self.bias, groups)
@@ -161,9 +157,7 @@ class SparseLayer(nn.Module):
                 weight,
                 self.bias,
                 pruned,
-                stride,
-                padding,
-                dilation,
+                *geometry,
                 groups,
                 strategy,
                 decay=strategy.gradient_decay if trains and not stored else 0.0,
@@ -250,10 +244,10 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if self.padding_mode == "zeros":
-            return self._call(input, self.stride, self.padding, self.dilation)
+            return self._call(input, (self.stride, self.padding, self.dilation))
         edges = self._reversed_padding_repeated_twice
         input = F.pad(input, edges, mode=self.padding_mode)
-        return self._call(input, self.stride, 0, self.dilation)
+        return self._call(input, (self.stride, 0, self.dilation))
 
 
 class SparseLinear(SparseLayer, nn.Linear):

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-import fst
 from fst.backends import registry
 from fst.ops import triton as ops
 from tests.core.stand_in import PruneWeight, stand_ins
@@ -27,10 +26,3 @@ def stand_in(monkeypatch, triton_usable) -> PruneWeight:
     kernels = stand_ins()
     monkeypatch.setattr(ops, "_kernels", kernels.__getitem__)
     return kernels["prune_weight"]
-
-
-@pytest.fixture
-def kernel(stand_in):
-    """Weights are pruned, and decay, through the stand-in."""
-    with fst.backends.force(prune_weight="triton"):
-        yield stand_in

@@ -21,7 +21,6 @@ class Job(NamedTuple):
     output: Tensor | None = None
     grad_input: Tensor | None = None
     mask: Tensor | None = None
-    gradient: Tensor | None = None
 
 
 class PruneWeight:
@@ -31,10 +30,9 @@ class PruneWeight:
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
-        self.decays: list[int] = []
 
-    def prune(self, jobs, output, grad_input, decay=0.0):
-        (self.decays if decay else self.calls).append([job.weight.data_ptr() for job in jobs])
+    def prune(self, jobs, output, grad_input):
+        self.calls.append([job.weight.data_ptr() for job in jobs])
         strategy = fst.Strategy(
             "stand-in",
             output=fst.NM("weight", *output) if output else None,
@@ -43,8 +41,6 @@ class PruneWeight:
         for job in jobs:
             dtype = job.weight.dtype if job.output is None else job.output.dtype
             found = prune._prune_with_torch(job.weight, strategy, job.groups, dtype, None, None)
-            if decay:
-                job.gradient.add_(job.weight * ~found.mask, alpha=decay)
             for name in ("output", "grad_input", "mask"):
                 if getattr(job, name) is not None:
                     getattr(job, name).copy_(getattr(found, name))

@@ -125,41 +125,67 @@ def test_frozen_does_not_nest():
     assert net[0].run.frozen is None
 
 
+class _Given(nn.Module):
+    """A parametrization whose weight is what it was given."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, _):
+        return self.weight * 1
+
+
+def _step(net, new, **options):
+    """An optimizer's step to ``new``; fused ones change no version."""
+    net[0].weight.grad = net[0].weight.detach() - new
+    torch.optim.SGD([net[0].weight], lr=1.0, **options).step()
+
+
 CHANGES = {
     "in_place": lambda net, new: net[0].weight.copy_(new),
     "copy_to_data": lambda net, new: net[0].weight.data.copy_(new),
+    "lerp_of_data": lambda net, new: net[0].weight.data.lerp_(new, 0.9),
+    "clamped_data": lambda net, new: net[0].weight.data.clamp_(-0.05, 0.05).add_(new * 0.01),
     "new_data": lambda net, new: setattr(net[0].weight, "data", new.clone()),
+    "swapped_storage": lambda net, new: net[0].weight.set_(new.clone()),
+    "numpy": lambda net, new: net[0].weight.detach().numpy().__setitem__(..., new.numpy()),
     "new_parameter": lambda net, new: setattr(net[0], "weight", nn.Parameter(new.clone())),
     "load_state_dict": lambda net, new: net.load_state_dict({**net.state_dict(), "0.weight": new}),
     "assign": lambda net, new: net.load_state_dict(
         {**net.state_dict(), "0.weight": new}, assign=True
     ),
+    "parametrization": lambda net, new: nn.utils.parametrize.register_parametrization(
+        net[0], "weight", _Given(new.clone())
+    ),
+    "for_loop": lambda net, new: _step(net, new, foreach=False),
+    "foreach": lambda net, new: _step(net, new, foreach=True),
+    "fused": lambda net, new: _step(net, new, fused=True),
 }
 
 
 @pytest.mark.parametrize("row", [row for row in DEFAULTS if row.prunes_weight])
 @pytest.mark.parametrize("change", CHANGES)
-def test_evaluation_follows_the_weight(row, change):
+@pytest.mark.parametrize("training", [False, True])
+def test_the_next_call_follows_the_weight(row, change, training):
     net = small_net()
     fst.convert(net, row.build())
-    net.eval()
-    before = net(batch())
-    new = torch.randn_like(net[0].weight)
+    if net[0].strategy.schedule is not None:
+        attach(net)
+    net.train(training)
+    before = net(batch()).detach()
     with torch.no_grad():
-        CHANGES[change](net, new)
-    if "data" in change:  # past torch's own bookkeeping: noticed at the switch of the mode
-        net.train()
-        net.eval()
-    rule = row.build().output
-    if not isinstance(rule, NM):  # tsm's mask is refreshed in training only, others are not 2:4
-        expected = net[0].effective_weight()
-        assert torch.equal(expected[expected != 0], new[expected != 0])
+        CHANGES[change](net, torch.randn_like(net[0].weight))
+    new = net[0].weight.detach()
+    rule, kept = row.build().output, net[0].effective_weight()
+    if net[0].strategy.keeps_masks or not isinstance(rule, NM):  # the mask is state, or not N:M
+        assert torch.equal(kept[kept != 0], new[kept != 0])
     else:
-        expected = new * reference_nm_mask(new, 2, 4, 1)
-        assert torch.equal(net[0].effective_weight(), expected)
-    actual = net(batch())
+        assert torch.equal(kept, new * reference_nm_mask(new, rule.n, rule.m, 1))
+    actual = net(batch()).detach()
     assert not torch.equal(actual, before)
-    torch.testing.assert_close(actual, fst.fold(net).eval()(batch()))
+    hidden = nn.functional.conv2d(batch(), kept, net[0].bias, padding=1).relu()
+    torch.testing.assert_close(actual, net[2:](hidden).detach())
 
 
 @pytest.mark.parametrize("row", [row for row in DEFAULTS if row.prunes_weight])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fst.backends import sources
 from fst.ops import sparse24
 from fst.ops.geometry import Geometry, input_gradient
-from fst.ops.prune import weight_mask
 from fst.rules.nm import NM
 from fst.rules.strategy import GEMMS
 
@@ -70,7 +69,7 @@ def integers(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
 
 
 def masked(weight: Tensor, groups: int, gemm: str) -> Tensor:
-    return weight * weight_mask(weight, RULE, gemm, groups)
+    return weight * RULE.weight_mask(weight, gemm, groups)
 
 
 def operands(case: dict, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Geometry]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fst.backends import sources
 from fst.ops import sparse24
-from fst.ops.prune import weight_mask
 from fst.rules.nm import NM
 
 from .values import awkward, bits
@@ -30,7 +29,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def pruned(weight: Tensor, groups: int, transposed: bool) -> Tensor:
-    mask = weight_mask(weight, NM("weight", 2, 4), "grad_input" if transposed else "output", groups)
+    mask = NM("weight", 2, 4).weight_mask(weight, "grad_input" if transposed else "output", groups)
     return weight.where(mask, torch.zeros(()))
 
 

@@ -76,7 +76,7 @@ def test_training_is_the_same_up_to_rounding(strategy, available):
     assert NAMES["output"] in reports["output"].reason
 
 
-def test_a_network_is_packed_by_one_launch_in_each_step(available, monkeypatch):
+def test_each_call_packs_its_weight_and_a_frozen_model_once(available, monkeypatch):
     sizes = []
     pack = sparse24.pack
 
@@ -88,13 +88,14 @@ def test_a_network_is_packed_by_one_launch_in_each_step(available, monkeypatch):
     with force(**NAMES):
         model = network(available, "fst")
         trained(model, steps=3)
-        assert sizes == [3, 3, 3]
+        assert sizes == [1] * 9
         model.eval()
         trained_once = torch.randn(1, 16, 5, 5, device=available)
         with torch.no_grad(), torch.autocast(available.type, torch.bfloat16):
             images = trained_once.contiguous(memory_format=torch.channels_last)
-            first, again = model(images), model(images)
-    assert sizes == [3, 3, 3, 3] and torch.equal(first, again)
+            with fst.frozen(model):
+                first, again = model(images), model(images)
+    assert sizes == [1] * 12 and torch.equal(first, again)
 
 
 def test_changed_weights_are_packed_anew(available):
