@@ -16,8 +16,8 @@ from mmengine.config import Config
 import fst
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
-from fst.engine.config import check_config, load_config
-from fst.engine.hooks import SparsityHook
+from fst.engine.config import check_config, load_config, read_sparsity
+from fst.engine.model import build_model, sparse_root
 from fst.engine.runner import Runner
 from fst.layers.channels import fit_channels
 
@@ -197,29 +197,19 @@ def fold(argv: Sequence[str] | None = None) -> int:
 
 def _trained_root(config: Config, path: str) -> torch.nn.Module:
     """The config's model, converted, with the weights and masks of a checkpoint."""
-    from mmengine.registry import MODELS, init_default_scope
-
-    from fst.engine.config import check_sparsity
-
-    sparsity = config.get("sparsity")
-    if sparsity is None:
-        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold")
-    check_sparsity(sparsity)
+    strategy, selection = read_sparsity(config)
+    if strategy is None:
+        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold.")
     checkpoint = load_checkpoint_safely(path)
     if not isinstance(checkpoint, dict) or "sparsity" not in checkpoint:
         raise ValueError(
-            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training"
+            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training."
         )
-    init_default_scope(config.get("default_scope") or "mmengine")
-    model_config = dict(config.model)
-    if config.get("data_preprocessor") is not None:
-        model_config.setdefault("data_preprocessor", config.data_preprocessor)
-    model = MODELS.build(model_config)
-    root = getattr(model, "sparse_root", model)
-    hook = SparsityHook(**sparsity)
-    fst.convert(root, hook.strategy, include=hook.include, exclude=hook.exclude)
+    model = build_model(config)
+    root = sparse_root(model)
+    fst.convert(root, strategy, **selection)
     state_dict = state_dict_of(checkpoint, path)
-    if hook.strategy.removes_channels:
+    if strategy.removes_channels:
         fit_channels(model, state_dict)
     try:
         model.load_state_dict(state_dict)

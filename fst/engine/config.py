@@ -16,6 +16,7 @@ from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
 from fst.engine.text import nearest
+from fst.rules.strategy import Strategy
 
 KNOWN_KEYS = frozenset(
     """model work_dir train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
@@ -159,7 +160,7 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     """
     if "model" not in config:
         raise ValueError(f"config {config.filename!r} has no `model`")
-    check_sparsity(config.get("sparsity"))
+    read_sparsity(config)
     for name in dataloaders:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
@@ -171,15 +172,21 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         )
 
 
-def check_sparsity(sparsity: Any) -> None:
-    """Refuses unknown keys, strategies and values of a config's `sparsity`."""
+def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str, Any]]:
+    """A config's strategy (None: dense), and ``include`` and ``exclude`` of its `fst.convert`.
+
+    Raises:
+        ValueError: an unknown key, strategy or value in the config's ``sparsity``.
+    """
+    sparsity = config.get("sparsity")
     if sparsity is None:
-        return
+        return None, {}
     if not isinstance(sparsity, Mapping) or "strategy" not in sparsity:
-        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'")
+        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'.")
     if "type" in sparsity:
-        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'")
-    SparsityHook(**sparsity)
+        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
+    hook = SparsityHook(**sparsity)
+    return hook.strategy, {"include": hook.include, "exclude": hook.exclude}
 
 
 def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ up from layer to layer; SDGP finds them harmless. Here both errors are measured 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,6 @@ from fst.studies.analysis.record import (
     Loss,
     StepRecord,
     record_step,
-    root_of,
     same_draws,
 )
 
@@ -97,6 +96,7 @@ def saliency(
     batches: Sequence[Batch],
     contestant: Contestant,
     *,
+    root: Callable[[nn.Module], nn.Module] = lambda model: model,
     reference: str = "forward",
     selectors: Mapping[str, Any] | None = None,
     precision: Precision | None = None,
@@ -107,23 +107,24 @@ def saliency(
     Args:
         model: dense, in the mode that is to be analysed; it is copied.
         loss: computes the scalar of a model and a batch.
+        root: the part of a model that is converted, and by whose names layers go.
         reference: see `Contestant.prepare_reference`.
         selectors: include and exclude of `fst.convert`.
         seed: of everything that a step draws (dropout, random rules), the same for both.
     """
     chosen, precision = dict(selectors or {}), precision or Precision()
     exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
-    contestant.prepare_reference(root_of(exact), chosen, reference, seed)
+    contestant.prepare_reference(root(exact), chosen, reference, seed)
     for prepared in (approximate, alone):
-        contestant.prepare(root_of(prepared), chosen, seed)
+        contestant.prepare(root(prepared), chosen, seed)
     sums = _Sums()
     for number, batch in enumerate(batches):
         place = (batch, loss, seed + number)
-        truth = _step(exact, *place, Precision())
-        found = _step(approximate, *place, precision)
+        truth = _step(exact, root, *place, Precision())
+        found = _step(approximate, root, *place, precision)
         for name, record in truth.layers.items():
             errors = sums.layers.setdefault(name, {kind: [] for kind in KINDS})
-            layer = root_of(alone).get_submodule(name)
+            layer = root(alone).get_submodule(name)
             with same_draws(seed + number, record.calls[0].input.device):
                 own = _local_gradients(layer, record, precision)
             _add(errors, "local", own, record)
@@ -142,7 +143,12 @@ def saliency(
 
 
 def _step(
-    model: nn.Module, batch: Batch, loss: Loss, seed: int, precision: Precision
+    model: nn.Module,
+    root: Callable[[nn.Module], nn.Module],
+    batch: Batch,
+    loss: Loss,
+    seed: int,
+    precision: Precision,
 ) -> StepRecord:
     device = next(model.parameters()).device
 
@@ -151,7 +157,7 @@ def _step(
             return loss(model, batch)
 
     with same_draws(seed, device):
-        return record_step(root_of(model), run, scale=precision.scale)
+        return record_step(root(model), run, scale=precision.scale)
 
 
 def _local_gradients(

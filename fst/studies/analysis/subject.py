@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 import fst
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.engine.classifier import Classifier
-from fst.engine.config import check_config, load_config
+from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.data import build_dataloader
+from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step
 from fst.studies.analysis.contestants import one_step
-from fst.studies.analysis.record import Batch, Loss, root_of
+from fst.studies.analysis.record import Batch, Loss
 
 SPLITS = ("train", "val", "test")
 SOURCES = ("torchvision", "timm", "fst")
@@ -61,10 +60,10 @@ class Subject:
         """
         model = copy.deepcopy(self.model)
         if strategy is not None:
-            fst.convert(root_of(model), strategy, **self.selectors)
+            fst.convert(sparse_root(model), strategy, **self.selectors)
             if self.masks is not None and strategy == self.strategy:
-                fst.load_sparsity_state(root_of(model), self.masks)
-            for layer in fst.sparse_layers(root_of(model)).values():
+                fst.load_sparsity_state(sparse_root(model), self.masks)
+            for layer in fst.sparse_layers(sparse_root(model)).values():
                 layer.strategy = one_step(strategy)
         return model
 
@@ -113,7 +112,6 @@ def from_config(
     if config.get(key) is None:
         raise ValueError(f"config {path!r} has no {key}.")
     check_config(config, (key,))
-    init_default_scope(config.get("default_scope") or "mmengine")
     torch.manual_seed(seed)
     model = build_model(config)
     loaded = load_checkpoint_safely(checkpoint) if checkpoint else {}
@@ -128,7 +126,7 @@ def from_config(
     read = [model.data_preprocessor(raw, as_trained) for raw in itertools.islice(loader, batches)]
     if len(read) < batches:
         raise ValueError(f"batches={batches}: the {split} data give {len(read)} only.")
-    strategy, selectors = sparsity_of(config)
+    strategy, selectors = read_sparsity(config)
     weights = f"weights of {checkpoint}" if checkpoint else "random weights"
     return Subject(
         f"{config.filename or path}, {weights}",
@@ -139,24 +137,6 @@ def from_config(
         selectors,
         loaded.get("sparsity"),
     )
-
-
-def sparsity_of(config: Mapping[str, Any]) -> tuple[fst.Strategy | None, dict[str, Any]]:
-    """A config's strategy, and the include and exclude of its `fst.convert`."""
-    sparsity = dict(config.get("sparsity") or {})
-    for name in ("log_interval", "from_scratch"):
-        sparsity.pop(name, None)
-    selectors = {name: sparsity.pop(name, None) for name in ("include", "exclude")}
-    name = sparsity.pop("strategy", None)
-    return (fst.get_strategy(name, **sparsity) if name else None), selectors
-
-
-def build_model(config: Config) -> BaseModel:
-    """The model of a config, dense."""
-    model = dict(config.model)
-    if config.get("data_preprocessor") is not None:
-        model.setdefault("data_preprocessor", config.data_preprocessor)
-    return MODELS.build(model)
 
 
 def _initialise(model: BaseModel) -> None:
@@ -212,7 +192,7 @@ def from_config_on_random_images(
     step = sample_step(config, batch_size, None if size is None else (size, size), device)
     title = f"{path}, random weights, random images"
     return Subject(
-        title, step.model, [None], lambda model, _: step.loss(model), *sparsity_of(config)
+        title, step.model, [None], lambda model, _: step.loss(model), *read_sparsity(config)
     )
 
 

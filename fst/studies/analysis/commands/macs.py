@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from fst.engine.model import sparse_root
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import add_subject, subject_of
 from fst.studies.analysis.contestants import parse
 from fst.studies.analysis.macs import LayerMacs, count_macs
 from fst.studies.analysis.probe import Probe
-from fst.studies.analysis.record import root_of, same_draws
+from fst.studies.analysis.record import same_draws
 from fst.studies.analysis.result import Plot, Result
 
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> Result:
     model = subject.copied(rule)
     with same_draws(options.seed, subject.device):
         report = count_macs(
-            root_of(model), lambda: subject.loss(model, subject.batches[0]).backward()
+            sparse_root(model), lambda: subject.loss(model, subject.batches[0]).backward()
         )
     layers = [layer for layer in report.layers if layer.kind == "conv"]
     result = Result(

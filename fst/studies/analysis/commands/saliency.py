@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import (
     CONTESTANTS_HELP,
@@ -51,6 +52,7 @@ def run(options: argparse.Namespace) -> Result:
             subject.loss,
             subject.batches,
             contestant,
+            root=sparse_root,
             reference=options.reference,
             selectors=subject.selectors,
             precision=precision,

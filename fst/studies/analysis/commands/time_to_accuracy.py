@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
+from fst.engine.config import read_sparsity
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis import plots
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.runtime import gemm_shares
-from fst.studies.analysis.subject import sparsity_of
 from fst.studies.analysis.time_to_accuracy import (
     EQUAL_SHARES,
     Curve,
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> Result:
         curve = Curve(
             folder.name, "measured", tuple(timing.seconds_at(list(values))), tuple(values.values())
         )
-        strategy, _ = sparsity_of(log.config)
+        strategy, _ = read_sparsity(log.config)
         densities = simulated_densities(strategy)
         factor = projection_factor(densities, shares)
         factors.append(
