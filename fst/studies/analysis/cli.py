@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from fst.studies.analysis import plots
 from fst.studies.analysis.commands import (
     entropy,
     gradients,
@@ -20,6 +19,7 @@ from fst.studies.analysis.commands import (
     similarity,
     time_to_accuracy,
 )
+from fst.studies.reporting.figures import SMALL, style
 
 COMMANDS: dict[str, ModuleType] = {
     "macs": macs,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Analyse, write, print where."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = make_parser().parse_args(arguments)
-    with plots.style():
+    with style(SMALL):
         try:
             result = COMMANDS[chosen.command].run(chosen)
         except (ValueError, TypeError, FileNotFoundError, ImportError, SyntaxError) as error:
