@@ -4,6 +4,7 @@ from fst.attach import attach
 from fst.basics.version import __version__
 from fst.convert import convert, fold
 from fst.functional import sparse_conv2d, sparse_linear
+from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
@@ -22,6 +23,7 @@ __all__ = [
     "attach",
     "convert",
     "fold",
+    "frozen",
     "get_strategy",
     "list_strategies",
     "load_sparsity_state",

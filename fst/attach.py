@@ -13,15 +13,6 @@ from fst.rules.schedule import Run, Schedule
 from fst.rules.strategy import Strategy
 
 
-def set_grad_scaler(model: nn.Module, scaler: torch.amp.GradScaler | None) -> None:
-    """Scale the decay term that is added to gradients as ``scaler`` scales the loss.
-
-    Needed with float16 and a strategy that decays through the gradient (SR-STE, FST).
-    """
-    for layer in converted_layers(model).values():
-        layer.scale_decay = None if scaler is None else scaler.scale
-
-
 class Attachment:
     """Handle of `attach`; ``remove()`` undoes it."""
 
@@ -29,14 +20,9 @@ class Attachment:
         self, optimizer: torch.optim.Optimizer, layers: list[SparseLayer], run: Run
     ) -> None:
         self._layers, self._run = layers, run
-        self._decoupled = [
-            layer
-            for layer in layers
-            if layer.strategy.decay and layer.strategy.decay_mode == "decoupled"
-        ]
         self._scheduled: dict[Strategy, list[SparseLayer]] = {}
         for layer in layers:
-            if layer.strategy.schedule is not None:
+            if _acts_at_steps(layer.strategy):
                 self._scheduled.setdefault(layer.strategy, []).append(layer)
         for strategy, scheduled in self._scheduled.items():
             strategy.schedule.attached(scheduled, run)
@@ -45,7 +31,7 @@ class Attachment:
             optimizer.register_step_post_hook(self._after_step),
         ]
         for layer in layers:
-            layer.attached, layer.start_schedule = True, self._start
+            layer.run.start = self._start
 
     def report_loss(self, loss: torch.Tensor) -> None:
         """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one."""
@@ -56,24 +42,19 @@ class Attachment:
         for hook in (*self._hooks, *self._run.hooks):
             hook.remove()
         for layer in self._layers:
-            layer.attached, layer.start_schedule = False, None
+            layer.run.start = None
 
     @torch.no_grad()
     def _start(self) -> None:
         for strategy, layers in self._scheduled.items():
-            new = [layer for layer in layers if "started" not in layer.schedule_state]
+            new = [layer for layer in layers if "started" not in layer.state.schedule_state]
             if new:
                 strategy.schedule.start(new, self._run)
             for layer in new:
-                layer.schedule_state["started"] = True
+                layer.state.schedule_state["started"] = True
 
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
-        seen: set[int] = set()
-        for layer in self._decoupled:
-            if layer.weight.grad is not None and id(layer.weight) not in seen:
-                layer.decay_weight()
-                seen.add(id(layer.weight))
         for schedule, layers in self._trained():
             schedule.before_update(layers, self._run, _step(layers))
 
@@ -86,12 +67,17 @@ class Attachment:
     def _trained(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
         """The schedules whose layers have had a training step."""
         for strategy, layers in self._scheduled.items():
-            if all("started" in layer.schedule_state for layer in layers):
+            if all("started" in layer.state.schedule_state for layer in layers):
                 yield strategy.schedule, layers
 
 
+def _acts_at_steps(strategy: Strategy) -> bool:
+    return strategy.schedule is not None and strategy.schedule.acts_at_steps
+
+
 def _step(layers: list[SparseLayer]) -> int:
-    return max(layer.step for layer in layers)
+    """The step under way, which the layers count when it is over."""
+    return max(layer.state.step for layer in layers) + 1
 
 
 def attach(
@@ -103,8 +89,8 @@ def attach(
 ) -> Attachment:
     """Let strategies do their share of each optimizer step.
 
-    ``decay_mode="decoupled"``: W ← W − λ(W − S(W)) right before it (FST, Eq. 6). Strategies with a
-    `Schedule` choose masks, and zero gradients, weights and momentum, around it.
+    Strategies with a `Schedule` choose masks, and zero gradients, weights and momentum, around it.
+    The decay of SR-STE needs no attachment.
 
     Args:
         model: converted; it may be trained on any loss, in any loop.
@@ -119,20 +105,17 @@ def attach(
             ``total_steps`` or ``steps_per_epoch``.
     """
     layers = converted_layers(model)
-    if any(layer.attached for layer in layers.values()):
+    if any(layer.run.start is not None for layer in layers.values()):
         raise ValueError("model is attached to an optimizer already; remove() that handle first.")
     run = Run(optimizer, total_steps, steps_per_epoch, model)
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     owners: dict[int, str] = {}
     for name, layer in layers.items():
         strategy = layer.strategy
-        decoupled = strategy.decay and strategy.decay_mode == "decoupled"
-        if not decoupled and strategy.schedule is None:
+        if not _acts_at_steps(strategy):
             continue
         if layer.weight.requires_grad and id(layer.weight) not in owned:
             raise ValueError(f"optimizer does not hold the weight of layer {name!r}.")
-        if strategy.schedule is None:
-            continue
         for argument in strategy.schedule.needs:
             if getattr(run, argument) is None:
                 raise ValueError(

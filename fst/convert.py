@@ -12,8 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.layers.network import Network
-from fst.report import ConversionReport
+from fst.report import ConversionReport, describe_layer
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 
@@ -70,7 +69,6 @@ def convert(
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))
     chosen: list[SparseLayer] = []
-    network = Network()
     for name, module in candidates.items():
         reason = _reason_to_skip(module)
         if reason is None and name in excluded:
@@ -82,13 +80,13 @@ def convert(
         if reason is not None:
             report.skipped[name] = reason
             continue
-        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name, network))
+        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name))
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"include={include!r}, exclude={exclude!r}.\n{report}"
         )
-    report.layers = [layer.report() for layer in chosen]
+    report.layers = [describe_layer(layer) for layer in chosen]
     return report
 
 

@@ -6,19 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from torch import nn
 
 from fst.backends import Decision, backend
 from fst.basics.text import table
-from fst.rules.alternating import Alternating
-from fst.rules.nm import NM
-from fst.rules.rule import Rule
+from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fst.layers.modules import SparseLayer
 
 NOT_COMPUTED = "not computed"
 NO_CHOICE = "nothing to choose so far"
@@ -139,29 +134,30 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}
 
 
-def describe_gemms(layer: SparseLayer) -> dict[str, GemmReport]:
-    """The three `GemmReport` of a converted layer.
+def describe_layer(layer: SparseLayer) -> LayerReport:
+    """Per GEMM of a converted layer: dense, simulated or accelerated, and why.
 
     Whether grad_input is computed depends on the model's input, see `fst.studies.analysis`.
     """
-    outputs, channels = layer.weight.shape[:2]
-    axis = {"output": channels, "grad_input": outputs // layer.conv_groups, "grad_weight": 0}
-    reports = {}
-    for gemm in GEMMS:
-        rule = layer.strategy.rule(gemm)
-        if gemm == "grad_weight" and not layer.weight.requires_grad:
-            reports[gemm] = GemmReport(NOT_COMPUTED, "", "the weight is frozen")
-        elif rule is None and layer.strategy.count_zeros:
-            operand = "grad_output" if gemm == "grad_input" else "input"
-            share = layer.zero_shares().get(operand)
-            counted = "are counted in training" if share is None else f"so far: {float(share):.1%}"
-            reports[gemm] = GemmReport("dense", "", f"zeros of {operand} {counted}")
-        else:
-            reports[gemm] = _computed_by(layer.decisions.get(gemm), _describe(rule, axis[gemm]))
-    return reports
+    gemms = {gemm: _describe(layer, gemm) for gemm in GEMMS}
+    return LayerReport(layer.layer_name, tuple(layer.weight.shape), gemms)
 
 
-def _computed_by(decision: Decision | None, report: GemmReport) -> GemmReport:
+def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
+    strategy, decision = layer.strategy, layer.run.decisions.get(gemm)
+    rule, schedule = strategy.rule(gemm), strategy.schedule
+    if gemm == "grad_weight" and not layer.weight.requires_grad:
+        return GemmReport(NOT_COMPUTED, "", "the weight is frozen")
+    if rule is None:
+        remark = schedule.remark(layer, gemm) if schedule else ""
+        report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
+    elif rule.acceleration:
+        report = GemmReport("accelerated", str(rule), rule.acceleration)
+    elif _keeps_all(layer, gemm):
+        reason = f"the reduction axis has at most n={rule.pattern(gemm).n} channels: all are kept"
+        report = GemmReport("dense", str(rule), reason)
+    else:
+        report = GemmReport("simulated", str(rule), rule.simulation)
     if decision is None:
         return report
     chosen = backend(decision.operation, decision.backend)
@@ -171,20 +167,12 @@ def _computed_by(decision: Decision | None, report: GemmReport) -> GemmReport:
     return report._replace(decision=decision)
 
 
-def _describe(rule: Rule | None, axis: int) -> GemmReport:
-    if rule is None:
-        return GemmReport("dense", "", "the strategy prunes nothing in this GEMM")
-    if isinstance(rule, Alternating):
-        share = f"1/{rule.block[0] * rule.block[1]}"
-        return GemmReport(
-            "accelerated", str(rule), f"strided weight gradient with {share} of the multiply-adds"
-        )
-    in_channel_order = getattr(rule, "group_order", "channel") == "channel"
-    if isinstance(rule, NM) and in_channel_order and 0 < axis <= rule.n:
-        return GemmReport(
-            "dense", str(rule), f"the reduction axis has at most n={rule.n} channels: all are kept"
-        )
-    return GemmReport("simulated", str(rule), rule.simulation)
+def _keeps_all(layer: SparseLayer, gemm: str) -> bool:
+    """Whether no group of M is longer than N."""
+    outputs, channels = layer.weight.shape[:2]
+    axis = {"output": channels, "grad_input": outputs // layer.conv_groups}
+    pattern = layer.strategy.rule(gemm).pattern(gemm)
+    return pattern is not None and axis[gemm] <= pattern.n
 
 
 def backends_table(model: nn.Module) -> str:
@@ -194,14 +182,13 @@ def backends_table(model: nn.Module) -> str:
     that the autotuner measured. An operation that had nothing to choose is computed by torch.
     Compiled code decides when it is compiled and is not in the table.
     """
-    from fst.layers.modules import sparse_layers
-
     layers = sparse_layers(model)
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, layer in layers.items():
-        computed = [g for g, r in describe_gemms(layer).items() if r.mode != NOT_COMPUTED]
-        for operation in dict.fromkeys([*computed, *layer.decisions]):
-            decision = layer.decisions.get(operation)
+        reports = describe_layer(layer).gemms
+        computed = [gemm for gemm, report in reports.items() if report.mode != NOT_COMPUTED]
+        for operation in dict.fromkeys([*computed, *layer.run.decisions]):
+            decision = layer.run.decisions.get(operation)
             row = ("torch", NO_CHOICE, "")
             if decision is not None:
                 row = (decision.backend, decision.reason, _times(decision))

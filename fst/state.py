@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from fst.layers.modules import converted_layers, sparse_layers
-from fst.ops.reuse import ReuseMemory
 
 
 def sparsity_state(model: nn.Module) -> dict[str, Any]:
@@ -18,13 +16,7 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
     The state_dict stays that of the dense model; this belongs beside it.
     """
     return {
-        name: {
-            "strategy": str(layer.strategy),
-            "step": layer.step,
-            "kept_mask": None if layer.kept_mask is None else layer.kept_mask.cpu(),
-            "schedule_state": _on_device(layer.schedule_state, torch.device("cpu")),
-            "memories": {call: memory.state() for call, memory in layer.memories.items()},
-        }
+        name: {"strategy": str(layer.strategy), **layer.state.saved()}
         for name, layer in sparse_layers(model).items()
     }
 
@@ -53,16 +45,9 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
                 f"is converted with {layer.strategy}: resume with the same strategy."
             )
     for name, layer in layers.items():
-        layer.step = state[name]["step"]
-        mask = state[name]["kept_mask"]
-        device = layer.weight.device
-        layer.kept_mask = None if mask is None else mask.to(device)
-        layer.schedule_state = _on_device(state[name].get("schedule_state", {}), device)
-        layer.memories = {
-            call: ReuseMemory.restored(memory, layer.weight.device)
-            for call, memory in state[name].get("memories", {}).items()
-        }
-        layer.forget_pruned()
+        layer.state.restore(state[name], layer.weight.device)
+        if not layer.strategy.keeps_masks:
+            layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
 
 
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
@@ -71,8 +56,4 @@ def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
     Masks of the weight are then equal on all ranks; those of grad_output and input differ.
     """
     for layer in converted_layers(model).values():
-        layer.seed_random_rules(seed, rank)
-
-
-def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+        layer.state.seed = (seed, rank)

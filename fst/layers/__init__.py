@@ -1,1 +1,3 @@
-"""Converted layers: what they remember, their decay, and the channels of a network."""
+"""Converted layers: a call, what they remember, and their share of the optimizer's step."""
+
+from fst.layers import step as step  # registers the hooks around every optimizer's step

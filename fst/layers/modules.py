@@ -7,9 +7,7 @@ references held elsewhere stay valid.
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable
-from functools import partial
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -17,95 +15,53 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import dispatch
-from fst.layers import needs
-from fst.layers.network import KnownWeights, Network
-from fst.layers.watcher import watch_gradient
+from fst.layers import checks
+from fst.layers.remembered import LayerState, RunState
 from fst.ops import gemms
-from fst.ops import triton as ops
 from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
-from fst.ops.prune import PrunedWeight, apply_mask, prune_weight, weight_mask
-from fst.ops.reuse import ReuseMemory
+from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.sparse24 import PackedWeight
-from fst.report import GemmReport, LayerReport, describe_gemms
-from fst.rules.nm import NM, Transposable
 from fst.rules.strategy import Strategy
 
-# What a layer remembers, and copies and checkpoints with it (the seed is the caller's to set).
-_STATE: dict[str, Any] = {
-    "step": 0,
-    "kept_mask": None,
-    "schedule_state": {},
-    "memories": {},
-    "_seed": None,
-}
-# What copies and pickles of a layer start without.
-_OF_THIS_RUN: dict[str, Any] = {
-    "attached": False,
-    "start_schedule": None,
-    "scale_decay": None,
-    "pruned": KnownWeights(),
-    "_mask_step": None,
-    "_calls": 0,
-    "_zeros": {},
-    "decisions": {},
-}
+_LIVING: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
 
 
 class SparseLayer(nn.Module):
-    """What converted layers share: S(W), computed once per step, and the state of their rules.
+    """What converted layers share: they prune in each call, and remember nothing of the weight.
 
     Attributes:
         strategy: what is pruned.
         layer_name: the layer's name in the converted model.
-        step: training steps whose gradient has arrived.
-        kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
-        schedule_state: what the strategy's schedule remembers of this layer, by name.
-        memories: what the rule `Reuse` keeps, by the call's number within a step.
-        pruned: S(W) and S(Wᵀ), as long as they are those of the weight.
-        network: the layers whose weights may be pruned with this one's.
-        decisions: operation -> which backend computed it last, and why.
+        state: what holds from step to step, and is copied and saved.
+        run: what holds within a step, or while the model is attached or frozen.
     """
 
     dense_class: ClassVar[type[nn.Module]]
     weight: Tensor
     bias: Tensor | None
-
     strategy: Strategy
     layer_name: str
-    step: int
-    kept_mask: Tensor | None
-    schedule_state: dict[str, Any]
-    memories: dict[int, ReuseMemory]
-    decisions: dispatch.Record
-    pruned: KnownWeights
-    network: Network
-    attached: bool
-    start_schedule: Callable[[], None] | None
-    scale_decay: Callable[[Tensor], Tensor] | None
-    _seed: tuple[int, int] | None
-    _mask_step: int | None
-    _calls: int
-    _zeros: dict[str, tuple[Tensor, int]]
+    state: LayerState
+    run: RunState
 
     @classmethod
-    def sparsify(
-        cls, layer: nn.Module, strategy: Strategy, name: str, network: Network
-    ) -> SparseLayer:
+    def sparsify(cls, layer: nn.Module, strategy: Strategy, name: str) -> SparseLayer:
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
-        layer.__dict__.update(strategy=strategy, layer_name=name, network=network)
-        layer.__dict__.update(copy.deepcopy({**_STATE, **_OF_THIS_RUN}))
-        network.add(layer)
+        layer.__dict__.update(
+            strategy=strategy, layer_name=name, state=LayerState(), run=RunState()
+        )
+        _LIVING[layer] = None
         return layer
 
     def densify(self, weight: Tensor) -> None:
         """Become `dense_class` again, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
-        self.network.remove(self)
-        for name in ("strategy", "layer_name", "network", *_STATE, *_OF_THIS_RUN):
+        for name in ("strategy", "layer_name", "state", "run"):
             delattr(self, name)
+        _LIVING.pop(self, None)
         self.__class__ = self.dense_class
 
     @property
@@ -117,284 +73,165 @@ class SparseLayer(nn.Module):
         """The weight as (Cout, Cin/groups, kh, kw)."""
         return self.weight
 
+    def stored_weight(self) -> nn.Parameter:
+        """The Parameter behind the weight, which an optimizer may hold."""
+        stored = self._parameters.get("weight")
+        return next(self.parametrizations["weight"].parameters()) if stored is None else stored
+
+    # ------------------------------------------------------------------ masks
+
+    def mask(self) -> Tensor | None:
+        """Mask of the weight (Cout, Cin/groups, kh, kw) as the next call has it; None: dense."""
+        return self.pruned(self.weight.dtype).mask
+
+    def pruned(self, dtype: torch.dtype) -> PrunedWeight:
+        """S(W) and S(Wᵀ) in ``dtype`` as the next call has them."""
+        return self._prune(self.weight_as_conv(), dtype, trains=False)[0]
+
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
-        mask = self._mask()
-        return None if mask is None else mask.clone()
+        mask = self.mask()
+        return None if mask is None else mask.reshape(self.weight.shape)
 
-    def _mask(self) -> Tensor | None:
-        """`output_mask`, but its memory is that of the next step's mask too."""
-        known = self.pruned.of(self.weight)
-        mask = self._current(next(iter(known), self.weight.dtype)).mask
-        return None if mask is None else mask.view(self.weight.shape)
+    def effective_weight(self) -> Tensor:
+        """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
+        weight, mask = self.weight.detach(), self.output_mask()
+        return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
 
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
-        rule, weight = self.strategy.output, self.weight_as_conv().detach()
-        return weight_mask(weight, rule, "output", self.conv_groups)
+        weight, device = self.weight_as_conv().detach(), self.weight.device
+        rule, generator = self.strategy.output, self.seeded_generator(device)
+        return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
     def mask_of_weight(self) -> Tensor:
         """The kept mask, in the weight's shape."""
-        return self.kept_mask.to(self.weight.device).reshape(self.weight.shape)
+        return self.state.kept_mask.to(self.weight.device).reshape(self.weight.shape)
 
     def keep(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
         kept = torch.empty_like(self.weight_as_conv(), dtype=torch.bool)
-        self.kept_mask = kept.copy_(mask)
-        self.forget_pruned()
+        self.state.kept_mask = kept.copy_(mask)
 
-    def effective_weight(self) -> Tensor:
-        """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        mask = self._mask()
-        weight = self.weight.detach()
-        return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
+    def _kept_mask(self, trains: bool) -> Tensor | None:
+        """The mask that is state, if one is: a training call chooses it anew when that is due."""
+        state, interval = self.state, 1
+        if self.strategy.output is not None:
+            interval = self.strategy.output.keeps_mask_for
+        if interval > 1 and trains and self.run.mask_step != state.step:
+            if state.kept_mask is None or state.step % interval == 0:
+                self.keep(self.rule_mask())
+            self.run.mask_step = state.step
+        if state.kept_mask is not None and state.kept_mask.device != self.weight.device:
+            state.kept_mask = state.kept_mask.to(self.weight.device)
+        return state.kept_mask
 
-    def report(self) -> LayerReport:
-        """Per GEMM: dense, simulated or accelerated, and why."""
-        gemms: dict[str, GemmReport] = describe_gemms(self)
-        return LayerReport(self.layer_name, tuple(self.weight.shape), gemms)
+    # ------------------------------------------------------------------ a call
 
-    def decay_weight(self) -> None:
-        """W ← W − λ(W − S(W)) in place (FST, Eq. 6)."""
-        mask = self._mask()
-        if mask is not None:
-            with torch.no_grad():
-                self.weight.sub_(self.weight * ~mask, alpha=self.strategy.decay)
-
-    def zero_shares(self) -> dict[str, Tensor]:
-        """Share of zeros in "input" and "grad_output" in training, if the strategy counts them.
-
-        Over all steps since the layer was converted, or since `restart_counting`. The values stay
-        on the device. Not part of checkpoints, and not counted in compiled code.
-        """
-        return {operand: zeros / elements for operand, (zeros, elements) in self._zeros.items()}
-
-    def restart_counting(self) -> None:
-        """Start `zero_shares` anew."""
-        self._zeros = {}
-
-    def seed_random_rules(self, seed: int, rank: int) -> None:
-        """Draw random rules from (seed, layer, step), and rank where ranks must differ."""
-        self._seed = (seed, rank)
-
-    def train(self, mode: bool = True) -> SparseLayer:
-        """Also drops S(W): weights may have been exchanged through ``.data`` in between."""
-        self.forget_pruned()
-        return super().train(mode)
-
-    def forget_pruned(self) -> None:
-        """Drop S(W): the next call prunes the weight anew."""
-        self.pruned.forget()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **copy.deepcopy(_OF_THIS_RUN)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.network.add(self)
-
-    def _replicate_for_data_parallel(self) -> SparseLayer:
-        replica = super()._replicate_for_data_parallel()
-        replica.__dict__.update(pruned=KnownWeights(), network=Network())
-        return replica
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, strategy={self.strategy}"
-
-    def _run(self, input: Tensor, *geometry: Any) -> Tensor:
-        with dispatch.recording(self.decisions):
-            return self._convolve(input, *geometry)
-
-    def _convolve(
+    def _call(
         self,
         input: Tensor,
         stride: IntPair = 1,
         padding: IntPair | str = 0,
         dilation: IntPair = 1,
     ) -> Tensor:
-        weight = self.weight_as_conv()
+        weight, run = self.weight_as_conv(), self.run
         groups, strategy = self.conv_groups, self.strategy
         check_tensors(input, weight, self.bias, groups)
         dtype = compute_dtype(input, weight, self.bias)
-        decay = 0.0
-        if torch.compiler.is_compiling():
-            needs.traceable_state(self)
-            kept = None if self.training else self.kept_mask
-            with torch.no_grad():
-                pruned = prune_weight(weight, strategy, groups, dtype, mask=kept)
-                packed = None
-                if kept is None:
-                    (packed,) = gemms.pack([weight], [groups], strategy, dtype)
-            decay, generator, phase, memory = strategy.gradient_decay, None, None, None
-        else:
-            if self.training and torch.is_grad_enabled():
-                decay = self._prepare_step(dtype)
-            pruned, packed = self._current(dtype), self._packed(dtype)
-            self.pruned.use(dtype, pruned, packed)
-            generator, phase = self._draws(input.device)
-            memory = self._memory()
-        output = convolve_pruned(
-            input,
-            weight,
-            self.bias,
-            pruned,
-            stride,
-            padding,
-            dilation,
-            groups,
-            strategy,
-            decay=decay,
-            generator=generator,
-            phase=phase,
-            memory=memory,
-            packed=packed,
-        )
-        counts = strategy.count_zeros and self.training and output.requires_grad
-        if counts and not torch.compiler.is_compiling():
-            self._count_zeros("input", input)
-            output.register_hook(partial(self._count_zeros, "grad_output"))
+        trains = self.training and torch.is_grad_enabled()
+        compiled = torch.compiler.is_compiling()
+        # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
+        stored = isinstance(self.weight, nn.Parameter) or getattr(self, "_is_replica", False)
+        generator, seed, memory = None, None, None
+        if compiled and self.training:
+            checks.traceable(self.layer_name, strategy)
+        elif trains and not compiled:
+            checks.started(self.layer_name, strategy, self.state, run)
+            run.calls += 1
+        with dispatch.recording(run.decisions):
+            pruned, packed = self._prune(weight, dtype, trains=trains and not compiled)
+            if not compiled:
+                generator, seed, memory = self._draws(input.device, trains)
+                if trains and stored and strategy.decay:
+                    run.decay_mask = pruned.mask
+            output = convolve_pruned(
+                input,
+                weight,
+                self.bias,
+                pruned,
+                stride,
+                padding,
+                dilation,
+                groups,
+                strategy,
+                decay=strategy.gradient_decay if trains and not stored else 0.0,
+                generator=generator,
+                seed=seed,
+                memory=memory,
+                packed=packed,
+            )
+        if trains and not compiled and strategy.schedule is not None:
+            strategy.schedule.called(self, input, output)
         return output
 
-    def _count_zeros(self, operand: str, tensor: Tensor) -> None:
-        zeros, elements = self._zeros.get(operand, (0, 0))
-        zeros = tensor.numel() - torch.count_nonzero(tensor.detach()) + zeros
-        self._zeros[operand] = zeros, elements + tensor.numel()
-
-    def _current(self, dtype: torch.dtype) -> PrunedWeight:
-        """S(W) and S(Wᵀ), pruned anew only when the weight has changed.
-
-        A weight has changed when its version or storage has, when its gradient has arrived since,
-        or when the layer was switched between train and eval.
-        """
-        weight, known = self.weight, self.pruned.of(self.weight)
-        self.network.used(self)
-        if dtype in known:
-            return known[dtype]
-        mask = self._mask_to_keep()
-        if known and not self.pruned.by_kernel:
-            mask = next(iter(known.values())).mask
-        reuse = self.pruned.spare(weight, dtype)
+    def _prune(
+        self, weight: Tensor, dtype: torch.dtype, *, trains: bool
+    ) -> tuple[PrunedWeight, PackedWeight | None]:
+        """S(W) and S(Wᵀ) of ``weight`` as it is, or as it was when it was frozen."""
+        frozen, key = self.run.frozen, (dtype, torch.is_inference_mode_enabled())
+        if frozen is not None and key in frozen:
+            return frozen[key]
+        groups, strategy = self.conv_groups, self.strategy
         with torch.no_grad():
-            pruned = prune_weight(
-                self.weight_as_conv(),
-                self.strategy,
-                self.conv_groups,
-                dtype,
-                self._generator(weight.device, ranked=False),
-                mask,
-                reuse,
-                partial(self.network.prune, self, dtype, reuse),
-            )
-        self.pruned.add(weight, dtype, pruned)
-        return pruned
-
-    def _packed(self, dtype: torch.dtype) -> PackedWeight | None:
-        """The weight for the sparse kernels, if one of them may run."""
-        if self.kept_mask is not None or not gemms.wants_packing(self.strategy, dtype):
-            return None
-        known = self.pruned.packed(self.weight, dtype)
-        return self.network.pack(self, dtype) if known is None else known
-
-    def _mask_to_keep(self) -> Tensor | None:
-        if self.kept_mask is None and isinstance(self.strategy.output, Transposable):
-            self.kept_mask = self.rule_mask()
-        if self.kept_mask is not None:
-            self.kept_mask = self.kept_mask.to(self.weight.device)
-        return self.kept_mask
-
-    def _prepare_step(self, dtype: torch.dtype) -> float:
-        """Before a training call; returns the λ that the op itself must add to the gradient."""
-        rule = self.strategy.output
-        if isinstance(rule, Transposable) and self._mask_step != self.step:
-            if self.step % rule.interval == 0:
-                self.kept_mask = None
-                self.forget_pruned()
-            self._mask_step = self.step
-        if self.strategy.schedule is not None:
-            needs.attachment(self)
-            if "started" not in self.schedule_state:
-                self.start_schedule()
-        if self.strategy.decay:
-            needs.decay(self, dtype)
-        if not self.weight.requires_grad:
-            return 0.0
-        if not self.weight.is_leaf:
-            return self.strategy.gradient_decay
-        watch_gradient(self)
-        return 0.0
-
-    def gradient_arrived(self, new_step: bool) -> None:
-        """After a backward pass: the weight may change from now on."""
-        self.forget_pruned()
-        self.network.gradient_arrived()
-        for call in [call for call in self.memories if call >= self._calls]:
-            del self.memories[call]
-        if self._calls:
-            self._calls = 0
-        self.step += new_step
-
-    def add_decay(self, gradient: Tensor) -> None:
-        """gradient += λ(W − S(W)), scaled as the loss is."""
-        decay = self.strategy.gradient_decay
-        if not decay:
-            return
-        if self._kernel_decays(gradient):
-            weight, rule = self.weight_as_conv().detach(), self.strategy.output
-            gradients, groups = [gradient.view(weight.shape)], [self.conv_groups]
-            ops.add_decay([weight], gradients, groups, rule.n, rule.m, decay)
-            return
-        with torch.no_grad():
-            residual = apply_mask(self.weight, ~self._mask())
-            if self.scale_decay is not None:
-                residual = self.scale_decay(residual)
-            gradient.add_(residual, alpha=decay)
-
-    def _kernel_decays(self, gradient: Tensor) -> bool:
-        """Whether the kernel that pruned the weight can also add the decay to its gradient."""
-        rule, weight = self.strategy.output, self.weight
-        by_kernel = self.pruned.by_kernel and isinstance(rule, NM)
-        plain = self.kept_mask is None and self.scale_decay is None
-        alike = (gradient.dtype, gradient.stride()) == (weight.dtype, weight.stride())
-        return by_kernel and plain and alike
-
-    def _memory(self) -> ReuseMemory | None:
-        """The memory of this training call: the n-th call of a step continues the last n-th one."""
-        if not self.strategy.has_memory:
-            return None
-        # a frozen weight's gradient never arrives, so that steps could not be told apart
-        watched = self.weight.requires_grad and self.weight.is_leaf
-        if not (watched and self.training and torch.is_grad_enabled()):
-            return None
-        return self.memories.setdefault(self._calls - 1, ReuseMemory())
-
-    def _generator(self, device: torch.device, *, ranked: bool) -> torch.Generator | None:
-        rules = (self.strategy.output, self.strategy.grad_input, self.strategy.grad_weight)
-        if self._seed is None or not any(rule is not None and rule.is_random for rule in rules):
-            return None
-        where = (self._calls, self._seed[1]) if ranked else ()
-        return self.seeded_generator(device, *where)
+            mask, packed = self._kept_mask(trains), None
+            generator = None
+            if strategy.is_random and not torch.compiler.is_compiling():
+                generator = self.seeded_generator(weight.device)
+            pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
+            if mask is None:
+                (packed,) = gemms.pack([weight], [groups], strategy, dtype)
+        if frozen is not None:
+            frozen[key] = pruned, packed
+        return pruned, packed
 
     def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
         """A generator of (seed, layer, step, where), equal on all ranks; None without a seed."""
-        if self._seed is None:
-            return None
-        key = repr((self._seed[0], self.layer_name, self.step, *where))
-        digest = hashlib.blake2b(key.encode(), digest_size=7)
-        generator = torch.Generator(device)
-        return generator.manual_seed(int.from_bytes(digest.digest(), "big"))
+        return self.state.generator(self.layer_name, self.state.step, *where, device=device)
 
-    def _draws(self, device: torch.device) -> tuple[torch.Generator | None, int | None]:
-        """Generator of this call's random rules, and the phase where that is drawn."""
-        if self._seed is None and not self.strategy.has_memory:
-            return None, None
-        if self.training and torch.is_grad_enabled():  # so that validation shifts no draws
-            self._calls += 1
-        generator = self._generator(device, ranked=True)
-        if generator is None:
-            return None, None
-        rule = self.strategy.grad_weight
-        is_drawn = getattr(rule, "phase", None) == "random"
-        return generator, generator.initial_seed() % 2 if is_drawn else None
+    def _draws(
+        self, device: torch.device, trains: bool
+    ) -> tuple[torch.Generator | None, int | None, dict[str, Any] | None]:
+        """Generator, seed and memory of this call's rules on grad_output and input.
+
+        The n-th call of a step remembers what the n-th call of the last one left. A frozen weight
+        has no steps, and nothing to remember.
+        """
+        state, calls = self.state, self.run.calls
+        generator = seed = memory = None
+        if self.strategy.is_random and state.seed is not None:
+            generator = self.seeded_generator(device, calls, state.seed[1])
+            seed = generator.initial_seed()
+        if self.strategy.has_memory and trains and self.weight.requires_grad:
+            memory = state.memories.setdefault(calls - 1, {})
+        return generator, seed, memory
+
+    # ------------------------------------------------------------------ copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "run": RunState()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _LIVING[self] = None
+
+    def _replicate_for_data_parallel(self) -> SparseLayer:
+        replica = super()._replicate_for_data_parallel()
+        replica.state, replica.run = copy.copy(self.state), RunState(start=self.run.start)
+        return replica
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, strategy={self.strategy}"
 
 
 class SparseConv2d(SparseLayer, nn.Conv2d):
@@ -409,10 +246,10 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if self.padding_mode == "zeros":
-            return self._run(input, self.stride, self.padding, self.dilation)
+            return self._call(input, self.stride, self.padding, self.dilation)
         edges = self._reversed_padding_repeated_twice
         input = F.pad(input, edges, mode=self.padding_mode)
-        return self._run(input, self.stride, 0, self.dilation)
+        return self._call(input, self.stride, 0, self.dilation)
 
 
 class SparseLinear(SparseLayer, nn.Linear):
@@ -426,7 +263,7 @@ class SparseLinear(SparseLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(N, ..., in_features) -> (N, ..., out_features)."""
         check_linear(input, self.weight)
-        return linear_as_conv(input, self.weight, self._run)
+        return linear_as_conv(input, self.weight, self._call)
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:
@@ -444,3 +281,8 @@ def converted_layers(model: nn.Module) -> dict[str, SparseLayer]:
     if not layers:
         raise ValueError(f"{type(model).__name__} has no converted layer; call fst.convert first.")
     return layers
+
+
+def living_layers() -> list[SparseLayer]:
+    """All converted layers of this process, in the order of their conversion."""
+    return list(_LIVING)

@@ -1,4 +1,4 @@
-"""The output and the grad_input GEMM: by the library, or with 2:4 weights on tensor cores."""
+"""The three GEMMs on pruned operands: by the library, with 2:4 weights, or over kept positions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends import dispatch, registry
-from fst.ops import sparse24
-from fst.ops.geometry import Geometry, convolve, input_gradient, output_shape
+from fst.ops import positions, sparse24
+from fst.ops.geometry import Geometry, convolve, gradients, input_gradient, output_shape
+from fst.ops.positions import KeptPositions
 from fst.ops.sparse24 import PackedWeight
 from fst.rules.nm import NM
+from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
 
 TWO_OF_FOUR = NM("weight", 2, 4)
@@ -58,7 +61,7 @@ def output(
         return dense()
     candidates: Candidates = {"torch": dense}
     kernel, size = weight.shape[2:], output_shape(input.shape, weight.shape, geometry)
-    for name in _sparse_backends("output", fits(input), input.shape, size, kernel, geometry):
+    for name in _sparse_backends("output", is_readable(input), input.shape, size, kernel, geometry):
         tile = sparse24.BACKENDS[name]
         candidates[name] = functools.partial(
             sparse24.convolve, input, packed[:2], bias, size, kernel, geometry, tile
@@ -76,6 +79,8 @@ def grad_input(
     input_fits: bool,
 ) -> Tensor:
     """(N, Cout, P, Q) and S(Wᵀ) -> (N, Cin, H, W); ``packed`` is what `for_grad_input` gives."""
+    if not packed:
+        return input_gradient(grad_output, weight, geometry, input_shape)
     candidates: Candidates = {
         "torch": functools.partial(input_gradient, grad_output, weight, geometry, input_shape)
     }
@@ -89,7 +94,50 @@ def grad_input(
     return dispatch.run("grad_input", candidates, (grad_output, weight), options)
 
 
-def fits(input: Tensor) -> bool:
+def grad_weight(
+    grad_output: Tensor,
+    inputs: list[Tensor],
+    weight: Tensor,
+    geometry: Geometry,
+    rule: Rule | None,
+    kept: KeptPositions | None,
+    generator: torch.Generator | None,
+    *,
+    with_bias: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(N, Cout, P, Q) and the saved inputs -> dW (Cout, Cin/groups, kh, kw), and the bias's
+    gradient where that comes with it (``with_bias``: only from a grad_output that is not pruned).
+
+    ``rule`` has pruned grad_output already, if that is its operand.
+    """
+    if kept is not None:
+        return positions.grad_weight(grad_output, inputs, weight, kept), None
+    if rule is not None and rule.operand == "input":
+        kernel = (weight.shape[2], weight.shape[3])
+        return _of_pruned_columns(grad_output, inputs[0], kernel, geometry, rule, generator), None
+    needed = (False, True, with_bias)
+    return gradients(grad_output, inputs[0], weight, geometry, needed)[1:]
+
+
+def _of_pruned_columns(
+    grad_output: Tensor,
+    input: Tensor,
+    kernel: tuple[int, int],
+    geometry: Geometry,
+    rule: Rule,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """dW = dY · S(Xᵀ), which needs im2col(X) itself: kh·kw times the memory of the input."""
+    stride, padding, dilation, groups = geometry
+    channels = grad_output.shape[1]
+    columns = rule.prune_columns(F.unfold(input, kernel, dilation, padding, stride), generator)
+    columns = columns.unflatten(1, (groups, columns.shape[1] // groups))
+    rows = grad_output.flatten(2).unflatten(1, (groups, channels // groups))
+    product = torch.einsum("ngol,ngkl->gok", rows, columns)
+    return product.reshape(channels, input.shape[1] // groups, *kernel)
+
+
+def is_readable(input: Tensor) -> bool:
     """Whether the sparse kernels can read it without a copy from another memory format."""
     channels_last = input.is_contiguous(memory_format=torch.channels_last)
     return channels_last or not input.is_contiguous()

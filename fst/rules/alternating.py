@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fst.rules.rule import Rule, one_of
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst.rules.rule import Lattice, Rule, one_of
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,96 @@ class Alternating(Rule):
                 f"not pairing={self.pairing!r}, phase={self.phase!r}."
             )
 
+    def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
+        if self.block == (2, 2):
+            return (Lattice(0, 2, 0, 2),)
+        if self._in_rows(width):
+            return (Lattice(0, 1, phase if width > 1 else 0, 2),)
+        # Pairs along the flattened map of odd width: the phase flips from row to row.
+        if height * width == 1:
+            phase = 0
+        found = (Lattice(0, 2, phase, 2), Lattice(1, 2, 1 - phase, 2))
+        return tuple(p for p in found if p.row < height and p.column < width)
+
+    def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
+        """grad_output at the kept positions, with that of the dropped ones added (``restore``)."""
+        if not self.restore:
+            return super().fold(grad_output, kept, phase)
+        height, width = grad_output.shape[2:]
+        if self._in_rows(width):
+            return [_sum_blocks(grad_output, self.block, kept[0].column)]
+        flat = grad_output.flatten(2)
+        restored = flat.clone(memory_format=torch.preserve_format)
+        if phase == 0:
+            restored[:, :, :-1] += flat[:, :, 1:]
+        else:
+            restored[:, :, 1:] += flat[:, :, :-1]
+            if (height * width) % 2 and height * width > 1:
+                restored[:, :, -2] += flat[:, :, -1]
+        return super().fold(restored.unflatten(2, (height, width)), kept, phase)
+
+    def _in_rows(self, width: int) -> bool:
+        """Whether no pair crosses the end of a row."""
+        return self.pairing == "row" or width % 2 == 0
+
+    def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
+        if self.phase != "random":
+            return int(self.phase)
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "phase='random' chooses between two programs at each step, which torch.compile "
+                "cannot trace; use phase=0 or phase=1."
+            )
+        if seed is not None:
+            return seed % 2
+        device = "cpu" if generator is None else generator.device
+        return int(torch.randint(2, (), generator=generator, device=device))
+
     @property
     def is_random(self) -> bool:
         return self.phase == "random"
 
     @property
+    def summed_block(self) -> tuple[int, int]:
+        return self.block if self.restore else (1, 1)
+
+    @property
     def density(self) -> float:
         return 1 / (self.block[0] * self.block[1])
+
+    def kept(
+        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
+    ) -> tuple[float, float]:
+        phases = (0, 1) if self.phase == "random" else (int(self.phase),)
+        counts = [
+            math.prod(lattice.size(height, width))
+            for phase in phases
+            for lattice in self.kept_positions(height, width, phase)
+        ]
+        return sum(counts) / len(phases), height * width
+
+    @property
+    def acceleration(self) -> str:
+        share = f"1/{self.block[0] * self.block[1]}"
+        return f"strided weight gradient with {share} of the multiply-adds"
 
     def __str__(self) -> str:
         blocks = f"{self.pairing} pairs" if self.block == (1, 2) else "2x2 blocks"
         restored = "restored" if self.restore else "not restored"
         return f"{self.operand} alternating, {blocks}, phase {self.phase}, {restored}"
+
+
+def _sum_blocks(grad_output: Tensor, block: tuple[int, int], phase: int) -> Tensor:
+    """Sum over blocks; a last row or column of an odd size stands alone (phase 0) or joins the
+    last block (phase 1).
+    """
+    width = grad_output.shape[3]
+    if phase == 0 or width % 2 == 0:
+        return _sum_pool(grad_output, block)
+    folded = _sum_pool(grad_output[..., :-1], block)
+    folded[..., -1] += grad_output[..., -1]
+    return folded
+
+
+def _sum_pool(tensor: Tensor, block: tuple[int, int]) -> Tensor:
+    return F.avg_pool2d(tensor, block, ceil_mode=True, divisor_override=1)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from fst.rules import masks
 from fst.rules.rule import Rule
+
+LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,10 @@ class WholeGradient(Rule):
         if not 0 < self.density <= 1:
             raise ValueError(f"density={self.density} must be above 0 and at most 1.")
 
+    @property
+    def is_whole(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class TopK(WholeGradient):
@@ -35,6 +46,17 @@ class TopK(WholeGradient):
     Of a sample's L = Cout·P·Q elements it keeps exactly max(1, round(density·L)); ties keep the
     lower index in the order (cout, p, q).
     """
+
+    def prune_grad_output(
+        self,
+        grad_output: Tensor,
+        gemm: str,
+        groups: int,
+        generator: torch.Generator | None = None,
+        memory: dict[str, Any] | None = None,
+    ) -> Tensor:
+        k = max(1, round(self.density * grad_output.shape[1:].numel()))
+        return masks.apply_mask(grad_output, masks.top_k_mask(grad_output, k))
 
     def __str__(self) -> str:
         return f"{self.operand} top {self.density:g} per sample"
@@ -62,6 +84,36 @@ class Reuse(WholeGradient):
         if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
             raise ValueError(f"warmup={self.warmup!r} must be an integer >= 0.")
 
+    def prune_grad_output(
+        self,
+        grad_output: Tensor,
+        gemm: str,
+        groups: int,
+        generator: torch.Generator | None = None,
+        memory: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """prev + P(dY − prev): dY where it differs enough from ``prev``, else prev.
+
+        Dense where nothing is remembered: without a ``memory``, in a layer's first step, and where
+        the size, dtype or device of the output has changed. The memory holds "previous" (Cout, P,
+        Q), grad_output of the first sample of the previous batch, "threshold", a scalar on the
+        device, and "steps", the number of backward passes.
+        """
+        if memory is None or grad_output.numel() == 0:
+            return grad_output
+        previous, threshold = memory.get("previous"), memory.get("threshold")
+        steps, result = memory.get("steps", 0), grad_output
+        if threshold is None or threshold.device != grad_output.device:
+            threshold = torch.full((), self.threshold, device=grad_output.device)
+        if previous is not None and _fits(previous, grad_output):
+            differs = ~((grad_output - previous).abs() <= threshold)  # NaN stays visible
+            result = torch.where(differs, grad_output, previous)
+            wanted = self.density_at(steps) * grad_output.numel()
+            threshold = _adapted(threshold, differs.sum(), wanted)
+        previous = grad_output[0].detach().clone()
+        memory.update(previous=previous, threshold=threshold, steps=steps + 1)
+        return result
+
     @property
     def has_memory(self) -> bool:
         return True
@@ -85,3 +137,17 @@ class Reuse(WholeGradient):
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name}={value!r} must be a number.")
+
+
+def _fits(previous: Tensor, grad_output: Tensor) -> bool:
+    return (previous.shape, previous.dtype, previous.device) == (
+        grad_output.shape[1:],
+        grad_output.dtype,
+        grad_output.device,
+    )
+
+
+def _adapted(threshold: Tensor, kept: Tensor, wanted: float) -> Tensor:
+    """The threshold of the next step, computed on the device."""
+    factor = torch.where(kept > wanted, 2.0, torch.where(kept < wanted, 0.5, 1.0))
+    return (threshold * factor).clamp(min=LEAST_THRESHOLD)

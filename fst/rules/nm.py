@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from fst.rules import masks
 from fst.rules.masks import RESCALES, check_pattern
-from fst.rules.rule import Rule, check_interval, one_of
+from fst.rules.rule import Pattern, Rule, check_interval, one_of
+from fst.rules.transposable_masks import transposable_mask
 
 GROUP_ORDERS = ("channel", "im2col")
 
@@ -44,13 +52,73 @@ class NM(Rule):
                 f"not for operand={self.operand!r}."
             )
 
+    def weight_mask(
+        self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        if gemm == "grad_input":
+            return self._mask(weight.unflatten(0, (groups, -1)), 1, generator).flatten(0, 1)
+        if self.group_order == "im2col":
+            return self._mask(weight.flatten(1), 1, generator).view(weight.shape)
+        return self._mask(weight, 1, generator)
+
+    def prune_grad_output(
+        self,
+        grad_output: Tensor,
+        gemm: str,
+        groups: int,
+        generator: torch.Generator | None = None,
+        memory: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """Groups of M run along the output channels of a convolution group in grad_input, else
+        along the flattened P·Q.
+        """
+        along_channels = self.pattern(gemm) is not None
+        if along_channels:
+            view = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups))
+        else:
+            view = grad_output.flatten(2)
+        pruned = masks.apply_mask(view, self._mask(view, 2, generator))
+        rescaled = self.rule == "magnitude_rescaled"
+        if rescaled and self.rescale == "group":
+            pruned = pruned * masks.l1_scale(view, pruned, "group", self.m, 2)
+        if along_channels:
+            pruned = pruned.flatten(1, 2)
+        else:
+            pruned = pruned.unflatten(2, grad_output.shape[2:])
+        if rescaled and self.rescale != "group":
+            pruned = pruned * masks.l1_scale(grad_output, pruned, self.rescale, self.m, 1)
+        return pruned
+
+    def prune_columns(self, columns: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return masks.apply_mask(columns, self._mask(columns, 2, generator))
+
+    def _mask(self, tensor: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
+        kind = "random" if self.rule == "random" else "magnitude"
+        return masks.nm_mask(tensor, self.n, self.m, dim, kind, generator)
+
     @property
     def is_random(self) -> bool:
         return self.rule == "random"
 
+    def pattern(self, gemm: str) -> Pattern | None:
+        along_channels = gemm != "grad_weight" and self.group_order == "channel"
+        return Pattern(self.n, self.m, self.rule, self.rescale) if along_channels else None
+
     @property
     def density(self) -> float:
         return self.n / self.m
+
+    def kept(
+        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
+    ) -> tuple[float, float]:
+        if gemm == "grad_weight" or self.group_order == "position":
+            length = height * width
+        elif gemm == "grad_input":
+            length = weight[0] // groups
+        else:
+            length = math.prod(weight[1:]) if self.group_order == "im2col" else weight[1]
+        full, rest = divmod(length, self.m)
+        return full * self.n + min(self.n, rest), length
 
     def __str__(self) -> str:
         details = [self.rule]
@@ -86,6 +154,24 @@ class Transposable(Rule):
         check_interval(self.interval)
         one_of("group_order", self.group_order, GROUP_ORDERS)
 
+    def weight_mask(
+        self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        grouped = weight.unflatten(0, (groups, -1))
+        if self.group_order == "im2col":
+            mask = transposable_mask(grouped.flatten(2), self.n, self.m)
+            return mask.reshape(weight.shape)
+        mask = transposable_mask(grouped.permute(0, 3, 4, 1, 2), self.n, self.m)
+        return mask.permute(0, 3, 4, 1, 2).flatten(0, 1)
+
+    @property
+    def as_output(self) -> bool:
+        return True
+
+    @property
+    def keeps_mask_for(self) -> int:
+        return self.interval
+
     @property
     def density(self) -> float:
         return self.n / self.m
@@ -103,6 +189,10 @@ class SameAsOutput(Rule):
 
     def __post_init__(self) -> None:
         one_of("operand", self.operand, ("weight",))
+
+    @property
+    def as_output(self) -> bool:
+        return True
 
     def __str__(self) -> str:
         return f"{self.operand} as in output"

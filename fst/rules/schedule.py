@@ -1,24 +1,56 @@
 """What a strategy does to its layers around optimizer steps: masks that are kept and refreshed.
 
-A `Schedule` holds options alone. Whatever it remembers lies in the layers (`SparseLayer.kept_mask`
-and `schedule_state`), and so in `fst.sparsity_state`. `fst.attach` calls it.
+A `Schedule` holds options alone. Whatever it remembers lies in the layers' state, and so in
+`fst.sparsity_state`. `fst.attach` calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-if TYPE_CHECKING:
-    from fst.layers.modules import SparseLayer
-    from fst.strategies.prunetrain import TracedChannels
 
-Layers: TypeAlias = "Sequence[SparseLayer]"
+class Remembered(Protocol):
+    """Of a layer's state, what schedules read and write.
+
+    Attributes:
+        kept_mask: mask of the weight (Cout, Cin/groups, kh, kw), see `PrunedLayer.keep`.
+        schedule_state: whatever a schedule remembers of the layer, by name.
+    """
+
+    kept_mask: Tensor | None
+    schedule_state: dict[str, Any]
+
+
+class PrunedLayer(Protocol):
+    """What a schedule may touch of a converted layer; its rules are in ``strategy``."""
+
+    weight: Tensor
+    strategy: Any
+    state: Remembered
+
+    def weight_as_conv(self) -> Tensor:
+        """The weight as (Cout, Cin/groups, kh, kw)."""
+
+    def rule_mask(self) -> Tensor:
+        """Mask that the output GEMM's rule chooses for the weight as it is."""
+
+    def mask_of_weight(self) -> Tensor:
+        """The kept mask, in the weight's shape."""
+
+    def keep(self, mask: Tensor) -> None:
+        """Prune the weight by ``mask`` until another one is kept."""
+
+    def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
+        """A generator of (seed, layer, step, where), equal on all ranks."""
+
+
+Layers: TypeAlias = Sequence[PrunedLayer]
 
 
 class Run:
@@ -33,7 +65,7 @@ class Run:
     Attributes:
         loss: what `Attachment.report_loss` was told last.
         hooks: handles of what schedules registered; removed with the attachment.
-        channels: what `fst.strategies.prunetrain` has traced.
+        notes: whatever a schedule remembers of the run, by name.
     """
 
     def __init__(
@@ -53,7 +85,7 @@ class Run:
         self.model = model
         self.loss: Tensor | None = None
         self.hooks: list[RemovableHandle] = []
-        self.channels: TracedChannels | None = None
+        self.notes: dict[str, Any] = {}
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
 
     def skip_update(self) -> None:
@@ -92,15 +124,17 @@ class Run:
 class Schedule:
     """What happens around optimizer steps to the layers that share a strategy.
 
-    `step` counts the training steps whose gradient has arrived, so it is 1 in the first
-    `before_update`. It goes on where a GradScaler skips an update.
+    `step` counts the steps of the optimizer, so it is 1 in the first `before_update`. It stands
+    still where a GradScaler skips a step.
 
     Attributes:
+        acts_at_steps: whether it works at the optimizer's steps, so that `fst.attach` is needed.
         needs: the arguments of `fst.attach` that it cannot do without.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
         removes_channels: whether the model gets smaller; Parameters are then replaced.
     """
 
+    acts_at_steps: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ()
     needs_trained_model: ClassVar[bool] = False
     removes_channels: ClassVar[bool] = False
@@ -116,6 +150,17 @@ class Schedule:
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         """Right after the optimizer's step: the weights are new."""
+
+    def called(self, layer: PrunedLayer, input: Tensor, output: Tensor) -> None:
+        """After each training call of a layer; not in compiled code."""
+
+    def measure(self, layer: PrunedLayer) -> dict[str, Tensor]:
+        """Scalars for the log by name, over the time since this was last asked."""
+        return {}
+
+    def remark(self, layer: PrunedLayer, gemm: str) -> str:
+        """What the report says of a GEMM that is dense, instead of its usual reason."""
+        return ""
 
 
 def mask_gradients(layers: Layers) -> None:

@@ -38,11 +38,9 @@ class Strategy:
         output, grad_input, grad_weight: a `Rule`, or None for dense.
         decay: λ of SR-STE (Zhou et al. 2021): the dense weight is pulled towards S(W).
         decay_mode: "gradient" adds λ(W − S(W)) to grad_weight (the official code); "decoupled"
-            does W ← W − λ(W − S(W)) at each optimizer step (FST, Eq. 6), see `fst.attach`.
+            does W ← W − λ(W − S(W)) (FST, Eq. 6). Both act once, when the optimizer steps.
         min_in_channels: `fst.convert` leaves convolutions with fewer input channels dense unless
             they are included by name.
-        count_zeros: whether layers count the zeros of input and grad_output in training; it
-            changes no value.
         schedule: what happens to masks and weights around optimizer steps, see `fst.attach`.
     """
 
@@ -53,7 +51,6 @@ class Strategy:
     decay: float = 0.0
     decay_mode: str = "gradient"
     min_in_channels: int = 1
-    count_zeros: bool = False
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +80,6 @@ class Strategy:
             raise ValueError(f"min_in_channels={least!r} must be an integer >= 1.")
         if self.schedule is not None and not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule={self.schedule!r} must be a fst.Schedule or None.")
-        one_of("count_zeros", self.count_zeros, (True, False))
 
     def _check_masks_shared_by_gemms(self) -> None:
         transposable = any(isinstance(r, Transposable) for r in (self.output, self.grad_input))
@@ -122,9 +118,20 @@ class Strategy:
         """λ as far as it is applied through the gradient."""
         return self.decay if self.decay_mode == "gradient" else 0.0
 
+    @property
+    def keeps_masks(self) -> bool:
+        """Whether a layer's mask is state, which a schedule or the rule's interval changes."""
+        interval = self.output.keeps_mask_for if self.output else 1
+        return interval > 1 or (self.schedule is not None and self.schedule.acts_at_steps)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any rule draws random numbers."""
+        rules = (self.rule(gemm) for gemm in GEMMS)
+        return any(rule is not None and rule.is_random for rule in rules)
+
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)
         decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""
         schedule = f"; {self.schedule}" if self.schedule else ""
-        counted = "; zeros are counted" if self.count_zeros else ""
-        return f"{self.name} [{rules}{decay}{counted}{schedule}]"
+        return f"{self.name} [{rules}{decay}{schedule}]"

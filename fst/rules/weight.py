@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from fst.rules import masks
 from fst.rules.masks import KERNEL_PATTERNS
 from fst.rules.rule import Rule, one_of
 
@@ -31,6 +35,11 @@ class Unstructured(Rule):
     def __post_init__(self) -> None:
         one_of("operand", self.operand, ("weight",))
         check_share("sparsity", self.sparsity)
+
+    def weight_mask(
+        self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return masks.unstructured_mask(weight, self.sparsity)
 
     @property
     def density(self) -> float:
@@ -61,6 +70,13 @@ class KernelPatterns(Rule):
         one_of("operand", self.operand, ("weight",))
         one_of("patterns", self.patterns, (4, 8, len(KERNEL_PATTERNS)))
         check_share("connectivity", self.connectivity)
+
+    def weight_mask(
+        self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        scores = weight.square()
+        kernels = masks.connectivity_mask(scores, self.connectivity)
+        return masks.pattern_mask(scores, self.patterns) & kernels
 
     @property
     def density(self) -> float:

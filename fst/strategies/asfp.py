@@ -54,11 +54,11 @@ class SoftFilters(Schedule):
         done = int(step / run.steps_per_epoch + 1e-6)
         if step >= run.total_steps:
             done = max(done, math.ceil(run.total_steps / run.steps_per_epoch - 1e-6))
-        if all(layer.schedule_state.get("epochs", 0) == done for layer in layers):
+        if all(layer.state.schedule_state.get("epochs", 0) == done for layer in layers):
             return
         rate = asymptotic_rate(self.goal, done * run.steps_per_epoch / run.total_steps)
         for layer in layers:
-            layer.schedule_state["epochs"] = done
+            layer.state.schedule_state["epochs"] = done
             filters = layer.weight.detach().flatten(1)
             kept = masks.largest_mask(filters.norm(dim=1), len(filters) - int(rate * len(filters)))
             filters.mul_(kept[:, None])

@@ -20,19 +20,16 @@ channels) stay dense; the code's also exclude shortcuts: ``exclude="*downsample*
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.schedule import Layers, Run, Schedule, hold_at_zero, mask_gradients
+from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
 from fst.rules.strategy import Strategy
 from fst.rules.weight import KernelPatterns, check_share
 from fst.strategies.registry import register_strategy
-
-if TYPE_CHECKING:
-    from fst.layers.modules import SparseLayer
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class PatternSelection(Schedule):
         for layer in layers:
             if layer.weight.grad is None:
                 continue
-            state = layer.schedule_state
+            state = layer.state.schedule_state
             if "enforced" in state:
                 mask_gradients([layer])
             elif "patterns" in state:
@@ -80,23 +77,23 @@ class PatternSelection(Schedule):
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         if step < self.enforce * run.total_steps:
             return
-        chosen = [layer for layer in layers if "patterns" in layer.schedule_state]
+        chosen = [layer for layer in layers if "patterns" in layer.state.schedule_state]
         for layer in chosen:
-            if "enforced" not in layer.schedule_state:
-                state = layer.schedule_state
+            if "enforced" not in layer.state.schedule_state:
+                state = layer.state.schedule_state
                 state["enforced"] = True
                 layer.keep(state["patterns"] & state["kernels"])
         hold_at_zero(chosen, run)
 
-    def _select(self, layer: SparseLayer) -> None:
+    def _select(self, layer: PrunedLayer) -> None:
         weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
         scores = (weight * layer.weight.grad.reshape(weight.shape)).square()
-        layer.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
-        layer.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
+        layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
+        layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
-    def _add_lasso(self, layer: SparseLayer) -> None:
+    def _add_lasso(self, layer: PrunedLayer) -> None:
         weight = layer.weight_as_conv().detach()
-        for kept in (layer.schedule_state["patterns"], layer.schedule_state["kernels"]):
+        for kept in (layer.state.schedule_state["patterns"], layer.state.schedule_state["kernels"]):
             pruned = weight * ~kept
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)

@@ -83,13 +83,13 @@ class ChannelLasso(Schedule):
                 "strategy 'prunetrain' replaces Parameters, which DistributedDataParallel cannot "
                 "follow: train in one process."
             )
-        run.channels = TracedChannels(run.model, layers)
+        run.notes["channels"] = TracedChannels(run.model, layers)
         run.hooks.append(
-            run.model.register_forward_pre_hook(run.channels.see_input, with_kwargs=True)
+            run.model.register_forward_pre_hook(run.notes["channels"].see_input, with_kwargs=True)
         )
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
-        state = layers[0].schedule_state
+        state = layers[0].state.schedule_state
         sides = list(self._penalised(run))
         if "lasso" not in state:
             if run.loss is None and step > 1:
@@ -108,7 +108,7 @@ class ChannelLasso(Schedule):
     def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weight, norms of its slices along one axis, and which of them count; to broadcast."""
         masks: dict[tuple[str, str], Tensor] = {}
-        for group in run.channels.groups():
+        for group in run.notes["channels"].groups():
             for member, weight in weighted(run.model, group):
                 axis = AXES[member.side]
                 mask = masks.setdefault(
@@ -124,19 +124,19 @@ class ChannelLasso(Schedule):
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         due = int(step / run.steps_per_epoch + 1e-6) // self.interval
-        state = layers[0].schedule_state
+        state = layers[0].state.schedule_state
         if state.get("removals", 0) >= due:
             return
         state["removals"] = due
         removed = []
-        for group in run.channels.groups():
+        for group in run.notes["channels"].groups():
             maxima = channel_maxima(run.model, group)
             mask = maxima < self.threshold
             mask[maxima.argmax()] = False
             removed.append((group, mask))
         if any(bool(mask.any()) for _, mask in removed):
             remove_channels(run.model, removed, run.optimizer)
-            run.channels.forget()
+            run.notes["channels"].forget()
 
 
 class TracedChannels:

@@ -17,20 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
 from fst.rules.rule import check_interval, one_of
-from fst.rules.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.rules.schedule import HeldMasks, Layers, PrunedLayer, Run, hold_at_zero
 from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured, check_share
 from fst.strategies.registry import register_strategy
-
-if TYPE_CHECKING:
-    from fst.layers.modules import SparseLayer
 
 
 def erk_densities(shapes: Sequence[torch.Size], density: float) -> list[float]:
@@ -103,9 +100,9 @@ class DropAndGrow(HeldMasks):
         return f"{self.allocation} masks, {replaced} until {self.end:g} of the training"
 
 
-def _replace(layer: SparseLayer, fraction: float) -> None:
+def _replace(layer: PrunedLayer, fraction: float) -> None:
     """Drop a share of the connections by magnitude, grow as many by the gradient's magnitude."""
-    weight, mask = layer.weight_as_conv().detach(), layer.kept_mask
+    weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
     gradient = layer.weight.grad.reshape(weight.shape)
     connections = int(mask.sum())
     replaced = int(fraction * connections)

@@ -317,7 +317,7 @@ def test_decay_that_is_scaled_or_odd_stays_with_torch(kernel):
 def test_reports_say_what_was_launched_together(kernel):
     net = _net()
     net(_images())
-    reasons = [layer.decisions["prune_weight"].reason for layer in _layers(net)]
+    reasons = [layer.run.decisions["prune_weight"].reason for layer in _layers(net)]
     assert reasons == ["forced"] + ["in one launch with layer '0'"] * 3
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("torch_pruning")
 import fst
 import fst.models
 from fst.layers.channels import channel_groups, channel_maxima, fit_channels, remove_channels
+from fst.report import describe_layer
 from fst.studies.analysis import count_macs
 from tests.core.networks import batch, small_net
 
@@ -300,7 +301,7 @@ def test_penalty_is_the_share_of_the_first_loss_and_enters_the_gradient():
     net.zero_grad()
     net(batch()).square().mean().backward()
     optimizer.step()
-    assert net[0].schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
+    assert net[0].state.schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
 
 
 def _build_shrinking():
@@ -333,7 +334,7 @@ def test_training_removes_what_is_not_needed():
     assert shapes[-1][0] < 8 and shapes[-1][1] < 8
     assert net[0].out_channels == net[2].in_channels == net[0].weight.shape[0]
     assert net[4].in_features == 9 * net[2].out_channels
-    assert net[0].report().shape == tuple(net[0].weight.shape)
+    assert describe_layer(net[0]).shape == tuple(net[0].weight.shape)
     assert sum(losses[-8:]) < sum(losses[:8])
     for p in net.parameters():
         assert optimizer.state[p]["momentum_buffer"].shape == p.shape

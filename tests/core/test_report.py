@@ -12,7 +12,7 @@ import fst
 from fst.backends import Backend, Decision, register_backend, registry
 from fst.basics.text import table
 from fst.layers import modules
-from fst.report import LONG, backends_table, group_names
+from fst.report import LONG, backends_table, describe_layer, group_names
 
 
 def detector(blocks: int) -> nn.Module:
@@ -55,10 +55,10 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     assert report.layers[0].gemms["grad_weight"].decision is None
     assert backends_table(model).count("all 3") == 3
     model(torch.randn(2, 8, 6, 6)).sum().backward()
-    decision = model[0].report().gemms["grad_weight"].decision
+    decision = describe_layer(model[0]).gemms["grad_weight"].decision
     assert set(decision.times) == {"strided", "transposed", "masked"}
     assert decision.backend in decision.times and decision.reason.startswith("measured")
-    assert model[1].decisions["grad_weight"].times == {}
+    assert model[1].run.decisions["grad_weight"].times == {}
     rows = [line.split("  ") for line in backends_table(model).splitlines()[2:]]
     cells = {tuple(cell.strip() for cell in row if cell.strip()) for row in rows}
     (measured,) = [row for row in cells if row[0] == "grad_weight" and row[2] == "0"]
@@ -68,7 +68,7 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     reason = "no other verified backend can run here"
     assert ("grad_weight", "strided", "1, 2", reason) in cells
     assert ("prune_weight", "torch", "all 3", reason) in cells
-    assert not copy.deepcopy(model)[0].decisions
+    assert not copy.deepcopy(model)[0].run.decisions
 
 
 def test_an_accelerated_backend_changes_the_report(monkeypatch):
@@ -77,9 +77,9 @@ def test_an_accelerated_backend_changes_the_report(monkeypatch):
     register_backend(fast)
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
     fst.convert(model, "wg")
-    assert model[0].report().gemms["grad_weight"].mode == "simulated"
-    model[0].decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
-    gemm = model[0].report().gemms["grad_weight"]
+    assert describe_layer(model[0]).gemms["grad_weight"].mode == "simulated"
+    model[0].run.decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
+    gemm = describe_layer(model[0]).gemms["grad_weight"]
     assert (gemm.mode, gemm.reason) == ("accelerated", "fast: half of it")
 
 
@@ -131,4 +131,4 @@ def test_a_frozen_weight_is_pruned_once_and_never_decays(strategy, monkeypatch):
     assert pruned.count(model[0].weight.data_ptr()) == 1
     assert pruned.count(model[1].weight.data_ptr()) == 3
     assert torch.equal(model[0].weight, before) and model[0].weight.grad is None
-    assert model[0].step == 0
+    assert model[0].state.step == 0

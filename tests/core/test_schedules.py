@@ -150,7 +150,7 @@ def test_masks_have_the_weights_memory_format():
     fst.attach(net, optimizer, total_steps=10)
     net(batch())
     for layer in fst.sparse_layers(net).values():
-        assert layer.kept_mask.stride() == layer.weight.stride()
+        assert layer.state.kept_mask.stride() == layer.weight.stride()
 
 
 def test_a_removed_attachment_leaves_the_optimizer_alone():

@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from fst.ops.reuse import LEAST_THRESHOLD
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -12,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import fst
 from fst.ops.reference import reference_conv2d, reference_top_k_mask
-from fst.ops.reuse import LEAST_THRESHOLD
+from fst.report import describe_layer
 from fst.rules import masks
 from fst.rules.masks import top_k_mask
+from fst.strategies.sparsetrain import zero_shares
 from tests.core.cases import case, error, run
 from tests.core.networks import batch, gradients, small_net
 
@@ -141,7 +143,7 @@ def test_resprop_equals_its_definition_over_steps():
             kept_shares.append(share)
             threshold *= 2 if share > 0.4 else 0.5 if share < 0.4 else 1
         previous = grad_output[0]
-        memory = net[0].memories[0]
+        memory = net[0].state.memories[0]
         assert memory.threshold.item() == pytest.approx(threshold)
         assert torch.equal(memory.previous, previous)
     assert max(kept_shares) > 0.4 > min(kept_shares), "the threshold goes both ways"
@@ -161,7 +163,7 @@ def test_resprop_reuses_where_little_changes():
         net(input).backward(grad_output)
         seen.append(conv.weight.grad.clone())
     dense = copy.deepcopy(net)
-    dense[0].memories.clear()
+    dense[0].state.memories.clear()
     expected = base.clone()
     expected[0, 2, 1, 1] = changed[0, 2, 1, 1]
     dense[0].weight.grad = None
@@ -179,17 +181,17 @@ def test_resprop_calls_of_a_step_have_memories_of_their_own():
                 draws = dict(zip(("previous", "threshold"), previous[call], strict=True))
             expected = _reference(net, input, grad_output, **draws)
             assert error(input.grad, expected.grad_input) < 1e-12, call
-            memory = net[0].memories[call]
+            memory = net[0].state.memories[call]
             previous[call] = (grad_output[0], memory.threshold.item())
     step(calls=1)
-    assert list(net[0].memories) == [0], "a call that no longer happens is forgotten"
+    assert list(net[0].state.memories) == [0], "a call that no longer happens is forgotten"
 
 
 def test_resprop_starts_anew_when_the_output_has_another_size():
     net = _layer(threshold=1.0)
     for size in (5, 5, 7, 5):
         input = torch.randn(2, 4, size, size, dtype=torch.float64, requires_grad=True)
-        known = net[0].memories.get(0)
+        known = net[0].state.memories.get(0)
         fits = known is not None and known.previous.shape[1:] == (size, size)
         output = net(input)
         grad_output = torch.randn_like(output)
@@ -207,7 +209,7 @@ def test_resprop_warms_up():
     step = Step(net)
     for _ in range(40):
         step()
-    memory = net[0].memories[0]
+    memory = net[0].state.memories[0]
     assert 1e-7 < memory.threshold.item() < 10, "the threshold has found its range"
 
 
@@ -216,7 +218,7 @@ def test_resprop_threshold_never_gets_stuck_at_zero():
     input = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     for _ in range(60):
         net(input).backward(torch.zeros(2, 6, 5, 5, dtype=torch.float64))
-    assert net[0].memories[0].threshold.item() == pytest.approx(LEAST_THRESHOLD)
+    assert net[0].state.memories[0].threshold.item() == pytest.approx(LEAST_THRESHOLD)
 
 
 def test_resprop_shows_nan():
@@ -268,7 +270,7 @@ def test_resprop_with_a_frozen_weight_is_dense():
             input, net[0].weight, grad_output, padding=1, strategy=fst.get_strategy("dense")
         )
         assert error(input.grad, dense.grad_input) < 1e-12
-    assert not net[0].memories
+    assert not net[0].state.memories
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -334,7 +336,7 @@ def test_resprop_training_cannot_be_compiled_and_says_so():
 
 def test_resprop_report_names_the_cost():
     net = _layer()
-    report = net[0].report().gemms["grad_input"]
+    report = describe_layer(net[0]).gemms["grad_input"]
     assert report.mode == "simulated" and "Cout·P·Q" in report.reason
 
 
@@ -358,17 +360,17 @@ def test_sparsetrain_counts_the_zeros_of_relu_and_changes_nothing():
         return (tensor == 0).double().mean().item()
 
     assert 0.3 < share(seen["input"]) < 0.7
-    assert conv.zero_shares()["input"].item() == pytest.approx(share(seen["input"]))
+    assert zero_shares(conv)["input"].item() == pytest.approx(share(seen["input"]))
     first = net[0].zero_shares()
     assert first["input"].item() == 0
     assert first["grad_output"].item() == pytest.approx(share(seen["grad_output"]))
-    assert f"{share(seen['input']):.1%}" in str(conv.report().gemms["output"].reason)
+    assert f"{share(seen['input']):.1%}" in str(describe_layer(conv).gemms["output"].reason)
 
 
 def test_sparsetrain_counts_training_only_and_can_start_anew():
     net = small_net()
     fst.convert(net, "sparsetrain")
-    assert "are counted in training" in net[0].report().gemms["output"].reason
+    assert "are counted in training" in describe_layer(net[0]).gemms["output"].reason
     net.eval()(batch()).sum().backward()
     assert not net[0].zero_shares()
     zeros = torch.zeros(4, 4, 5, 5, dtype=torch.float64)

@@ -16,7 +16,7 @@ from tests.core.weight_systems import OPTIMIZERS, Training
 
 def _assert_held_at_zero(training):
     for layer in training.layers:
-        pruned = ~layer.kept_mask
+        pruned = ~layer.state.kept_mask
         tensors = training.tensors_of(layer)
         assert pruned.any() and len(tensors) > 1
         for tensor in tensors:
@@ -69,7 +69,7 @@ def test_asp_takes_weights_that_are_loaded_after_attaching():
     training.net.train()
     training.step(0)
     expected = reference_nm_mask(trained["2.weight"], 2, 4, 1)
-    assert torch.equal(training.layers[1].kept_mask, expected)
+    assert torch.equal(training.layers[1].state.kept_mask, expected)
 
 
 def test_asp_masks_a_momentum_that_was_there_before():
@@ -176,7 +176,7 @@ def test_dpf_applies_the_gradient_of_the_pruned_model_to_the_dense_weights():
     training = Training("dpf", ramp=0.0, interval=1)
     training.steps(2)
     layer = training.layers[1]
-    pruned = ~layer.kept_mask
+    pruned = ~layer.state.kept_mask
     assert pruned.any() and (layer.weight[pruned] != 0).all()
     masked = copy.deepcopy(fst.fold(training.net))
     training.backward(2)
@@ -232,12 +232,12 @@ def test_rigl_drops_the_smallest_and_grows_the_largest_gradients(optimizer, allo
             replaced = int(fraction * len(active))
             kept = _ranked(old[0].abs(), active, len(active) - replaced)
             grown = _ranked(gradient.abs(), set(range(mask.numel())) - kept, replaced)
-            assert set(layer.kept_mask.flatten().nonzero().flatten().tolist()) == kept | grown
-            new = layer.kept_mask & ~mask
+            assert set(layer.state.kept_mask.flatten().nonzero().flatten().tolist()) == kept | grown
+            new = layer.state.kept_mask & ~mask
             for tensor, previous in zip(training.tensors_of(layer), old, strict=False):
                 assert (tensor[new] == 0).all(), "grown connections start from zero"
-                assert (tensor[~layer.kept_mask] == 0).all()
-                stay = layer.kept_mask & mask
+                assert (tensor[~layer.state.kept_mask] == 0).all()
+                stay = layer.state.kept_mask & mask
                 assert torch.equal(tensor[stay], previous[stay]), "no update in this step"
         for layer, p, q in zip(
             [None, "0.bias", None, "2.bias", "4.weight", "4.bias"],
@@ -313,19 +313,21 @@ def test_clicktrain_kernels_have_patterns_of_the_set_or_are_gone(optimizer):
 def test_clicktrain_chooses_by_weight_times_gradient():
     training = Training("clicktrain", choose=0.2, enforce=0.5)
     training.steps(4)
-    assert "patterns" not in training.layers[0].schedule_state
+    assert "patterns" not in training.layers[0].state.schedule_state
     training.backward(4)
     layer = training.layers[0]
     scores = (layer.weight * layer.weight.grad).detach().square().flatten(0, 1)
     training.optimizer.step()
-    chosen = layer.schedule_state["patterns"].flatten(0, 1)
+    chosen = layer.state.schedule_state["patterns"].flatten(0, 1)
     for kernel, mask in zip(scores, chosen, strict=True):
         values = kernel.flatten().tolist()
         sums = [sum(values[i] for i in range(9) if pattern[i] == "1") for pattern in FOUR]
         assert _pattern_of(mask) == FOUR[sums.index(max(sums))]
     totals = scores.sum((1, 2)).tolist()
     kept = sorted(range(32), key=lambda i: -totals[i])[: 32 - 12]
-    assert set(layer.schedule_state["kernels"].flatten().nonzero().flatten().tolist()) == set(kept)
+    assert set(layer.state.schedule_state["kernels"].flatten().nonzero().flatten().tolist()) == set(
+        kept
+    )
 
 
 def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
@@ -335,7 +337,7 @@ def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
     expected = []
     for layer in training.layers:
         weight = layer.weight.detach().clone().requires_grad_()
-        state = layer.schedule_state
+        state = layer.state.schedule_state
         penalty = sum(
             ((weight * ~state[key]).square().sum((2, 3)) + 1e-8).sqrt().sum()
             for key in ("patterns", "kernels")

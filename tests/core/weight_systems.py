@@ -37,7 +37,7 @@ class Training:
             self.step(seed)
 
     def masks(self):
-        return [layer.kept_mask.clone() for layer in self.layers]
+        return [layer.state.kept_mask.clone() for layer in self.layers]
 
     def tensors_of(self, layer):
         """The weight and what the optimizer keeps for each of its elements."""

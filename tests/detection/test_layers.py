@@ -49,7 +49,7 @@ def test_frozen_stages_have_neither_gradient_nor_decay(strategy):
     sum(output.square().mean() for output in outputs).backward()
     optimizer.step()
     for name, layer in fst.sparse_layers(model).items():
-        assert is_frozen(name) == (layer.weight.grad is None) == (layer.step == 0), name
+        assert is_frozen(name) == (layer.weight.grad is None) == (layer.state.step == 0), name
         assert is_frozen(name) == torch.equal(layer.weight, before[name]), name
     after = [m.running_mean for m in model.modules() if hasattr(m, "running_mean")]
     assert all(map(torch.equal, statistics, after))

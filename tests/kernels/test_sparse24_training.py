@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fst
 from fst.backends import force, registry, sources
 from fst.ops import sparse24
+from fst.report import describe_layer
 
 from ..core.cases import error
 
@@ -70,7 +71,7 @@ def test_training_is_the_same_up_to_rounding(strategy, available):
     assert error(output, expected) < 4 * ROUNDING
     for weight, other in zip(weights, expected_weights, strict=True):
         assert error(weight, other) < ROUNDING
-    reports = model[0].report().gemms
+    reports = describe_layer(model[0]).gemms
     assert reports["output"].mode == "accelerated"
     assert NAMES["output"] in reports["output"].reason
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 import fst
-from fst.attach import Attachment, set_grad_scaler
+from fst.attach import Attachment
 from fst.basics.text import suggest
 from fst.layers.channels import fit_channels
 
@@ -72,6 +73,8 @@ class SparsityHook(Hook):
         self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
         self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
+        self._of_schedule: tuple[str, ...] = ()
+        self._frozen = ExitStack()
 
     @staticmethod
     def root(runner: Any) -> nn.Module:
@@ -95,8 +98,6 @@ class SparsityHook(Hook):
             self._check_start(runner)
             lengths = _lengths(runner, wrapper)
             self._attached.append(fst.attach(root, wrapper.optimizer, **lengths))
-            if hasattr(wrapper, "loss_scaler"):
-                set_grad_scaler(root, wrapper.loss_scaler)
 
     def _check_parameters_may_change(self, runner: Any) -> None:
         name = self.strategy.name
@@ -169,6 +170,16 @@ class SparsityHook(Hook):
         """Seeds the random rules: only now is the seed of a resumed run known."""
         fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
 
+    def before_val_epoch(self, runner: Any) -> None:
+        """Prunes each weight once for the whole validation."""
+        self._frozen.enter_context(fst.frozen(self.root(runner)))
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Lets the weights change again."""
+        self._frozen.close()
+
+    before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch
+
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Decides whether the next optimizer step is looked at."""
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
@@ -183,9 +194,11 @@ class SparsityHook(Hook):
         norms = torch._foreach_norm(list(gradients.values())) if gradients else []
         masks = {name: layer.output_mask() for name, layer in self._layers.items()}
         masks = {name: mask for name, mask in masks.items() if mask is not None}
-        zeros = {name: layer.zero_shares() for name, layer in self._layers.items()}
-        for layer in self._layers.values():
-            layer.restart_counting()
+        measured: dict[str, dict[str, torch.Tensor]] = {}
+        for name, layer in self._layers.items():
+            if self.strategy.schedule is not None:
+                for what, value in self.strategy.schedule.measure(layer).items():
+                    measured.setdefault(what, {})[name] = value
         self._measured = (
             {name: mask.sum() / mask.numel() for name, mask in masks.items()},
             {
@@ -194,9 +207,9 @@ class SparsityHook(Hook):
                 if n in self._masks
             },
             dict(zip(gradients, norms, strict=True)),
-            {n: shares["input"] for n, shares in zeros.items() if "input" in shares},
-            {n: shares["grad_output"] for n, shares in zeros.items() if "grad_output" in shares},
+            *measured.values(),
         )
+        self._of_schedule = tuple(measured)
         self._masks = masks
 
     def after_train_iter(
@@ -208,13 +221,13 @@ class SparsityHook(Hook):
                 attached.report_loss(outputs["loss"])
         if self._measured is None:
             return
-        density, flips, norms, *zeros = _fetch(*self._measured)
+        density, flips, norms, *others = _fetch(*self._measured)
+        of_schedule = dict(zip(self._of_schedule, others, strict=True))
         self._is_due, self._measured = False, None
         totals = {
             "density": self._mean(density),
             "mask_flip_rate": self._mean(flips),
-            "input_zeros": _average(zeros[0]),
-            "grad_output_zeros": _average(zeros[1]),
+            **{name: _average(values) for name, values in of_schedule.items()},
             "sparse_grad_norm": sum(norm**2 for norm in norms.values()) ** 0.5 if norms else None,
         }
         for name, value in totals.items():
@@ -226,8 +239,7 @@ class SparsityHook(Hook):
                 ("density", density),
                 ("mask_flip_rate", flips),
                 ("grad_norm", norms),
-                ("input_zeros", zeros[0]),
-                ("grad_output_zeros", zeros[1]),
+                *of_schedule.items(),
             )
             for layer, value in group.items()
         }

@@ -15,10 +15,7 @@ from torch import Tensor, nn
 
 from fst.basics.text import table
 from fst.layers.modules import SparseLayer
-from fst.ops.alternating import lattices
-from fst.report import NOT_COMPUTED, group_names
-from fst.rules.alternating import Alternating
-from fst.rules.nm import NM, SameAsOutput
+from fst.report import NOT_COMPUTED, describe_layer, group_names
 from fst.rules.rule import Rule
 from fst.rules.strategy import GEMMS
 
@@ -317,7 +314,7 @@ def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call], skipped: str) ->
     dense = sum(each)
     if not isinstance(layer, SparseLayer):
         return GemmMacs(dense, dense, "dense", skipped)
-    report = layer.report().gemms[gemm]
+    report = describe_layer(layer).gemms[gemm]
     rule = layer.strategy.rule(gemm)
     if rule is None:
         return GemmMacs(dense, dense, report.mode, report.reason)
@@ -331,36 +328,14 @@ def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call], skipped: str) ->
 def _kept(
     layer: SparseLayer, gemm: str, rule: Rule, height: int, width: int
 ) -> tuple[float, float]:
-    """Of how many equal parts of a GEMM ``rule`` keeps how many, for an output map of this size."""
+    """How many of how many equal parts of a GEMM ``rule`` keeps, for an output map of this size."""
     if height * width == 0:
         return 1, 1
-    if isinstance(rule, Alternating):
-        phases = (0, 1) if rule.phase == "random" else (rule.phase,)
-        kept = [_kept_positions(rule, phase, height, width) for phase in phases]
-        return sum(kept) / len(kept), height * width
-    if isinstance(rule, NM):
-        length = _reduction_length(layer, gemm, rule, height, width)
-        full, rest = divmod(length, rule.m)
-        return full * rule.n + min(rule.n, rest), length
-    if gemm == "output" or isinstance(rule, SameAsOutput) or rule == layer.strategy.output:
-        mask = layer.output_mask()
-        return (1, 1) if mask is None else (int(mask.count_nonzero()), mask.numel())
-    return rule.density, 1
-
-
-def _kept_positions(rule: Alternating, phase: int, height: int, width: int) -> int:
-    return sum(
-        len(range(kept.row, height, kept.row_step))
-        * len(range(kept.column, width, kept.column_step))
-        for kept in lattices(rule, phase, height, width)
-    )
-
-
-def _reduction_length(layer: SparseLayer, gemm: str, rule: NM, height: int, width: int) -> int:
-    """Length of the axis along which the groups of ``rule`` run."""
-    weight = layer.weight_as_conv()
-    if gemm == "grad_weight" or rule.group_order == "position":
-        return height * width
-    if gemm == "grad_input":
-        return weight.shape[0] // layer.conv_groups
-    return weight[0].numel() if rule.group_order == "im2col" else weight.shape[1]
+    shape = layer.weight_as_conv().shape
+    kept = rule.kept(gemm, shape, layer.conv_groups, height, width)
+    if kept is not None:
+        return kept
+    if gemm != "output" and not rule.as_output:
+        return rule.density, 1
+    mask = layer.output_mask()
+    return (1, 1) if mask is None else (int(mask.count_nonzero()), mask.numel())

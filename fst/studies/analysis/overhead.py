@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.ops import alternating
+from fst.ops import positions
 from fst.ops.arguments import padded_geometry
 from fst.ops.geometry import Geometry
-from fst.ops.prune import apply_mask, prune_grad_output, prune_weight
+from fst.ops.positions import KeptPositions
+from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
 from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
@@ -60,22 +61,19 @@ def pruning_functions(
                 input, layer.kernel_size, geometry.dilation, geometry.padding, geometry.stride
             )
             if prune:
-                apply_mask(columns, masks.nm_mask(columns, n, m, 2))
+                masks.apply_mask(columns, masks.nm_mask(columns, n, m, 2))
 
-    lattices = [
-        alternating.lattices(rule, 0, grad_output.shape[2], grad_output.shape[3])
-        for *_, grad_output in placed
-    ]
+    def keep() -> list[KeptPositions]:
+        return [
+            positions.keep(rule, 0, input, layer.weight, grad_output.shape[2:], geometry)[0]
+            for input, geometry, layer, grad_output in placed
+        ]
 
-    def fixed() -> None:
-        for (input, geometry, layer, grad_output), kept in zip(placed, lattices, strict=True):
-            if layer.kernel_size == (1, 1):
-                size = (grad_output.shape[2], grad_output.shape[3])
-                alternating.kept_input(input, kept, size, geometry)
+    kept = keep()
 
     def shift() -> None:
-        for (*_, grad_output), kept in zip(placed, lattices, strict=True):
-            alternating.fold_grad_output(grad_output, rule, 0, kept)
+        for (*_, grad_output), positions_of_layer in zip(placed, kept, strict=True):
+            positions.fold_grad_output(grad_output, positions_of_layer)
 
     return {
         "S(W)": lambda: weights(layers, of_weight),
@@ -84,7 +82,7 @@ def pruning_functions(
         "S(dY) for grad_weight": lambda: gradients(trained, "grad_weight"),
         "im2col(X)": lambda: im2col(False),
         "im2col(X) and S(Xᵀ), sorted": lambda: im2col(True),
-        "S(Xᵀ), fixed mask": fixed,
+        "S(Xᵀ), fixed mask": keep,
         "shift(dY): pair sums": shift,
     }
 

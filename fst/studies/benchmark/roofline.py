@@ -15,9 +15,7 @@ import torch
 
 from fst.backends import backend
 from fst.backends.timing import sample
-from fst.ops.alternating import Lattice, lattices
-from fst.rules.alternating import Alternating
-from fst.rules.nm import NM
+from fst.rules.rule import Lattice
 from fst.rules.strategy import GEMMS, Strategy
 from fst.studies.benchmark.layers import PLAIN, ConvShape, LayerTimes
 
@@ -84,11 +82,9 @@ def gemm_bound(
     """
     rule = None if strategy is None else strategy.rule(gemm)
     positions = math.prod(shape.output_size)
-    kept: tuple[Lattice, ...] = (Lattice(0, 1, 0, 1),)
-    if isinstance(rule, Alternating):
-        phase = 0 if rule.phase == "random" else int(rule.phase)
-        kept = lattices(rule, phase, *shape.output_size)
-    computed = sum(math.prod(_size(lattice, shape.output_size)) for lattice in kept)
+    kept = rule and rule.kept_positions(*shape.output_size, rule.draw_phase(None, seed=0))
+    kept = kept or (Lattice(0, 1, 0, 1),)
+    computed = sum(math.prod(lattice.size(*shape.output_size)) for lattice in kept)
     channels = shape.in_channels // shape.geometry.groups
     weights = shape.out_channels * channels * math.prod(shape.kernel)
     touched = 1.0 if gemm == "grad_input" else min(1.0, sum(_touched(shape, x) for x in kept))
@@ -99,23 +95,16 @@ def gemm_bound(
     }
     moved = sum(elements.values()) * dtype.itemsize
     rate = rates.dense
-    if accelerated and isinstance(rule, NM):
-        index_bits = rule.n / rule.m * math.ceil(math.log2(rule.m))
-        saved = dtype.itemsize * (1 - rule.n / rule.m) - index_bits / 8
+    pattern = rule and rule.pattern(gemm)
+    if accelerated and pattern:
+        density = pattern.n / pattern.m
+        saved = dtype.itemsize * (1 - density) - density * math.ceil(math.log2(pattern.m)) / 8
         moved -= elements[rule.operand] * saved
         rate = rates.sparse or rates.dense
     flops = 2.0 * shape.batch * computed * weights
     compute, memory = flops / rate, moved / rates.bandwidth
     limit = "compute" if compute >= memory else "memory"
     return Bound(flops, moved, max(compute, memory) * 1e3, limit)
-
-
-def _size(lattice: Lattice, size: tuple[int, int]) -> tuple[int, int]:
-    """How many rows and columns of an output map a lattice has."""
-    return (
-        len(range(lattice.row, size[0], lattice.row_step)),
-        len(range(lattice.column, size[1], lattice.column_step)),
-    )
 
 
 def _touched(shape: ConvShape, lattice: Lattice) -> float:

@@ -95,7 +95,7 @@ class Contestant(NamedTuple):
         decided = [
             (operation, decision.backend)
             for layer in sparse_layers(self.model).values()
-            for operation, decision in layer.decisions.items()
+            for operation, decision in layer.run.decisions.items()
         ]
         return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 
@@ -216,12 +216,8 @@ def _pruning_of(contestant: Contestant, amp_dtype: torch.dtype | None) -> Functi
     layers = [x for x in sparse_layers(contestant.model).values() if x.weight.requires_grad]
 
     def prune() -> None:
-        for layer in layers:
-            layer.forget_pruned()
         with prefer(**contestant.preferred):
             for layer in layers:
-                dtype = amp_dtype or layer.weight.dtype
-                layer._current(dtype)
-                layer._packed(dtype)
+                layer.pruned(amp_dtype or layer.weight.dtype)
 
     return prune

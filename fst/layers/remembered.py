@@ -1,0 +1,98 @@
+"""What a layer remembers: its state, which copies and checkpoints take along, and this run's."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fst.backends import dispatch
+from fst.ops.prune import PrunedWeight
+from fst.ops.sparse24 import PackedWeight
+
+Frozen = dict[tuple[torch.dtype, bool], tuple[PrunedWeight, PackedWeight | None]]
+
+
+@dataclass
+class LayerState:
+    """What holds from step to step.
+
+    Attributes:
+        step: steps of the optimizer that holds the weight.
+        kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
+        schedule_state: what the strategy's schedule remembers of this layer, by name.
+        memories: what a rule of grad_output remembers, by the call's number within a step.
+        seed: (seed, rank) of random rules; the caller's to set, so not part of checkpoints.
+    """
+
+    step: int = 0
+    kept_mask: Tensor | None = None
+    schedule_state: dict[str, Any] = field(default_factory=dict)
+    memories: dict[int, dict[str, Any]] = field(default_factory=dict)
+    seed: tuple[int, int] | None = None
+
+    def end_step(self, calls: int) -> None:
+        """Count a step of the optimizer that had ``calls`` training calls."""
+        self.step += 1
+        for call in [call for call in self.memories if call >= calls]:
+            del self.memories[call]
+
+    def generator(self, *where: object, device: torch.device) -> torch.Generator | None:
+        """A generator of (seed, where), equal on all ranks; None without a seed."""
+        if self.seed is None:
+            return None
+        digest = hashlib.blake2b(repr((self.seed[0], *where)).encode(), digest_size=7)
+        return torch.Generator(device).manual_seed(int.from_bytes(digest.digest(), "big"))
+
+    def saved(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {
+            "step": self.step,
+            "kept_mask": _moved(self.kept_mask, "cpu"),
+            "schedule_state": _moved(self.schedule_state, "cpu"),
+            "memories": _moved(self.memories, "cpu"),
+        }
+
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
+        """Take up what `saved` returned."""
+        self.step = saved["step"]
+        self.kept_mask = _moved(saved["kept_mask"], device)
+        self.schedule_state = _moved(saved.get("schedule_state", {}), device)
+        self.memories = _moved(saved.get("memories", {}), device)
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    """``value`` with the tensors in it, in dictionaries too, on ``device``."""
+    if isinstance(value, Mapping):
+        return {key: _moved(entry, device) for key, entry in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@dataclass
+class RunState:
+    """What holds within a step, or while the model is attached; copies start without it.
+
+    Attributes:
+        calls: training calls since the last step of the optimizer.
+        mask_step: the step for which the kept mask was chosen.
+        decay_mask: mask of the last training call, for the decay of this step.
+        stepping: the optimizer whose step is under way.
+        has_gradient: whether there is a gradient in that step.
+        start: starts the schedules of the model's attachment; None where it has none.
+        frozen: S(W) by dtype and inference mode, inside `fst.frozen`; None outside.
+        decisions: operation -> which backend computed it last, and why.
+    """
+
+    calls: int = 0
+    mask_step: int | None = None
+    decay_mask: Tensor | None = None
+    stepping: weakref.ref[torch.optim.Optimizer] | None = None
+    has_gradient: bool = False
+    start: Callable[[], None] | None = None
+    frozen: Frozen | None = None
+    decisions: dispatch.Record = field(default_factory=dict)

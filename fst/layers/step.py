@@ -1,0 +1,132 @@
+"""What every optimizer's step does to converted layers: the decay before it, the count after it.
+
+PyTorch calls these hooks around each step of any optimizer. There the gradients are complete,
+whatever the number of calls, micro-batches and layers that share the weight, and unscaled; an
+optimizer that unscales them itself says by what. Until then ``weight.grad`` is the loss's alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fst.layers.modules import SparseLayer, living_layers
+from fst.ops.prune import residual
+
+Layers = list[SparseLayer]
+
+
+def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
+    """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
+
+    ``scale``: by what the optimizer will divide the gradients, if it does.
+    """
+    weight, strategy = layer.weight, layer.strategy
+    mask = layer.run.decay_mask
+    mask = layer.mask() if mask is None else mask
+    pull = residual(weight, mask.view(weight.shape))
+    if strategy.decay_mode == "decoupled":
+        weight.sub_(pull, alpha=strategy.decay)
+    else:
+        pull = pull if scale is None else pull * scale.to(pull.device)
+        weight.grad.add_(pull, alpha=strategy.decay)
+
+
+@torch.no_grad()
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    layers = [layer for layer in _held_by(optimizer) if not _is_nested(layer, optimizer)]
+    for layer in layers:
+        if layer.run.frozen is not None:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step changes the weight of layer "
+                f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
+            )
+        layer.run.stepping, layer.run.has_gradient = weakref.ref(optimizer), False
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not layers or not callable(closure):
+        _decay_once(layers, optimizer, decoupled=True)
+        return None
+    # The gradients are made inside the step, perhaps several times.
+    closure = _with_decay(closure, layers, optimizer)
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
+
+
+def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
+    """Whether another optimizer is stepping the weight, of whose step this one is a part."""
+    other = layer.run.stepping and layer.run.stepping()
+    if other is None or other is optimizer:
+        return False
+    frame = sys._getframe()  # an exception may have ended the other's step
+    while frame is not None and frame.f_locals.get("self") is not other:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _with_decay(
+    closure: Callable[[], object], layers: Layers, optimizer: Optimizer
+) -> Callable[[], object]:
+    first = True
+
+    def decayed() -> object:
+        nonlocal first
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            _decay_once(layers, optimizer, decoupled=first)
+        first = False
+        return loss
+
+    return decayed
+
+
+def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
+    """The decay of each weight that has a gradient; layers that share one share its decay."""
+    scale, seen = getattr(optimizer, "grad_scale", None), set()
+    for layer in layers:
+        weight, strategy = layer.stored_weight(), layer.strategy
+        if weight.grad is None:
+            continue
+        layer.run.has_gradient = True
+        if not strategy.decay or weight is not layer.weight or id(weight) in seen:
+            continue
+        if decoupled or strategy.decay_mode == "gradient":
+            seen.add(id(weight))
+            decay(layer, scale)
+
+
+def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for layer in _held_by(optimizer):
+        run = layer.run
+        if run.stepping is None or run.stepping() is not optimizer:
+            continue
+        run.stepping = run.decay_mask = None
+        if run.has_gradient:
+            layer.state.end_step(run.calls)
+            run.calls = 0
+
+
+def _held_by(optimizer: Optimizer) -> Layers:
+    """The living layers whose weight is among the optimizer's parameters."""
+    layers = living_layers()
+    if not layers:
+        return []
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [layer for layer in layers if id(layer.stored_weight()) in held]
+
+
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
