@@ -17,9 +17,9 @@ from fst.ops import sparse24
 from fst.ops.geometry import Geometry
 from fst.studies import benchmark
 from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.studies.benchmark import cli as tool
 from fst.studies.benchmark.memory import measure_memory, saved_bytes
 from fst.studies.benchmark.roofline import Rates
-from tools import benchmark as tool
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

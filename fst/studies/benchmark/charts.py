@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fst.rules.strategy import GEMMS
 from fst.studies.benchmark.breakdown import CATEGORIES, IDLE, parts_of_step
-from fst.studies.benchmark.report import Results
+from fst.studies.benchmark.measurements import Measurements
 from fst.studies.benchmark.steps import StepTimes
 from fst.studies.reporting.figures import COLOURS, INK, SMALL, gemm_bars, style
 
@@ -21,15 +21,15 @@ COLOURS = {
 }
 
 
-def draw(results: Results, out: Path) -> list[Path]:
-    """OUT.png, a step's time and its parts, and OUT_layers.png, as far as there are results."""
+def draw(found: Measurements, out: Path) -> list[Path]:
+    """OUT.png, a step's time and its parts, and OUT_layers.png, as far as there are found."""
     written = []
     with style(SMALL):
         figures: dict[str, Figure] = {}
-        if results.steps is not None:
-            figures[out.name] = step_bars(results.steps, results.breakdown, results.device)
-        if results.layers:
-            figures[f"{out.name}_layers"] = layer_bars(results)
+        if found.steps is not None:
+            figures[out.name] = step_bars(found.steps, found.breakdown, found.device)
+        if found.layers:
+            figures[f"{out.name}_layers"] = layer_bars(found)
         for name, figure in figures.items():
             written.append(out.with_name(f"{name}.png"))
             figure.savefig(written[-1], dpi=130)
@@ -79,9 +79,9 @@ def step_bars(steps: StepTimes, breakdown: dict[str, dict[str, float]], device: 
     return figure
 
 
-def layer_bars(results: Results) -> Figure:
+def layer_bars(found: Measurements) -> Figure:
     """Speed of each layer's GEMMs against torch's, one panel per strategy."""
-    layers = results.layers
+    layers = found.layers
     strategies = [
         name for name in layers[0].times[GEMMS[0]] if name in layers[0].decisions["output"]
     ]

@@ -1,4 +1,4 @@
-"""A benchmark's results as Markdown and as plain data."""
+"""What a benchmark has measured, as Markdown and as plain data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MEMORY_NOTE = (
     "parameters left out."
 )
 BREAKDOWN_NOTES = {
-    "cpu": "Of three profiled steps the one of median length: own time of operators, in ms. "
+    "cpu": "The median one of three profiled steps: own time of operators, in ms. "
     "Profiling makes a step longer; the shares are what counts.",
-    "cuda": "Of three profiled steps the one of median length: time of the kernels that operators "
+    "cuda": "The median one of three profiled steps: time of the kernels that operators "
     "launch, in ms. What a step takes beyond their sum, no kernel is running.",
 }
 ROOFLINE_NOTE = (
@@ -39,7 +39,7 @@ ROOFLINE_NOTE = (
 
 
 @dataclass
-class Results:
+class Measurements:
     """What was measured; empty what was skipped.
 
     Attributes:
@@ -56,35 +56,35 @@ class Results:
     memory: dict[str, StepMemory] = field(default_factory=dict)
 
 
-def markdown(header: Mapping[str, Any], results: Results, charts: Sequence[str] = ()) -> str:
+def markdown(header: Mapping[str, Any], found: Measurements, charts: Sequence[str] = ()) -> str:
     """The report; ``charts`` are file names beside it."""
     lines = [f"- {key}: `{value}`" for key, value in header.items()]
     for chart in charts:
         lines += ["", f"![{chart}]({chart})"]
-    sections = _layer_sections(results) if results.layers else {}
-    if results.steps is not None:
+    sections = _layer_sections(found) if found.layers else {}
+    if found.steps is not None:
         title = "training step (forward, backward, SGD)"
-        sections[title] = [_step_table(results.steps)]
-        failed = [f"- {name}: not run. {why}" for name, why in results.steps.failed.items()]
+        sections[title] = [_step_table(found.steps)]
+        failed = [f"- {name}: not run. {why}" for name, why in found.steps.failed.items()]
         if failed:
             sections[title] += ["", *failed]
-    if results.breakdown:
+    if found.breakdown:
         sections["where the time of a step goes"] = [
-            _breakdown_table(results.breakdown),
+            _breakdown_table(found.breakdown),
             "",
-            BREAKDOWN_NOTES[results.device],
+            BREAKDOWN_NOTES[found.device],
         ]
-    if results.memory:
-        scratch = ", without oneDNN's scratch memory" if results.device == "cpu" else ""
+    if found.memory:
+        scratch = ", without oneDNN's scratch memory" if found.device == "cpu" else ""
         note = MEMORY_NOTE.format(scratch=scratch)
-        sections["memory of a training step"] = [_memory_table(results.memory), "", note]
+        sections["memory of a training step"] = [_memory_table(found.memory), "", note]
     for title, section in sections.items():
         lines += ["", f"### {title}", "", *section]
     return "\n".join(lines) + "\n"
 
 
-def _layer_sections(results: Results) -> dict[str, list[str]]:
-    layers = results.layers
+def _layer_sections(found: Measurements) -> dict[str, list[str]]:
+    layers = found.layers
     sections: dict[str, list[str]] = {}
     for gemm in GEMMS:
         titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
@@ -97,14 +97,14 @@ def _layer_sections(results: Results) -> dict[str, list[str]]:
     if any(layer.alternatives for layer in layers):
         titles = ["layer", "GEMM", "strategy", "instead", "ms (quartiles)"]
         titles += ["dense time / time", "chosen's time / time", "share of the bound"]
-        bounds = results.bounds or [{} for _ in layers]
+        bounds = found.bounds or [{} for _ in layers]
         pairs = zip(layers, bounds, strict=True)
         rows = [row for layer, bound in pairs for row in _alternative_rows(layer, bound)]
         sections["other backends"] = [table(titles, rows, markdown=True), *_not_run(layers)]
-    if results.bounds:
+    if found.bounds:
         for gemm in GEMMS:
             titles = ["layer", "n", "GFLOP", "limit", PLAIN, *_strategies(layers, gemm)]
-            rows = _roofline_rows(layers, results.bounds, gemm)
+            rows = _roofline_rows(layers, found.bounds, gemm)
             sections[f"{gemm}: share of the roofline bound"] = [table(titles, rows, markdown=True)]
         sections[f"{GEMMS[-1]}: share of the roofline bound"] += ["", ROOFLINE_NOTE]
     return sections
@@ -247,23 +247,23 @@ def _memory_table(memory: Mapping[str, StepMemory]) -> str:
     return table(titles, rows, markdown=True)
 
 
-def as_json(header: Mapping[str, Any], results: Results) -> dict[str, Any]:
+def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
     """The report as plain data; times in milliseconds, memory in bytes, rates per second."""
     steps: dict[str, Any] = {}
-    if results.steps is not None:
-        parts = results.steps._asdict()
+    if found.steps is not None:
+        parts = found.steps._asdict()
         steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
-        steps["failed"] = results.steps.failed
-    layers = [_layer_json(layer) for layer in results.layers]
-    for layer, bounds in zip(layers, results.bounds, strict=False):
+        steps["failed"] = found.steps.failed
+    layers = [_layer_json(layer) for layer in found.layers]
+    for layer, bounds in zip(layers, found.bounds, strict=False):
         layer["bounds"] = {gemm: _plain(of_gemm) for gemm, of_gemm in bounds.items()}
     return {
         "header": dict(header),
-        "rates": None if results.rates is None else results.rates._asdict(),
+        "rates": None if found.rates is None else found.rates._asdict(),
         "layers": layers,
         "steps": steps,
-        "breakdown": results.breakdown,
-        "memory": _plain(results.memory),
+        "breakdown": found.breakdown,
+        "memory": _plain(found.memory),
     }
 
 
