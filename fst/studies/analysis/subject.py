@@ -39,6 +39,7 @@ class Subject:
         strategy: the config's, or None.
         selectors: `include` and `exclude` of `fst.convert`.
         masks: sparsity state of the checkpoint, if it has one.
+        shape: of the images where ``batches`` do not hold them.
     """
 
     title: str
@@ -48,24 +49,35 @@ class Subject:
     strategy: fst.Strategy | None = None
     selectors: dict[str, Any] = field(default_factory=dict)
     masks: dict[str, Any] | None = None
+    shape: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where model and batches are."""
         return next(self.model.parameters()).device
 
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """(N, C, H, W) as the model sees it, padding included."""
+        return self.shape or tuple(images_of(self.batches[0]).shape)
+
     def copied(self, strategy: fst.Strategy | None = None) -> BaseModel:
-        """A copy of the model, converted if a strategy is given; with the checkpoint's masks if
-        that is the config's. Its gradients are those of pruning alone (see `one_step`).
+        """A copy of the model, `converted` if a strategy is given."""
+        return copy.deepcopy(self.model) if strategy is None else self.converted(strategy)[0]
+
+    def converted(self, strategy: fst.Strategy) -> tuple[BaseModel, Mapping[str, str]]:
+        """A converted copy of the model, and why layers of it are left dense.
+
+        It has the checkpoint's masks if the strategy is the config's, and its gradients are those
+        of pruning alone (see `one_step`).
         """
-        model = copy.deepcopy(self.model)
-        if strategy is not None:
-            fst.convert(sparse_root(model), strategy, **self.selectors)
-            if self.masks is not None and strategy == self.strategy:
-                fst.load_sparsity_state(sparse_root(model), self.masks)
-            for layer in fst.sparse_layers(sparse_root(model)).values():
-                layer.strategy = one_step(strategy)
-        return model
+        model = self.copied()
+        report = fst.convert(sparse_root(model), strategy, **self.selectors)
+        if self.masks is not None and strategy == self.strategy:
+            fst.load_sparsity_state(sparse_root(model), self.masks)
+        for layer in fst.sparse_layers(sparse_root(model)).values():
+            layer.strategy = one_step(strategy)
+        return model, report.skipped
 
 
 def loss_of(model: BaseModel, batch: Mapping[str, Any]) -> Tensor:
@@ -190,9 +202,13 @@ def from_config_on_random_images(
     config = load_config(path, options)
     torch.manual_seed(seed)
     step = sample_step(config, batch_size, None if size is None else (size, size), device)
-    title = f"{path}, random weights, random images"
     return Subject(
-        title, step.model, [None], lambda model, _: step.loss(model), *read_sparsity(config)
+        f"{path}, random weights, random images",
+        step.model,
+        [None],
+        lambda model, _: step.loss(model),
+        *read_sparsity(config),
+        shape=step.batch_shape,
     )
 
 

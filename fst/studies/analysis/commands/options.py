@@ -41,11 +41,19 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def add_subject(
-    parser: argparse.ArgumentParser, *, batches: int, batch_size: int, needs_data: bool
+    parser: argparse.ArgumentParser,
+    *,
+    batches: int,
+    batch_size: int,
+    needs_data: bool,
+    several: bool = False,
 ) -> None:
-    """A model with batches: a config, or --model on random images."""
+    """A model with batches: a config (or ``several``), or --model on random images."""
     parser.add_argument(
-        "config", nargs="?", help="training config, of a classifier or a detector (or use --model)"
+        "configs" if several else "config",
+        nargs="*" if several else "?",
+        metavar="config",
+        help="training config, of a classifier or a detector (or use --model)",
     )
     parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
     parser.add_argument(
