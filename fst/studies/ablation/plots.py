@@ -26,7 +26,7 @@ def draw(results: Results, folder: Path) -> list[Figure]:
     """Writes the figures for which there is something to show."""
     if not results.measured():
         return []
-    figures = [_dots(results, folder), _curves(results, folder)]
+    figures = [_dots(results, folder), draw_training(results, folder)]
     if any(results.of(name) for name in results.grid.heatmap):
         figures.append(_heatmap(results, folder))
     return figures
@@ -63,7 +63,8 @@ def _dots(results: Results, folder: Path) -> Figure:
     )
 
 
-def _curves(results: Results, folder: Path) -> Figure:
+def draw_training(results: Results, folder: Path) -> Figure:
+    """The first metric and the training loss over the epochs, as curves.svg and .png."""
     grid, metric = results.grid, results.grid.metric
     quality, loss = {}, {}
     x_label = "epoch"
