@@ -179,6 +179,7 @@ def _grad_weight_times(
             dtype=torch.float32,
             memory_format=torch.channels_last,
             repeats=repeats,
+            parts=["grad_weight"],
         ).times["grad_weight"]
         for name in spent:
             spent[name] += count * times.get(name, times[PLAIN]).median

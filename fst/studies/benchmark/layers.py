@@ -165,9 +165,9 @@ class _Layer:
         self.weight = random(shape.out_channels, channels, *shape.kernel)
         self.grad_output = random(shape.batch, shape.out_channels, *shape.output_size)
 
-    def plain(self) -> dict[str, Function]:
+    def plain(self, parts: Collection[str]) -> dict[str, Function]:
         """The GEMMs of `F.conv2d`."""
-        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), GEMMS)
+        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
@@ -182,13 +182,13 @@ class _Layer:
             lambda x, w: convolve_pruned(
                 x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
             ),
-            [gemm for gemm in GEMMS if gemm in parts],
+            parts,
         )
-        return {**functions, PRUNING: prune}
+        return {**functions, PRUNING: prune} if PRUNING in parts else functions
 
-    def _gemms(self, convolution: Convolution, gemms: Collection[str]) -> dict[str, Function]:
+    def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
-        for gemm in gemms:
+        for gemm in [gemm for gemm in GEMMS if gemm in parts]:
             operands = [self.images.detach(), self.weight.detach()]
             if gemm == "output":
                 functions[gemm] = torch.no_grad()(lambda x=operands: convolution(*x))
@@ -212,23 +212,25 @@ def time_layer(
     repeats: int,
     tried: Mapping[str, Collection[str]] | None = None,
     forced: Mapping[str, str] | None = None,
+    parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
     """Time the GEMMs and the pruning of one convolution under each strategy, on random data.
 
     Args:
         tried: operation -> backends; those that were not chosen are timed too, one by one.
         forced: operation -> backend, timed together.
+        parts: which GEMMs, and whether "pruning", are timed.
     """
     layer = _Layer(shape, device, dtype, memory_format)
-    contestants: dict[str, dict[str, Function]] = {part: {} for part in (*GEMMS, PRUNING)}
+    contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
     decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in contestants}
-    for gemm, function in layer.plain().items():
+    for gemm, function in layer.plain(parts).items():
         contestants[gemm][PLAIN] = function
     alternatives: list[Alternative] = []
     for name, strategy in strategies.items():
         record: dispatch.Record = {}
         with dispatch.recording(record):
-            functions = layer.sparse(strategy, GEMMS)
+            functions = layer.sparse(strategy, parts)
             for part, function in functions.items():
                 contestants[part][name] = function
                 record.clear()
