@@ -53,7 +53,7 @@ _MISSING_FILES = {Kind.MISSING_IMAGE, Kind.MISSING_ANNOTATION}
 
 
 class Problems:
-    """Counts what is wrong in one data set and keeps the first examples of each kind."""
+    """What is wrong in one data set: counts, and the first examples of each kind."""
 
     examples_per_kind = 3
 
@@ -63,7 +63,7 @@ class Problems:
         self._examples: dict[Kind, list[str]] = defaultdict(list)
 
     def add(self, kind: Kind, where: str) -> None:
-        """Counts one problem; `where` names file, image and box."""
+        """Count one problem; `where` names file, image and box."""
         self.counts[kind] += 1
         if len(self._examples[kind]) < self.examples_per_kind:
             self._examples[kind].append(where)
@@ -81,7 +81,7 @@ class Problems:
         return "\n".join(lines)
 
     def raise_if_any(self) -> None:
-        """Raises FileNotFoundError if all that is wrong is missing files, else ValueError."""
+        """Raise FileNotFoundError if all that is wrong is missing files, else ValueError."""
         if self.counts:
             error = FileNotFoundError if set(self.counts) <= _MISSING_FILES else ValueError
             raise error(
@@ -100,7 +100,7 @@ class VOCObject:
 
 
 def read_voc(path: str) -> tuple[Size | None, list[VOCObject | str]]:
-    """Reads a Pascal VOC annotation.
+    """Read a Pascal VOC annotation.
 
     Returns:
         The annotated size, None if it is absent or not positive; and the objects in file order,
@@ -137,7 +137,7 @@ def _number(element: ET.Element, path: str) -> float:
 
 
 def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Reads a COCO annotation file; `annotations` may be absent (test sets).
+    """Read a COCO annotation file; `annotations` may be absent (test sets).
 
     Raises:
         ValueError: it is no JSON, lists no images or no categories, or uses a category id or
@@ -217,7 +217,7 @@ class Probe(NamedTuple):
 
 
 def probe_image(path: str) -> Probe:
-    """Reads an image's header and looks at its last bytes; decodes it only if they are unusual."""
+    """Read an image's header and look at its last bytes; decode it only if they are unusual."""
     try:
         with Image.open(path) as image:
             stored = image.size

@@ -58,7 +58,7 @@ def _names(path: str) -> Iterator[str]:
 
 
 def set_num_classes(model: Any, count: int) -> None:
-    """Sets `num_classes` wherever a head in a model's config states it."""
+    """Set ``num_classes`` wherever a head in a model's config states it."""
     if isinstance(model, dict):
         if "num_classes" in model and str(model.get("type")).endswith("Head"):
             if model["type"].rpartition(".")[2] not in _OTHER_CLASSES:
@@ -70,7 +70,7 @@ def set_num_classes(model: Any, count: int) -> None:
 
 
 def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
-    """Raises ValueError if a head tells apart another number of classes than there are."""
+    """Raise ValueError if a head tells apart another number of classes than there are."""
     for name, module in model.named_modules():
         count = getattr(module, "num_classes", None)
         if isinstance(count, int) and count != len(classes):
@@ -91,18 +91,18 @@ def checkpoint_classes(checkpoint: Any) -> list[str]:
 
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
-    """Compares the classes of data, heads and checkpoint before anything is trained or tested."""
+    """A comparison of the classes of data, heads and checkpoint, before anything is trained or tested."""
 
     def before_train(self, runner: Any) -> None:
-        """Checks training data against the heads, and validation data against training data."""
+        """Check training data against the heads, and validation data against training data."""
         self._check(runner)
 
     def before_val(self, runner: Any) -> None:
-        """Checks validation data against the heads."""
+        """Check validation data against the heads."""
         self._check(runner)
 
     def before_test(self, runner: Any) -> None:
-        """Checks test data against the heads."""
+        """Check test data against the heads."""
         self._check(runner)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:

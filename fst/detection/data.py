@@ -36,7 +36,7 @@ _SECONDS = 20.0  # between two lines of progress
 
 
 class _Checked(ABC):
-    """Looks at every annotation and image when the data set is built.
+    """A look at every annotation and image when the data set is built.
 
     Args:
         bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
@@ -68,7 +68,7 @@ class _Checked(ABC):
         super().__init__(*args, data_prefix=data_prefix, **kwargs)
 
     def load_data_list(self) -> list[dict[str, Any]]:
-        """Reads and checks all annotations and images."""
+        """Read and check all annotations and images."""
         if not self._metainfo.get("classes"):
             raise ValueError(
                 f"{type(self).__name__} of {self.ann_file!r} needs its class names: "
@@ -88,7 +88,7 @@ class _Checked(ABC):
         return images
 
     def filter_data(self) -> list[dict[str, Any]]:
-        """As mmdet's; refuses an empty result."""
+        """As mmdet's, but refuse an empty result."""
         kept = super().filter_data()
         if kept and (self.test_mode or any(info["instances"] for info in kept)):
             return kept
@@ -101,12 +101,12 @@ class _Checked(ABC):
 
     @abstractmethod
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
-        """Yields images; width and height may be None; instances are (instance, its text)."""
+        """Images; width and height may be None; instances are (instance, its text)."""
 
     def _with_sizes(
         self, images: list[dict[str, Any]], problems: Problems
     ) -> Iterator[dict[str, Any]]:
-        """Leaves out unreadable images; puts sizes right."""
+        """Leave out unreadable images, put sizes right."""
         for info, probe in zip(images, self._probes(images), strict=True):
             if probe.problem is not None:
                 where = info["img_path"] + (f" ({probe.detail})" if probe.detail else "")

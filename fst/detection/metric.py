@@ -47,7 +47,7 @@ class COCOFormatMetric(CocoMetric):
         return super().compute_metrics(results)
 
     def results2json(self, results: Any, outfile_prefix: str) -> dict[str, str]:
-        """Writes predictions with the category ids of their labels."""
+        """Write predictions with the category ids of their labels."""
         if self._coco_api is None or self.cat_ids is None:
             return super().results2json(results, outfile_prefix)
         evaluated, self.cat_ids = self.cat_ids, self._ids_of_labels

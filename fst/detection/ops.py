@@ -187,7 +187,7 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Adds the gradient of `roi_align_forward` to `grad_input` (n, c, h, w)."""
+    """Add the gradient of `roi_align_forward` to `grad_input` (n, c, h, w)."""
     _check_average(pool_mode)
     dtype = _compute_dtype(grad_output.dtype)
     gradient = torch.ops.torchvision._roi_align_backward(
@@ -254,7 +254,7 @@ class StandIn(types.ModuleType):
 
 
 def install() -> None:
-    """Sees to it that `mmcv.ops` can be imported; a second call changes nothing.
+    """See to it that `mmcv.ops` can be imported; a second call changes nothing.
 
     Raises:
         ImportError: mmcv is not installed.

@@ -26,7 +26,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 @contextmanager
 def _user_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Turns the exceptions of the checks into one line and exit status 2."""
+    """Turn the exceptions of the checks into one line and exit status 2."""
     try:
         yield
     except (ValueError, FileNotFoundError, ImportError, SyntaxError) as error:
@@ -74,7 +74,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 
 def _run(config: Config, action: Callable[[Runner], object]) -> None:
-    """Runs, and after success ends the process group that it has begun."""
+    """Run, and after success end the process group that it has begun."""
     begins = not torch.distributed.is_initialized()
     action(Runner.from_cfg(config))
     if begins and torch.distributed.is_initialized():
@@ -84,7 +84,7 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
 
 
 def train(argv: Sequence[str] | None = None) -> int:
-    """Trains the model of a config."""
+    """Train the model of a config."""
     parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
     _run_options(parser)
     parser.add_argument(
@@ -123,7 +123,7 @@ def _use_mixed_precision(config: Config) -> None:
 
 
 def test(argv: Sequence[str] | None = None) -> int:
-    """Evaluates a checkpoint, folded or not."""
+    """Evaluate a checkpoint, folded or not."""
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
     _run_options(parser)
     parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
@@ -156,7 +156,7 @@ def test(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(config: Config, folder: str | None, score: float | None) -> None:
-    """Adds the hook that draws detections."""
+    """Add the hook that draws detections."""
     if folder is None:
         if score is not None:
             raise ValueError("--show-score-thr needs --show-dir")
@@ -173,7 +173,7 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 
 
 def fold(argv: Sequence[str] | None = None) -> int:
-    """Writes the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
+    """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     parser = argparse.ArgumentParser(
         description="Write the pruned weights of a training checkpoint as a plain state_dict, "
         "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
@@ -220,7 +220,7 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Checks the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
+    """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     parser = argparse.ArgumentParser(
         description="Check that the weights of a checkpoint obey an N:M pattern "
         "(exit status: 0 yes, 1 no, 2 error)."

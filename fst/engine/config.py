@@ -1,4 +1,4 @@
-"""Reads configs and refuses, before any work is done, what would be ignored or fail later."""
+"""Configs are read; refused is, before any work is done, what would be ignored or fail later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # defau
 def load_config(
     path: str, options: Mapping[str, Any] | None = None, checkpoint: str | None = None
 ) -> Config:
-    """Reads a config and applies `options` ("train_cfg.max_epochs" -> 3) to it.
+    """Read a config and apply ``options`` ("train_cfg.max_epochs" -> 3) to it.
 
     Args:
         path: The config file.
@@ -96,7 +96,7 @@ def _require_mmdet(path: str) -> None:
 
 
 def check_names(path: Path, known: Collection[str] = KNOWN_KEYS) -> None:
-    """Refuses top-level names of a config, or of the files it inherits, which nothing reads.
+    """Refuse top-level names of a config, or of the files it inherits, which nothing reads.
 
     A name counts as read in its own file, and where an heir refers to it as `{{_base_.name}}`.
     Configs of packages (`mmdet::...`) are trusted.
@@ -148,7 +148,7 @@ def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Checks what can be checked without building anything: sparsity, data, checkpoints.
+    """Check what can be checked without building anything: sparsity, data, checkpoints.
 
     Args:
         config: The whole config.

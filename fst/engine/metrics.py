@@ -32,7 +32,7 @@ class Accuracy(BaseMetric):
         self._seen = 0
 
     def process(self, data_batch: Any, data_samples: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Takes the `scores` and `labels` of a batch."""
+        """Take the ``scores`` and ``labels`` of a batch."""
         for sample in data_samples:
             scores, labels = sample["scores"], sample["labels"]
             if not self._meters:
@@ -55,7 +55,7 @@ class Accuracy(BaseMetric):
         }
 
     def evaluate(self, size: int) -> dict[str, float]:
-        """Combines all ranks; torchmetrics sums its counts over them."""
+        """Combine all ranks; torchmetrics sums its counts over them."""
         if not self._meters:
             raise ValueError("no image was evaluated: is there one for every rank?")
         metrics = {

@@ -17,7 +17,7 @@ from fst.engine.random_state import uniform
 
 @MODELS.register_module()
 class ImagePreprocessor(BaseDataPreprocessor):
-    """Moves a batch to the device, augments it (in training only) and normalises it.
+    """A batch moved to the device, augmented (in training only) and normalised.
 
     The random numbers come from the batch's `keys`, that is from (seed, epoch, index).
 
@@ -66,7 +66,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         )
 
     def forward(self, data: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
-        """Returns `inputs` (float, normalised) and, where given, `labels`."""
+        """``inputs`` (float, normalised) and, where given, ``labels``."""
         keys = data.get("keys")
         batch = {name: _stacked(data[name]) for name in ("inputs", "labels") if name in data}
         batch = self.cast_data(batch)
@@ -94,7 +94,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         return draws.to(inputs.device, non_blocking=True)
 
     def _move(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Flips and shifts every image by its own amounts, with one gather."""
+        """Flip and shift every image by its own amounts, with one gather."""
         height, width = images.shape[-2:]
         pad = self.translate
         rows = torch.arange(height, device=images.device).expand(len(images), -1)

@@ -15,7 +15,7 @@ from fst.engine.random_state import sample_keys
 
 
 class ImageDataset(Dataset):
-    """Delivers whole batches: `inputs` uint8 (N, C, H, W), `labels` int64 (N), `keys` int64 (N).
+    """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
 
     A subclass sets `labels` and `classes` and implements `load_images`.
     """
@@ -30,7 +30,7 @@ class ImageDataset(Dataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError if the data that `config` names is not there."""
+        """Raise FileNotFoundError if the data that ``config`` names is not there."""
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """The images at `indices`, augmented as `keys` say."""
@@ -85,7 +85,7 @@ class InMemoryDataset(ImageDataset):
         self.images, self.labels = images.to(device), labels.to(device)
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Gathers the batch in one indexing operation; the preprocessor augments it."""
+        """Gather the batch in one indexing operation; the preprocessor augments it."""
         return self.images[rows_on(indices, self.images.device)]
 
 
@@ -106,7 +106,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_split(split: object, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError for an unknown split."""
+    """Raise ValueError for an unknown split."""
     if split not in allowed:
         raise ValueError(f"split={split!r} is unknown.{suggest(split, allowed)}")
 

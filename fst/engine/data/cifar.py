@@ -48,7 +48,7 @@ class CIFAR10(InMemoryDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError unless one of the two forms is there or may be downloaded."""
+        """Raise FileNotFoundError unless one of the two forms is there or may be downloaded."""
         root, split = Path(config.get("data_root", "")), config.get("split", "train")
         if config.get("download") or (root / "cifar-10-batches-py").is_dir():
             return

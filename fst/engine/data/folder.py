@@ -64,7 +64,7 @@ class ImageFolder(ImageDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError unless the folder is there."""
+        """Raise FileNotFoundError unless the folder is there."""
         root = _root(config.get("data_root", ""), config.get("split"))
         if not root.is_dir():
             raise FileNotFoundError(
@@ -75,7 +75,7 @@ class ImageFolder(ImageDataset):
             )
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Reads, decodes and transforms the images."""
+        """Read, decode and transform the images."""
         for transform in self.transforms:
             if hasattr(transform, "set_epoch"):
                 transform.set_epoch(epoch)

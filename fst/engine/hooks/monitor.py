@@ -1,4 +1,4 @@
-"""Logs the losses without waiting for the GPU every time; stops when one is not finite."""
+"""The losses, logged without waiting for the GPU every time; the run stops when one is not finite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossMonitorHook(RuntimeInfoHook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Collects the outputs, and fetches them when it is time."""
+        """Collect the outputs, and fetch them when it is time."""
         if outputs is None:
             return
         outputs = {k: v.detach() if torch.is_tensor(v) else v for k, v in outputs.items()}
@@ -44,11 +44,11 @@ class LossMonitorHook(RuntimeInfoHook):
             self._flush(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Fetches the rest, before a checkpoint is saved."""
+        """Fetch the rest, before a checkpoint is saved."""
         self._flush(runner)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Refuses to save weights that are not finite."""
+        """Refuse to save weights that are not finite."""
         self._flush(runner)
         for name, value in checkpoint["state_dict"].items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):

@@ -21,7 +21,7 @@ from rich.table import Table
 from fst.basics.arguments import positive
 from fst.checkpoint import write_text_atomically
 from fst.engine.arguments import add_cfg_options
-from fst.studies.ablation.configs import Run, make_runs, parse_options
+from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, check_seeds, load_grid
 from fst.studies.ablation.results import collect
 from fst.studies.ablation.run import Failure, Trainer
@@ -34,7 +34,7 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
 def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
-    """Runs a grid; `script` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
+    """Run a grid; ``script`` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     console = Console()
@@ -144,7 +144,7 @@ def _threads(jobs: int) -> int:
     return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // jobs)
 
 
-def _print_plan(runs: Sequence[Run], trainer: Trainer, console: Console) -> None:
+def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:
     table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
     for run in runs:
         state = trainer.folder(run).state(run)
@@ -154,7 +154,7 @@ def _print_plan(runs: Sequence[Run], trainer: Trainer, console: Console) -> None
 
 
 def _put_changed_aside(
-    runs: Sequence[Run],
+    runs: Sequence[PlannedRun],
     trainer: Trainer,
     allowed: bool,
     parser: argparse.ArgumentParser,

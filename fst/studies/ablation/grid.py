@@ -1,4 +1,4 @@
-"""Reads a grid: a base config, the settings that change it, seeds, metrics, published numbers."""
+"""A grid: a base config, the settings that change it, seeds, metrics, published numbers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Grid:
         return chain
 
     def select(self, only: Iterable[str] | None) -> list[str]:
-        """Names of the settings to run: all, or `only` and what they start from.
+        """Names of the settings to run: all, or ``only`` and what they start from.
 
         Raises:
             ValueError: an unknown name.
@@ -105,7 +105,7 @@ class Grid:
 
 
 def load_grid(path: str | Path) -> Grid:
-    """Reads and checks a grid file, and the files that it extends.
+    """Read and check a grid file, and the files that it extends.
 
     A file with `extends` takes every key that it does not set from there; `settings` are merged by
     name and key. Paths are relative to the file that names them.

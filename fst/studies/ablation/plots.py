@@ -23,7 +23,7 @@ ROW_INCHES = 0.3
 
 
 def draw(results: Results, folder: Path) -> list[Figure]:
-    """Writes the figures for which there is something to show."""
+    """Write the figures for which there is something to show."""
     if not results.measured():
         return []
     figures = [_dots(results, folder), draw_training(results, folder)]

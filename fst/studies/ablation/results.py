@@ -111,7 +111,7 @@ class Results:
 
 
 def collect(grid: Grid, work_dir: Path, names: Sequence[str]) -> Results:
-    """Reads every run of the settings `names` that has a folder in `work_dir`, of any seed."""
+    """Read every run of the settings ``names`` that has a folder in ``work_dir``, of any seed."""
     settings = {name: setting for name, setting in grid.settings.items() if name in names}
     grid = replace(
         grid,

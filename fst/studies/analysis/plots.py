@@ -18,7 +18,7 @@ from torch import Tensor
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis.errors import Error
 from fst.studies.analysis.saliency import Saliency
-from fst.studies.analysis.time_to_accuracy import Curve
+from fst.studies.analysis.time_to_accuracy import TimedCurve
 from fst.studies.reporting.figures import COLOURS, GEMM_COLOURS, INK, name_layers
 
 ZERO_COLOUR = "#D00000"
@@ -198,7 +198,7 @@ def error_row(error: Error | None) -> list[float | None]:
     return [None, None, None] if error is None else list(error)
 
 
-def time_to_accuracy(curves: Sequence[Curve], metric: str, target: float | None) -> Figure:
+def time_to_accuracy(curves: Sequence[TimedCurve], metric: str, target: float | None) -> Figure:
     """Metric over time: solid lines are measured, dashed ones projected."""
     figure = _figure(8, 4.4)
     axis = figure.subplots()

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fst.studies.analysis.contestants import Contestant
-from fst.studies.analysis.errors import Error, compare, mean
+from fst.studies.analysis.approximations import Approximation
+from fst.studies.analysis.errors import Error, error_of, mean
 from fst.studies.analysis.record import (
     Batch,
     LayerRecord,
@@ -53,7 +53,7 @@ class LayerSaliency:
 
 @dataclass
 class Saliency:
-    """Of one contestant.
+    """What `saliency` finds about one approximation.
 
     Attributes:
         layers: the convolutions that a gradient reaches, in the order of execution.
@@ -67,7 +67,7 @@ class Saliency:
 
 @dataclass(frozen=True)
 class Precision:
-    """How the contestant's step is computed; the exact one is in the model's own dtype.
+    """How the approximation's step is computed; the exact one is in the model's own dtype.
 
     Attributes:
         dtype: autocast's, or None for no autocast.
@@ -94,7 +94,7 @@ def saliency(
     model: nn.Module,
     loss: Loss,
     batches: Sequence[Batch],
-    contestant: Contestant,
+    approximation: Approximation,
     *,
     root: Callable[[nn.Module], nn.Module] = lambda model: model,
     reference: str = "forward",
@@ -102,21 +102,21 @@ def saliency(
     precision: Precision | None = None,
     seed: int = 0,
 ) -> Saliency:
-    """Compare the gradients of ``contestant`` with the exact ones, on every batch.
+    """Compare the gradients of ``approximation`` with the exact ones, on every batch.
 
     Args:
         model: dense, in the mode that is to be analysed; it is copied.
         loss: computes the scalar of a model and a batch.
         root: the part of a model that is converted, and by whose names layers go.
-        reference: see `Contestant.prepare_reference`.
+        reference: see `Approximation.prepare_reference`.
         selectors: include and exclude of `fst.convert`.
         seed: of everything that a step draws (dropout, random rules), the same for both.
     """
     chosen, precision = dict(selectors or {}), precision or Precision()
     exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
-    contestant.prepare_reference(root(exact), chosen, reference, seed)
+    approximation.prepare_reference(root(exact), chosen, reference, seed)
     for prepared in (approximate, alone):
-        contestant.prepare(root(prepared), chosen, seed)
+        approximation.prepare(root(prepared), chosen, seed)
     sums = _Sums()
     for number, batch in enumerate(batches):
         place = (batch, loss, seed + number)
@@ -133,13 +133,13 @@ def saliency(
                 _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
         shared = [name for name in truth.gradients if name in found.gradients]
         sums.totals.append(
-            compare(*([step.gradients[name] for name in shared] for step in (found, truth)))
+            error_of(*([step.gradients[name] for name in shared] for step in (found, truth)))
         )
     layers = [
         LayerSaliency(name, depth, {kind: mean(e) for kind, e in errors.items() if e})
         for depth, (name, errors) in enumerate(sums.layers.items())
     ]
-    return Saliency(contestant.label, layers, mean(sums.totals))
+    return Saliency(approximation.label, layers, mean(sums.totals))
 
 
 def _step(
@@ -193,7 +193,7 @@ def _add(
 ) -> None:
     grad_weight, grad_inputs = found
     if grad_weight is not None and record.grad_weight is not None:
-        errors[f"{scope} grad_weight"].append(compare([grad_weight], [record.grad_weight]))
+        errors[f"{scope} grad_weight"].append(error_of([grad_weight], [record.grad_weight]))
     exact = _grad_inputs(record)
     if exact and len(exact) == len(grad_inputs):
-        errors[f"{scope} grad_input"].append(compare(grad_inputs, exact))
+        errors[f"{scope} grad_input"].append(error_of(grad_inputs, exact))

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from fst.functional import sparse_conv2d
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
-from fst.studies.analysis.errors import compare
+from fst.studies.analysis.errors import error_of
 from fst.studies.analysis.record import LayerRecord
 
 
 class Similarity(NamedTuple):
-    """Of one layer in one step.
+    """The numbers of one layer in one step.
 
     Attributes:
         difference: mean |X − its right neighbour| over the range of X.
@@ -59,11 +59,11 @@ def layer_similarity(record: LayerRecord) -> Similarity:
         columns.append(matrix)
         copies.append(reconstruction(matrix))
     difference = torch.stack(differences).mean() / torch.stack(spans).amax().clamp(min=1e-30)
-    error = compare(copies, columns).relative
+    error = error_of(copies, columns).relative
     del columns, copies
     exact = grad_weight(record, Strategy("dense"))
     errors = [
-        compare([grad_weight(record, Strategy("alternating", grad_weight=rule))], [exact]).relative
+        error_of([grad_weight(record, Strategy("alternating", grad_weight=rule))], [exact]).relative
         for rule in (Alternating(restore=True), Alternating(restore=False))
     ]
     return Similarity(float(difference), error, *errors)

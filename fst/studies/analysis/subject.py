@@ -20,7 +20,7 @@ from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step
-from fst.studies.analysis.contestants import one_step
+from fst.studies.analysis.approximations import one_step
 from fst.studies.analysis.record import Batch, Loss
 
 SPLITS = ("train", "val", "test")

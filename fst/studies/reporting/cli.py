@@ -18,7 +18,7 @@ from fst.studies.reporting.training import describe_runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the report; exit status 2 for bad input."""
+    """Write the report; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
         description="Write one self-contained HTML page about training runs, ablations and "
         "analyses."

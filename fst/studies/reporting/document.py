@@ -47,7 +47,7 @@ class Document:
     notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> Path:
-        """Writes `folder`/analysis.json, replacing it in one step."""
+        """Write ``folder``/analysis.json, replacing it in one step."""
         path = folder / FILE_NAME
         partial = path.with_suffix(".json.tmp")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
@@ -57,7 +57,7 @@ class Document:
 
 
 def load_document(folder: Path) -> Document:
-    """Reads `folder`/analysis.json.
+    """Read ``folder``/analysis.json.
 
     Raises:
         ValueError: it is no JSON of that format: an unknown or missing key, a row of another

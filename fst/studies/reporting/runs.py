@@ -1,4 +1,4 @@
-"""Reads the folder of one training run: its config, and the scalars that it logged."""
+"""The folder of one training run is read: its config, and the scalars that it logged."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Folders of runs at or below `folder`, sorted by path."""
+    """Folders of runs at or below ``folder``, sorted by path."""
     return sorted({path.parents[2] for path in folder.rglob("vis_data/scalars.json")})
 
 
 def read_run(folder: Path) -> RunLog:
-    """Reads the logs of all the starts of a run; later ones override what they repeat."""
+    """Read the logs of all the starts of a run; later ones override what they repeat."""
     logs = sorted(folder.glob("*/vis_data/scalars.json"))
     if not logs:
         raise ValueError(f"{folder} holds no run of tools/train.py (no */vis_data/scalars.json)")

@@ -1,4 +1,4 @@
-"""Makes an SVG file safe to stand inside a page, beside others."""
+"""An SVG file is made safe to stand inside a page, beside others."""
 
 from __future__ import annotations
 

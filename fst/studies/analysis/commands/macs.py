@@ -12,10 +12,10 @@ from torch import nn
 from fst.engine.model import sparse_root
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis import plots
+from fst.studies.analysis.approximations import parse
 from fst.studies.analysis.commands.options import add_subject, subject_of
-from fst.studies.analysis.contestants import parse
 from fst.studies.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
-from fst.studies.analysis.probe import Probe
+from fst.studies.analysis.probe import GradientProbe
 from fst.studies.analysis.record import same_draws
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import Subject
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> Result:
     """Count one step of each config under each strategy."""
     rules = {text: parse(text).rule for text in options.strategies}
     for text, rule in rules.items():
-        if isinstance(rule, Probe):
+        if isinstance(rule, GradientProbe):
             raise ValueError(f"--strategies {text}: this is no registered strategy.")
     counted, titles = [], []
     for config in options.configs or [None]:

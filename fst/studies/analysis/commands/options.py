@@ -23,7 +23,7 @@ from fst.studies.analysis.subject import (
 
 SIZE = 224
 DTYPES = ("float32", "bfloat16", "float16")
-CONTESTANTS_HELP = (
+APPROXIMATIONS_HELP = (
     f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
     "pruning of grad_output alone, with the options n=2, m=4, "
     "rule=magnitude|random|magnitude_rescaled, "
