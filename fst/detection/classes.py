@@ -91,7 +91,7 @@ def checkpoint_classes(checkpoint: Any) -> list[str]:
 
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
-    """A comparison of the classes of data, heads and checkpoint, before anything is trained or tested."""
+    """A comparison of the classes of data, heads and checkpoint, before training or testing."""
 
     def before_train(self, runner: Any) -> None:
         """Check training data against the heads, and validation data against training data."""

@@ -27,7 +27,7 @@ LAYOUTS = {
 
 
 def prepare(config: Any, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
-    """Carry out ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
+    """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with `bad_annotations`.
     - `data_root` goes to those that have none of their own.

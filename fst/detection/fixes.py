@@ -1,4 +1,4 @@
-"""Four faults of mmdet 3.3 and its fork in memory; the installed files stay.
+"""Four faults of mmdet 3.3 and its fork, mended in memory; the installed files stay.
 
 Each is mended only where it is found, and once.
 """
@@ -41,7 +41,7 @@ def _wrap_once(owner: type, method: str, wrapper: Any) -> None:
 
 
 def _with_loss_cls(init: Any) -> Any:
-    """Give SSDHead the attribute ``loss_cls``, which predicting reads and its own loss does without.
+    """Give SSDHead the attribute ``loss_cls``, which predicting reads, its own loss not.
 
     It must be an instance's: a class's would hide the module of a subclass that sets its own.
     (mmdetection issues 11063 and 11780.)

@@ -1,4 +1,4 @@
-"""Configs are read; refused is, before any work is done, what would be ignored or fail later."""
+"""Configs: what would be ignored or fail later is refused before any work is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses, logged without waiting for the GPU every time; the run stops when one is not finite."""
+"""Losses, logged without waiting for the GPU every time; one that is not finite stops the run."""
 
 from __future__ import annotations
 

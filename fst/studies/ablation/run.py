@@ -76,7 +76,7 @@ class _Process:
 
 
 class Trainer:
-    """Training of runs, ``jobs`` at a time; what is finished is skipped, what was interrupted goes on."""
+    """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on."""
 
     def __init__(
         self, work_dir: Path, script: Path, jobs: int, threads: int, metric: str, console: Console

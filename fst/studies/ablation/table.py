@@ -1,4 +1,4 @@
-"""What an ablation found is written: results.md, results.json, curves.csv, figures, analysis.json."""
+"""Writing of what an ablation found: results.md and .json, curves.csv, figures, analysis.json."""
 
 from __future__ import annotations
 

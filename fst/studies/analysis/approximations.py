@@ -80,8 +80,9 @@ def _keep_masks(model: nn.Module, pruned: nn.Module) -> None:
 
 
 def parse(text: str) -> Approximation:
-    """From "NAME" or "NAME,option=value,...": a registered strategy, or "dy" (see `GradientProbe`), whose
-    options are n, m, rule, rescale, axis and gemm.
+    """From "NAME" or "NAME,option=value,...": a registered strategy, or "dy".
+
+    The options of "dy" (see `GradientProbe`) are n, m, rule, rescale, axis and gemm.
 
     Raises:
         ValueError: unknown name, option or value.
