@@ -1,4 +1,4 @@
-"""`python -m fst.detection SCRIPT ARGS...`: any Python script, with mmcv's operators there."""
+"""``python -m fst.detection SCRIPT ARGS...``: any Python script, with mmcv's operators there."""
 
 from __future__ import annotations
 

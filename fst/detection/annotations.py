@@ -63,7 +63,7 @@ class Problems:
         self._examples: dict[Kind, list[str]] = defaultdict(list)
 
     def add(self, kind: Kind, where: str) -> None:
-        """Count one problem; `where` names file, image and box."""
+        """Count one problem; ``where`` names file, image and box."""
         self.counts[kind] += 1
         if len(self._examples[kind]) < self.examples_per_kind:
             self._examples[kind].append(where)
@@ -137,7 +137,7 @@ def _number(element: ET.Element, path: str) -> float:
 
 
 def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Read a COCO annotation file; `annotations` may be absent (test sets).
+    """Read a COCO annotation file; ``annotations`` may be absent (test sets).
 
     Raises:
         ValueError: it is no JSON, lists no images or no categories, or uses a category id or
@@ -168,7 +168,7 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:
-    """The category ids of `classes`, in the order of `classes` (not of the file).
+    """The category ids of ``classes``, in the order of ``classes`` (not of the file).
 
     Raises:
         ValueError: the file has no category of that name.
@@ -184,7 +184,7 @@ def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> lis
 
 
 def coco_box(annotation: dict[str, Any]) -> Box | None:
-    """Corners of an annotation's `bbox` (x, y, width, height); None if it is malformed."""
+    """Corners of an annotation's ``bbox`` (x, y, width, height); None if it is malformed."""
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4:
         return None
@@ -239,7 +239,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 
 def find_image(folder: str, name: str) -> str:
-    """Path of the image `name` in any known format; the .jpg's if there is none."""
+    """Path of the image ``name`` in any known format; the .jpg's if there is none."""
     stem = Path(folder, name)
     for extension in _spellings(EXTENSIONS):
         path = stem.with_name(stem.name + extension)

@@ -22,7 +22,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     """The classes in the annotations of a data set's config.
 
     Args:
-        dataset: The config, with `ann_file`, and `data_root` and `data_prefix` where needed.
+        dataset: The config, with ``ann_file``, and ``data_root`` and ``data_prefix`` where needed.
         layout: "voc": all names that occur, sorted; "coco": the categories in file order.
 
     Raises:

@@ -29,10 +29,10 @@ LAYOUTS = {
 def prepare(config: Any, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
     """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
-    - Data sets of mmdet's VOC and COCO types become fst's checked ones, with `bad_annotations`.
-    - `data_root` goes to those that have none of their own.
-    - `classes` ("auto" or names) goes to all data sets and all heads.
-    - A CocoMetric without `ann_file` takes that of the data it evaluates.
+    - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
+    - ``data_root`` goes to those that have none of their own.
+    - ``classes`` ("auto" or names) goes to all data sets and all heads.
+    - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
 
     Args:
         config: mmengine's Config.

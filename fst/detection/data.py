@@ -227,7 +227,7 @@ class CheckedVOCDataset(VOCFormatDataset, VOCDataset):
 class COCOFormatDataset(_Checked, CocoDataset):
     """Any data set in COCO's layout: mmdet's CocoDataset, checked.
 
-    Labels follow the order of `classes`, whatever the order of the file's categories.
+    Labels follow the order of ``classes``, whatever the order of the file's categories.
     """
 
     METAINFO: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class UnavailableOpError(NotImplementedError):
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices of the boxes that stay, best first.
 
-    A box goes if its IoU with a better one exceeds `iou_threshold`. Among equal scores the first
+    A box goes if its IoU with a better one exceeds ``iou_threshold``. Among equal scores the first
     is the better.
 
     Args:
@@ -187,7 +187,7 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Add the gradient of `roi_align_forward` to `grad_input` (n, c, h, w)."""
+    """Add the gradient of `roi_align_forward` to ``grad_input`` (n, c, h, w)."""
     _check_average(pool_mode)
     dtype = _compute_dtype(grad_output.dtype)
     gradient = torch.ops.torchvision._roi_align_backward(

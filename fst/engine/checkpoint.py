@@ -20,7 +20,7 @@ from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
 
 
 def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
-    """Path of the newest checkpoint in `work_dir` that can be read; None if there is none at all.
+    """Path of the newest checkpoint in ``work_dir`` that can be read; None if there is none at all.
 
     Raises:
         ValueError: there are checkpoints, and none of them can be read.

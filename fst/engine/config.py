@@ -98,7 +98,7 @@ def _require_mmdet(path: str) -> None:
 def check_names(path: Path, known: Collection[str] = KNOWN_KEYS) -> None:
     """Refuse top-level names of a config, or of the files it inherits, which nothing reads.
 
-    A name counts as read in its own file, and where an heir refers to it as `{{_base_.name}}`.
+    A name counts as read in its own file, and where an heir refers to it as ``{{_base_.name}}``.
     Configs of packages (`mmdet::...`) are trusted.
     """
     unread = _unread_names(path.resolve(), known)

@@ -13,7 +13,7 @@ from mmengine.registry import METRICS
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
-    """Top-k accuracy in percent, over all ranks, by torchmetrics: `accuracy/top1`, ...
+    """Top-k accuracy in percent, over all ranks, by torchmetrics: ``accuracy/top1``, ...
 
     It is accumulated on the device; nothing is copied to the CPU before the end of the epoch.
 

@@ -19,7 +19,7 @@ from fst.engine.random_state import uniform
 class ImagePreprocessor(BaseDataPreprocessor):
     """A batch moved to the device, augmented (in training only) and normalised.
 
-    The random numbers come from the batch's `keys`, that is from (seed, epoch, index).
+    The random numbers come from the batch's ``keys``, that is from (seed, epoch, index).
 
     Args:
         mean: Per channel, in 0..255.

@@ -41,7 +41,7 @@ def mixed_seed(*values: int) -> int:
 
 
 def uniform(keys: np.ndarray, count: int) -> np.ndarray:
-    """`count` independent uniform numbers in [0, 1) for each key: shape (count, len(keys))."""
+    """``count`` independent uniform numbers in [0, 1) for each key: shape (count, len(keys))."""
     streams = np.arange(1, count + 1, dtype=np.uint64)[:, None] * _GOLDEN
     bits = _splitmix64(keys[None, :] ^ _splitmix64(streams))
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

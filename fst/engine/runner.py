@@ -28,7 +28,7 @@ _REPLACED_HOOKS = {
 
 
 class Runner(mmengine.runner.Runner):
-    """A runner that takes mmengine's configs, and in addition `sparsity=dict(strategy="fst", ...)`.
+    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)``.
 
     - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
       that can be read, and continues bit for bit (on a CPU).
@@ -134,7 +134,7 @@ class Runner(mmengine.runner.Runner):
             self.set_randomness(**self._randomness_cfg)
 
     def _maybe_compile(self, target: str) -> None:
-        """Compile a classifier's architecture; of other models, as mmengine does, `target`."""
+        """Compile a classifier's architecture; of other models, as mmengine does, ``target``."""
         options = self.cfg.get("compile")
         if not options or not isinstance(self._bare_model, Classifier):
             super()._maybe_compile(target)

@@ -17,7 +17,7 @@ from fst.engine.random_state import sample_keys
 class ImageDataset(Dataset):
     """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
 
-    A subclass sets `labels` and `classes` and implements `load_images`.
+    A subclass sets ``labels`` and ``classes`` and implements `load_images`.
     """
 
     labels: torch.Tensor
@@ -33,7 +33,7 @@ class ImageDataset(Dataset):
         """Raise FileNotFoundError if the data that ``config`` names is not there."""
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """The images at `indices`, augmented as `keys` say."""
+        """The images at ``indices``, augmented as ``keys`` say."""
         raise TypeError(f"{type(self).__name__} does not implement load_images")
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device that a dataset's `device` argument names."""
+    """The device that a dataset's ``device`` argument names."""
     if device not in ("cpu", "cuda", "auto"):
         raise ValueError(f"device={device!r} is unknown.{suggest(device, ('cpu', 'cuda', 'auto'))}")
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
@@ -112,7 +112,7 @@ def check_split(split: object, allowed: tuple[str, ...]) -> None:
 
 
 def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of `size` samples, as equally many of each class as there are, first ones first."""
+    """Rows of ``size`` samples, as equally many of each class as there are, first ones first."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= len(labels):
         raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}")
     # rank of each sample within its class: taking the smallest ranks first balances the classes

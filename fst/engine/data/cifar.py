@@ -21,8 +21,9 @@ class CIFAR10(InMemoryDataset):
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32.
 
     Args:
-        data_root: Folder with torchvision's `cifar-10-batches-py`, or with the packed form
-            (`train_00.webp` ... and `train_labels.npy`: 5,000 images per lossless WebP, 50 a row).
+        data_root: Folder with torchvision's ``cifar-10-batches-py``, or with the packed form
+            (``train_00.webp`` ... and ``train_labels.npy``: 5,000 images per lossless WebP, 50 in a
+            row).
         split: "train" or "test".
         download: Let torchvision download the original files (170 MB) if they are missing.
         device: See `InMemoryDataset`.

@@ -20,12 +20,12 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 @DATASETS.register_module()
 class ImageFolder(ImageDataset):
-    """Images in `data_root[/split]/<class>/**`; classes are the sub-folders in sorted order.
+    """Images in ``data_root[/split]/<class>/**``; classes are the sub-folders in sorted order.
 
     Args:
         data_root: The folder.
         split: Sub-folder of it, such as "train" or "val".
-        transforms: Configs of torchvision transforms (`dict(type="RandomResizedCrop", size=224)`)
+        transforms: Configs of torchvision transforms (``dict(type="RandomResizedCrop", size=224)``)
             and of those in `fst.engine.data.transforms`. They must end with images of one size;
             conversion to uint8 tensors is added, normalisation is the preprocessor's.
         subset: Keep only this many images, the first ones of each class.

@@ -14,14 +14,14 @@ from fst.engine.text import nearest
 class ProgressiveRandomResizedCrop:
     """Random-resized crop whose size grows with the epoch, as in SDGP's (FFCV's) ImageNet recipe.
 
-    `min_size` until `start_epoch`, then linearly to `max_size` at `end_epoch`, rounded to a
-    multiple of `multiple`. The epoch arrives with the samples, so workers need no notice.
+    ``min_size`` until ``start_epoch``, then linearly to ``max_size`` at ``end_epoch``, rounded to a
+    multiple of ``multiple``. The epoch arrives with the samples, so workers need no notice.
 
     Args:
         min_size: First size.
         max_size: Last size.
         start_epoch: Epoch at which growth begins.
-        end_epoch: Epoch from which the size is `max_size`.
+        end_epoch: Epoch from which the size is ``max_size``.
         multiple: Sizes are multiples of it.
         **kwargs: Other arguments of torchvision's `RandomResizedCrop`.
     """
@@ -92,7 +92,7 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
-    """The transforms that a dataset's `transforms` argument names."""
+    """The transforms that a dataset's ``transforms`` argument names."""
     if isinstance(configs, dict):
         raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'")
     return [_build(dict(config)) for config in configs]

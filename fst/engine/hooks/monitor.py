@@ -18,7 +18,7 @@ class LossMonitorHook(RuntimeInfoHook):
     """mmengine's RuntimeInfoHook, which fetches losses in batches and checks that they are finite.
 
     FST's Runner puts it in the place of `RuntimeInfoHook`. On a CPU it looks at every iteration, on
-    a GPU every `interval` iterations, whenever a line is logged, and before a checkpoint is saved.
+    a GPU every ``interval`` iterations, when a line is logged, and before a checkpoint is saved.
 
     Args:
         interval: Largest number of iterations between two looks at the device.

@@ -23,9 +23,9 @@ KEYS = KNOWN_KEYS | DETECTION_KEYS
 class PlannedRun:
     """One training: a setting with a seed.
 
-    `fingerprint` is a hash of everything that the config says, and of the fingerprint of the run
-    that it starts from. `length` is the number of epochs (of iterations where the loop counts
-    these), `earlier` that of the runs it starts from.
+    ``fingerprint`` is a hash of everything that the config says, and of the fingerprint of the run
+    that it starts from. ``length`` is the number of epochs (of iterations where the loop counts
+    these), ``earlier`` that of the runs it starts from.
     """
 
     setting: str
@@ -38,7 +38,7 @@ class PlannedRun:
 
 
 def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[PlannedRun]:
-    """The runs of the settings `names` with each seed, in the order in which they are started.
+    """The runs of the settings ``names`` with each seed, in the order in which they are started.
 
     Raises:
         ValueError: a config that nothing could train, with the name of its setting.

@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Metric:
-    """A scalar that the runs log: its value after the last epoch, times `scale`, is compared."""
+    """A scalar that the runs log: its value after the last epoch, times ``scale``, is compared."""
 
     key: str
     label: str
@@ -34,7 +34,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Published:
-    """One column of published numbers; `same_data` if ours are measured on the same task."""
+    """One column of published numbers; ``same_data`` if ours are measured on the same task."""
 
     name: str
     source: str
@@ -45,8 +45,8 @@ class Published:
 class Setting:
     """One row of the table: what it changes in the base config, and its published numbers.
 
-    `sparsity` replaces the base's as a whole; None leaves it alone. `start_from` names the setting
-    whose newest checkpoint of the same seed is loaded first.
+    ``sparsity`` replaces the base's as a whole; None leaves it alone. ``start_from`` names the
+    setting whose newest checkpoint of the same seed is loaded first.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Grid:
         return self.metrics[0]
 
     def chain(self, name: str) -> list[str]:
-        """`name` and the settings that it starts from, the first to train first."""
+        """``name`` and the settings that it starts from, the first to train first."""
         chain = [name]
         while (earlier := self.settings[chain[0]].start_from) is not None:
             chain.insert(0, earlier)
@@ -107,8 +107,8 @@ class Grid:
 def load_grid(path: str | Path) -> Grid:
     """Read and check a grid file, and the files that it extends.
 
-    A file with `extends` takes every key that it does not set from there; `settings` are merged by
-    name and key. Paths are relative to the file that names them.
+    A file with ``extends`` takes every key that it does not set from there; ``settings`` are merged
+    by name and key. Paths are relative to the file that names them.
 
     Raises:
         FileNotFoundError: there is no such file, or no such base config.

@@ -35,9 +35,9 @@ class Subject:
         title: model and data in words.
         model: dense, whatever the config's sparsity is.
         batches: preprocessed, ready for the model.
-        loss: the scalar that a training step derives, of the model or a copy and one of `batches`.
+        loss: the scalar that a training step derives, of a model and one of ``batches``.
         strategy: the config's, or None.
-        selectors: `include` and `exclude` of `fst.convert`.
+        selectors: ``include`` and ``exclude`` of `fst.convert`.
         masks: sparsity state of the checkpoint, if it has one.
         shape: of the images where ``batches`` do not hold them.
     """

@@ -27,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure; `file` is an SVG, relative to the folder of the analysis.json."""
+    """A figure; ``file`` is an SVG, relative to the folder of the analysis.json."""
 
     title: str
     file: str

@@ -19,8 +19,8 @@ Curve = dict[int, float]
 class RunLog:
     """What a run logged, interruptions joined.
 
-    `validation` has a curve for each metric, `training` for each scalar of the training (its mean
-    over the lines of an epoch); x is the epoch, or the iteration where the loop counts these.
+    ``validation`` has a curve for each metric, ``training`` for each scalar of the training (its
+    mean over the lines of an epoch); x is the epoch, or the iteration where the loop counts these.
     """
 
     config: dict[str, Any]
@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 def read_config(path: Path) -> dict[str, Any]:
     """The plain values of a config that mmengine has written, read without running it.
 
-    Names whose values are more than `dict(...)` calls, lists and literals are left out.
+    Names whose values are more than ``dict(...)`` calls, lists and literals are left out.
     """
     found = {}
     for node in ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body:

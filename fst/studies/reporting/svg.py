@@ -24,8 +24,8 @@ def inline(path: Path, prefix: str, title: str, description: str) -> str:
     """The SVG as an element of an HTML page.
 
     Only known elements stay; scripts, style sheets, event handlers, metadata and everything that
-    would be loaded from elsewhere go. Ids get `prefix`, so that figures do not mix theirs up;
-    `title` and `description` are what a screen reader says. Plots in the common style are
+    would be loaded from elsewhere go. Ids get ``prefix``, so that figures do not mix theirs up;
+    ``title`` and ``description`` are what a screen reader says. Plots in the common style are
     transparent, with the page's text colour; others get a white background (class "paper").
 
     Raises:
