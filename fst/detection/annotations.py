@@ -86,7 +86,7 @@ class Problems:
             error = FileNotFoundError if set(self.counts) <= _MISSING_FILES else ValueError
             raise error(
                 f"{self.report(with_effect=False)}\n"
-                "Repair them, or leave them out with bad_annotations='skip'"
+                "Repair them, or leave them out with bad_annotations='skip'."
             )
 
 
@@ -151,19 +151,19 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
     if not isinstance(data, dict):
         raise ValueError(
             f"annotation file {path!r} holds a {type(data).__name__}, not COCO's object with "
-            "images, annotations and categories"
+            "images, annotations and categories."
         )
     for key in ("images", "categories"):
         if not isinstance(data.get(key), list) or not data[key]:
-            raise ValueError(f"annotation file {path!r} lists no {key}")
+            raise ValueError(f"annotation file {path!r} lists no {key}.")
     if not isinstance(data.setdefault("annotations", []), list):
-        raise ValueError(f"annotation file {path!r}: 'annotations' is no list")
+        raise ValueError(f"annotation file {path!r}: 'annotations' is no list.")
     for key in ("id", "name"):
         values = [c.get(key) if isinstance(c, dict) else None for c in data["categories"]]
         value, count = Counter(map(str, values)).most_common(1)[0]
         if count > 1 or None in values:
             what = f"{key} {value} twice" if count > 1 else f"a category without {key}"
-            raise ValueError(f"annotation file {path!r}: 'categories' has {what}")
+            raise ValueError(f"annotation file {path!r}: 'categories' has {what}.")
     return data
 
 
@@ -178,7 +178,7 @@ def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> lis
     if absent:
         raise ValueError(
             f"annotation file {path!r} has no category named {', '.join(map(repr, absent))}; "
-            f"its categories: {', '.join(map(str, ids))}"
+            f"its categories: {', '.join(map(str, ids))}."
         )
     return [ids[name] for name in classes]
 

@@ -34,7 +34,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     if not osp.isfile(path):
         raise FileNotFoundError(
             f"classes='auto': annotation file {path!r} does not exist; set data_root to the "
-            "folder of the data set, or link it there"
+            "folder of the data set, or link it there."
         )
     if layout == "coco":
         return [str(category["name"]) for category in read_coco(path)["categories"]]
@@ -44,7 +44,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
         files = [osp.join(folder, f"{line.strip()}.xml") for line in file if line.strip()]
     names = sorted({name for file in files for name in _names(file)})
     if not names:
-        raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}")
+        raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")
     return names
 
 
@@ -78,7 +78,7 @@ def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
                 raise ValueError(
                     f"{name} ({type(module).__name__}) has num_classes={count}, but the data set "
                     f"has {len(classes)} classes ({', '.join(classes)}): set num_classes, or "
-                    "`classes` in the config, which sets it in every head"
+                    "`classes` in the config, which sets it in every head."
                 )
 
 
@@ -115,7 +115,7 @@ class ClassCheckHook(Hook):
             if classes != known:
                 raise ValueError(
                     f"the checkpoint was trained on the classes {', '.join(known)}; the {name} "
-                    f"data has {', '.join(classes)}: set `classes` in the config to the former"
+                    f"data has {', '.join(classes)}: set `classes` in the config to the former."
                 )
 
     @staticmethod
@@ -126,7 +126,7 @@ class ClassCheckHook(Hook):
             check_heads(model, classes)
         if len(set(found.values())) > 1:
             lists = "; ".join(f"{name}: {', '.join(names)}" for name, names in found.items())
-            raise ValueError(f"the data sets have different classes, so labels differ: {lists}")
+            raise ValueError(f"the data sets have different classes, so labels differ: {lists}.")
 
 
 def _built_loops(runner: Any) -> dict[str, BaseLoop]:

@@ -61,7 +61,7 @@ class _Checked(ABC):
     ) -> None:
         if bad_annotations not in POLICIES:
             raise ValueError(
-                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}"
+                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}."
             )
         self.bad_annotations, self.check_images = bad_annotations, check_images
         data_prefix = {self.image_prefix: "", **(data_prefix or {})}
@@ -72,10 +72,10 @@ class _Checked(ABC):
         if not self._metainfo.get("classes"):
             raise ValueError(
                 f"{type(self).__name__} of {self.ann_file!r} needs its class names: "
-                "metainfo=dict(classes=[...]), or `classes` in the config"
+                "metainfo=dict(classes=[...]), or `classes` in the config."
             )
         if not exists(self.ann_file, backend_args=self.backend_args):
-            raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist")
+            raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist.")
         problems = Problems(self.ann_file)
         images = list(self._read(problems))
         images = list(self._with_sizes(images, problems))
@@ -96,7 +96,7 @@ class _Checked(ABC):
         raise ValueError(
             f"no usable image is left in {self.ann_file!r}: {len(self.data_list)} images with "
             f"{boxes} boxes of the classes {', '.join(self._metainfo['classes'])} could be read, "
-            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images"
+            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images."
         )
 
     @abstractmethod

@@ -28,9 +28,9 @@ class DrawDetectionsHook(Hook):
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         if not 0 <= score_thr <= 1:
-            raise ValueError(f"score_thr={score_thr!r} must be between 0 and 1")
+            raise ValueError(f"score_thr={score_thr!r} must be between 0 and 1.")
         if Path(folder).exists() and not Path(folder).is_dir():
-            raise ValueError(f"{folder!r} is a file: detections are drawn into a folder")
+            raise ValueError(f"{folder!r} is a file: detections are drawn into a folder.")
         self.folder, self.score_thr = folder, score_thr
         self._names: dict[str, str] = {}
         self._visualizer: DetLocalVisualizer | None = None

@@ -160,7 +160,7 @@ def roi_align_forward(
     """
     _check_average(pool_mode)
     if aligned and rois.device.type == "cpu" and bool((rois[:, 3:] < rois[:, 1:3]).any()):
-        raise ValueError("rois: RoIAlign with aligned=True needs x1 <= x2 and y1 <= y2")
+        raise ValueError("rois: RoIAlign with aligned=True needs x1 <= x2 and y1 <= y2.")
     dtype = _compute_dtype(input.dtype)
     pooled = torch.ops.torchvision.roi_align(
         input.detach().to(dtype),
@@ -209,7 +209,7 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _check(name: str, value: object, allowed: tuple[int, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}.")
 
 
 def _check_average(pool_mode: int) -> None:

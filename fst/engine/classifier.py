@@ -48,7 +48,7 @@ class Classifier(BaseModel):
                 )
         if test_time_augmentation not in (None, "flip"):
             raise ValueError(
-                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'"
+                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'."
             )
         self.test_time_augmentation = test_time_augmentation
         self.channels_last = channels_last
@@ -74,7 +74,7 @@ class Classifier(BaseModel):
         if mode == "loss":
             return {"loss": F.cross_entropy(logits.float(), labels, **self.loss_arguments)}
         if mode != "predict":
-            raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'")
+            raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'.")
         scores = logits.float().softmax(1)
         if self.test_time_augmentation == "flip":
             scores = (scores + self.architecture(inputs.flip(-1)).float().softmax(1)) / 2

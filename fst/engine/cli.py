@@ -108,7 +108,9 @@ def train(argv: Sequence[str] | None = None) -> int:
         if arguments.amp:
             _use_mixed_precision(config)
         if config.get("train_cfg") is None or config.get("train_dataloader") is None:
-            raise ValueError(f"config {arguments.config!r} has no train_cfg or no train_dataloader")
+            raise ValueError(
+                f"config {arguments.config!r} has no train_cfg or no train_dataloader."
+            )
         check_config(config, ("train_dataloader", "val_dataloader"))
     _run(config, Runner.train)
     return 0
@@ -119,7 +121,7 @@ def _use_mixed_precision(config: Config) -> None:
     if kind == "OptimWrapper":
         config.optim_wrapper.type = "MixedPrecisionOptimWrapper"
     elif kind not in ("MixedPrecisionOptimWrapper", "AmpOptimWrapper"):
-        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}")
+        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}.")
 
 
 def test(argv: Sequence[str] | None = None) -> int:
@@ -148,7 +150,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                 config[f"test_{part}"] = config.get(f"val_{part}")
             if config[f"test_{part}"] is None:
                 raise ValueError(
-                    f"config {arguments.config!r} has neither test_{part} nor val_{part}"
+                    f"config {arguments.config!r} has neither test_{part} nor val_{part}."
                 )
         check_config(config, ("test_dataloader",))
     _run(config, Runner.test)
@@ -159,11 +161,11 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
     """Add the hook that draws detections."""
     if folder is None:
         if score is not None:
-            raise ValueError("--show-score-thr needs --show-dir")
+            raise ValueError("--show-score-thr needs --show-dir.")
         return
     if config.get("default_scope") != "mmdet":
         raise ValueError(
-            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'"
+            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
         )
     from fst.detection.drawing import DrawDetectionsHook
 

@@ -46,9 +46,9 @@ def load_config(
         ValueError: a top-level name or an option that nothing reads.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"config {path!r} does not exist")
+        raise FileNotFoundError(f"config {path!r} does not exist.")
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
-        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file")
+        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
     check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     config = _read(path)
     is_detector = config.get("default_scope") == "mmdet"
@@ -159,7 +159,7 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         ValueError: anything else.
     """
     if "model" not in config:
-        raise ValueError(f"config {config.filename!r} has no `model`")
+        raise ValueError(f"config {config.filename!r} has no `model`.")
     read_sparsity(config)
     for name in dataloaders:
         if config.get(name) is not None:
@@ -168,7 +168,7 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(
-            f"checkpoint {str(source)!r} (load_from or --resume) does not exist"
+            f"checkpoint {str(source)!r} (load_from or --resume) does not exist."
         )
 
 
@@ -213,5 +213,5 @@ def _check_dataset(dataset: Mapping[str, Any], where: str, scope: str) -> None:
     if root and "://" not in str(root) and not Path(root).expanduser().is_dir():
         raise FileNotFoundError(
             f"{where}: data_root={str(root)!r} does not exist; get the data of "
-            f"{dataset.get('type')} and put or link it there, or change data_root"
+            f"{dataset.get('type')} and put or link it there, or change data_root."
         )

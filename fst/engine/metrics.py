@@ -27,7 +27,7 @@ class Accuracy(BaseMetric):
         super().__init__()
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
-            raise ValueError(f"topk={topk!r} must be positive integers")
+            raise ValueError(f"topk={topk!r} must be positive integers.")
         self._meters: dict[int, Any] = {}
         self._seen = 0
 
@@ -46,7 +46,7 @@ class Accuracy(BaseMetric):
 
         classes = scores.shape[1]
         if max(self.topk) > classes:
-            raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes")
+            raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes.")
         return {
             k: MulticlassAccuracy(classes, top_k=k, average="micro", validate_args=False).to(
                 scores.device

@@ -44,13 +44,13 @@ class ImagePreprocessor(BaseDataPreprocessor):
         super().__init__(non_blocking=non_blocking)
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(
-                f"mean={mean} and std={std} must have equal lengths, and std be positive"
+                f"mean={mean} and std={std} must have equal lengths, and std be positive."
             )
         if not 0 <= flip <= 1:
-            raise ValueError(f"flip={flip!r} must be a probability")
+            raise ValueError(f"flip={flip!r} must be a probability.")
         for name, value in (("translate", translate), ("cutout", cutout)):
             if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a non-negative number of pixels")
+                raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
         if padding_mode not in ("zero", "reflect"):
             raise ValueError(
                 f"padding_mode={padding_mode!r} is unknown."
@@ -73,7 +73,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         inputs = batch["inputs"]
         if inputs.shape[1] != self.mean.shape[1]:
             raise ValueError(
-                f"images have {inputs.shape[1]} channels, but mean and std {self.mean.shape[1]}"
+                f"images have {inputs.shape[1]} channels, but mean and std {self.mean.shape[1]}."
             )
         augmented = training and (self.flip or self.translate or self.cutout)
         draws = self._draws(keys, inputs) if augmented else None

@@ -60,7 +60,7 @@ class Runner(mmengine.runner.Runner):
         """Also wraps for DDP on a CPU; refuses FSDP."""
         kind = str((model_wrapper_cfg or {}).get("type", ""))
         if "FullyShardedDataParallel" in kind:
-            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP")
+            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP.")
         if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
             model_wrapper_cfg = {
                 "type": "MMDistributedDataParallel",
@@ -85,7 +85,7 @@ class Runner(mmengine.runner.Runner):
         if sparsity is not None:
             self.register_hook({"type": "SparsityHook", **sparsity})
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
-            raise ValueError("the config has several SparsityHooks: use `sparsity` alone")
+            raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
         if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
             self.register_hook(SyncBuffersHook())
         self._random_state = RandomStateHook()
@@ -102,7 +102,7 @@ class Runner(mmengine.runner.Runner):
         classes = (getattr(dataset, "metainfo", None) or {}).get("classes", ())
         if isinstance(outputs, int) and len(classes) > outputs:
             raise ValueError(
-                f"the dataset has {len(classes)} classes, but the model num_classes={outputs}"
+                f"the dataset has {len(classes)} classes, but the model num_classes={outputs}."
             )
 
     @property
@@ -124,7 +124,7 @@ class Runner(mmengine.runner.Runner):
         if not isinstance(checkpoint, dict) or "meta" not in checkpoint:
             raise ValueError(
                 f"cannot resume from {self._load_from!r}: it holds weights alone, no training "
-                "state. To start from them use load_from without resume"
+                "state. To start from them use load_from without resume."
             )
         seed, configured = checkpoint["meta"].get("seed"), self._randomness_cfg.get("seed")
         if seed is not None and seed != configured:
@@ -160,7 +160,7 @@ class Runner(mmengine.runner.Runner):
         if self._resume and not has_hook and "sparsity" in checkpoint:
             raise ValueError(
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
-                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}"
+                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."
             )
         self._check_overlap(checkpoint["state_dict"], filename)
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
@@ -181,13 +181,13 @@ class Runner(mmengine.runner.Runner):
             raise ValueError(
                 f"{filename!r} belongs to another model: none of its {len(names)} entries "
                 f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "
-                f"({', '.join(sorted(own)[:3])}, ...)"
+                f"({', '.join(sorted(own)[:3])}, ...)."
             )
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Write to a temporary file first; every rank must call it."""
         if "://" in str(out_dir):
-            raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only")
+            raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only.")
         self._random_state.collect()
         for hook in self._hooks:
             if isinstance(hook, SparsityHook):

@@ -34,7 +34,7 @@ class ImageDataset(Dataset):
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """The images at ``indices``, augmented as ``keys`` say."""
-        raise TypeError(f"{type(self).__name__} does not implement load_images")
+        raise TypeError(f"{type(self).__name__} does not implement load_images.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -101,7 +101,7 @@ def resolve_device(device: str) -> torch.device:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'")
+        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -114,7 +114,7 @@ def check_split(split: object, allowed: tuple[str, ...]) -> None:
 def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of ``size`` samples, as equally many of each class as there are, first ones first."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= len(labels):
-        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}")
+        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}.")
     # rank of each sample within its class: taking the smallest ranks first balances the classes
     order = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)

@@ -58,7 +58,7 @@ class CIFAR10(InMemoryDataset):
                 f"no CIFAR-10 in data_root={str(root)!r}: it should hold cifar-10-batches-py/ (set "
                 "download=True to fetch it, or unpack cifar-10-python.tar.gz of "
                 "https://www.cs.toronto.edu/~kriz/cifar.html there) or the packed form "
-                f"({_shard(root, split, 0).name}, ...)"
+                f"({_shard(root, split, 0).name}, ...)."
             )
 
 

@@ -49,14 +49,14 @@ class ImageFolder(ImageDataset):
         if not found:
             raise ValueError(
                 f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
-                f"one of the extensions {', '.join(EXTENSIONS)}"
+                f"one of the extensions {', '.join(EXTENSIONS)}."
             )
         labels = torch.tensor([label for _, label in found])
         empty = [
             c for c, n in zip(self.classes, _counts(labels, self.classes), strict=True) if not n
         ]
         if empty:
-            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}")
+            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}.")
         rows = torch.arange(len(found)) if subset is None else balanced_subset(labels, subset)
         self.paths = [found[row][0] for row in rows.tolist()]
         self.labels = labels[rows]
@@ -71,7 +71,7 @@ class ImageFolder(ImageDataset):
                 f"no image folder at {str(root)!r} (data_root={config.get('data_root')!r}, "
                 f"split={config.get('split')!r}): expected <class>/<image> in it. ImageNet: get "
                 "ILSVRC2012 from https://image-net.org/download.php and sort both splits into "
-                "train/<wnid>/ and val/<wnid>/"
+                "train/<wnid>/ and val/<wnid>/."
             )
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
@@ -84,7 +84,7 @@ class ImageFolder(ImageDataset):
         if len(sizes) > 1:
             raise ValueError(
                 f"the transforms of ImageFolder({self.paths[indices[0]]!r}, ...) give images of "
-                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop"
+                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop."
             )
         return torch.stack(images)
 

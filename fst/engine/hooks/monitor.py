@@ -26,7 +26,7 @@ class LossMonitorHook(RuntimeInfoHook):
 
     def __init__(self, interval: int = 20) -> None:
         if not isinstance(interval, int) or interval < 1:
-            raise ValueError(f"interval={interval!r} must be a positive number of iterations")
+            raise ValueError(f"interval={interval!r} must be a positive number of iterations.")
         self.interval = interval
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._last_finite: tuple[int, float] | None = None

@@ -118,7 +118,7 @@ def _invocation(
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commands": []}
     if arguments.report_only:
         if not path.is_file():
-            raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}")
+            raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}.")
         return earlier
     words = ["python", "tools/ablate.py", *(sys.argv[1:] if argv is None else argv)]
     return {

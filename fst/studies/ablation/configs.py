@@ -117,7 +117,7 @@ def set_epochs(config: Config, epochs: int) -> None:
     """
     last = config.get("train_cfg", {}).get("max_epochs")
     if last is None:
-        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs")
+        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
     schedulers = config.get("param_scheduler") or []
     for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
         if not scheduler.get("by_epoch", True):  # counts iterations
@@ -128,7 +128,7 @@ def set_epochs(config: Config, epochs: int) -> None:
         if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
             raise ValueError(
                 f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
-                "change param_scheduler too"
+                "change param_scheduler too."
             )
         if not ends_early:
             if "end" in scheduler:
@@ -142,7 +142,7 @@ def _length(config: Config) -> int:
     loop = config.get("train_cfg") or {}
     length = loop.get("max_epochs", loop.get("max_iters"))
     if not isinstance(length, int) or length < 1:
-        raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0")
+        raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0.")
     return length
 
 

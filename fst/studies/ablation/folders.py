@@ -85,7 +85,7 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise RuntimeError(f"another process is training in {self.path}") from None
+            raise RuntimeError(f"another process is training in {self.path}.") from None
         return file
 
     def position(self) -> int:

@@ -149,7 +149,7 @@ class Trainer:
             source = RunFolder.of(self.work_dir, run.start_from, run.seed)
             run.config.load_from = newest_checkpoint(source.path)
             if run.config.load_from is None:
-                raise ValueError(f"{source.path} holds no checkpoint to start from")
+                raise ValueError(f"{source.path} holds no checkpoint to start from.")
         write_config(run.config, folder.config)
         command = [sys.executable, str(self.script), str(folder.config)]
         command += ["--work-dir", str(folder.path)]

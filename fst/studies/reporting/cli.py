@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         if not arguments.out.parent.is_dir():
-            raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist")
+            raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist.")
         documents, runs = find_sources(arguments.sources)
         with tempfile.TemporaryDirectory() as drawings:
             sections = [(load_document(folder), folder) for folder in documents]
@@ -69,14 +69,14 @@ def find_sources(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     runs: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            raise FileNotFoundError(f"{str(path)!r} is no folder")
+            raise FileNotFoundError(f"{str(path)!r} is no folder.")
         found = [file.parent for file in sorted(path.rglob(FILE_NAME))]
         loose = [path] if is_run(path) else find_runs(path)
         loose = [run for run in loose if not any(run.is_relative_to(folder) for folder in found)]
         if not found and not loose:
             raise ValueError(
                 f"{str(path)!r} holds neither a run of tools/train.py (*/vis_data/scalars.json) "
-                f"nor an ablation or analysis ({FILE_NAME})"
+                f"nor an ablation or analysis ({FILE_NAME})."
             )
         documents += [folder for folder in found if folder not in documents]
         runs += [run for run in loose if run not in runs]
