@@ -8,8 +8,6 @@ and the time of the weight gradients against PyTorch's dense ones.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +30,7 @@ from fst.studies.ablation.results import Results, collect
 from fst.studies.ablation.run import Trainer
 from fst.studies.analysis.macs import count_macs
 from fst.studies.analysis.subject import Subject, from_config
+from fst.studies.arguments import command_of
 from fst.studies.benchmark import PLAIN, conv_shapes, time_layer
 from fst.studies.reporting.document import Document, Table
 from fst.studies.reporting.environment import cores, machine, versions
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None, *, root: Path) -> int:
         return 1
     console.print("measuring …")
     results = collect(grid, arguments.out, list(grid.settings))
-    command = shlex.join(["python", "tools/demo.py", *(sys.argv[1:] if argv is None else argv)])
+    command = command_of("demo", argv)
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
     write_text_atomically(markdown(document), arguments.out / "table.md")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from fst.studies.ablation.grid import Grid, check_seeds, load_grid
 from fst.studies.ablation.results import collect
 from fst.studies.ablation.run import Failure, Trainer
 from fst.studies.ablation.table import write
+from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
 from fst.studies.reporting.environment import cores
 
@@ -120,9 +119,8 @@ def _invocation(
         if not path.is_file():
             raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}.")
         return earlier
-    words = ["python", "tools/ablate.py", *(sys.argv[1:] if argv is None else argv)]
     return {
-        "commands": list(dict.fromkeys([*earlier["commands"], shlex.join(words)])),
+        "commands": list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)])),
         "seeds": arguments.seeds,
         "epochs": arguments.epochs,
         "options": parse_options(arguments.cfg_options, "--cfg-options"),

@@ -19,7 +19,6 @@ import importlib.util
 import json
 import math
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -32,12 +31,12 @@ from fst.backends import registry
 from fst.basics.arguments import positive, usable_device
 from fst.basics.text import suggest
 from fst.strategies.registry import list_strategies
+from fst.studies.arguments import DTYPES, command_of
 from fst.studies.benchmark.measurements import Measurements, as_json, markdown
 from fst.studies.benchmark.run import from_config, from_torchvision, measure, rate_words
 from fst.studies.reporting.environment import surroundings
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
-DTYPES = ("float32", "bfloat16", "float16")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not os.access(options.out.parent, os.W_OK):
         command_line.error(f"--out {options.out} cannot be written: its folder is read-only")
     header = {
-        "command": shlex.join(["python", "tools/benchmark.py", *(arguments or sys.argv[1:])]),
+        "command": command_of("benchmark", arguments),
         **surroundings(options.device),
         **subject,
         "dtype": options.dtype,

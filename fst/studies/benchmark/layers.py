@@ -100,17 +100,22 @@ class LayerTimes:
         return self.times[gemm][PLAIN].median / self.times[gemm][strategy].median
 
 
+def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
+    """The input of a convolution, padded as far as its `Geometry` does not say it."""
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = 0
+    options = (layer.stride, padding, layer.dilation, layer.groups)
+    return padded_geometry(input, layer.weight, *options)
+
+
 def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
     """The distinct calls of `nn.Conv2d` of ``model`` while ``run`` runs it, and their numbers."""
     found: dict[ConvShape, int] = {}
 
     def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        image, padding = inputs[0], module.padding
-        if module.padding_mode != "zeros":
-            image = F.pad(image, module._reversed_padding_repeated_twice, mode=module.padding_mode)
-            padding = 0
-        options = (module.stride, padding, module.dilation, module.groups)
-        image, geometry = padded_geometry(image, module.weight, *options)
+        image, geometry = padded_input(module, inputs[0])
         kernel = (module.kernel_size[0], module.kernel_size[1])
         batch, _, height, width = image.shape
         channels = (module.in_channels, module.out_channels)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 from fst.studies import benchmark
+from fst.studies.arguments import amp_dtype
 from fst.studies.benchmark import roofline
 from fst.studies.benchmark.breakdown import break_down
 from fst.studies.benchmark.measurements import Measurements
@@ -42,7 +43,7 @@ def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, A
         "size": f"{height}x{width}",
         "memory_format": str(memory_format),
     }
-    return Training(model, loss, amp_dtype=amp_dtype(options)), subject
+    return Training(model, loss, amp_dtype=amp_dtype(options.dtype)), subject
 
 
 def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -64,13 +65,8 @@ def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
         **named,
         "memory_format": "as the config says",
     }
-    training = Training(step.model, step.loss, sparse_root, selection, amp_dtype(options))
+    training = Training(step.model, step.loss, sparse_root, selection, amp_dtype(options.dtype))
     return training, subject
-
-
-def amp_dtype(options: argparse.Namespace) -> torch.dtype | None:
-    """Autocast's type in training steps."""
-    return None if options.dtype == "float32" else getattr(torch, options.dtype)
 
 
 def measure(training: Training, options: argparse.Namespace, found: Measurements) -> None:

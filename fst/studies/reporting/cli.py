@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fst.studies.arguments import command_of
 from fst.studies.reporting.document import FILE_NAME, Document, load_document
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.html import page
@@ -34,10 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
     parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
     arguments = parser.parse_args(argv)
-    words = ["python", "tools/report.py", *(sys.argv[1:] if argv is None else argv)]
     made = {
         "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "Command": shlex.join(words),
+        "Command": command_of("report", argv),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions().items()),
     }
     try:

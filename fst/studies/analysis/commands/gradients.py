@@ -14,13 +14,13 @@ from fst.studies.analysis.commands.options import (
     add_pattern,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
 from fst.studies.analysis.gradients import rule_effects
 from fst.studies.analysis.record import conv_names, record_step, same_draws
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import Precision
+from fst.studies.arguments import amp_dtype
 
 SHOWN = 1  # SDGP shows the second convolution
 

@@ -20,9 +20,9 @@ from fst.studies.analysis.subject import (
     from_config_on_random_images,
     from_name,
 )
+from fst.studies.arguments import DTYPES
 
 SIZE = 224
-DTYPES = ("float32", "bfloat16", "float16")
 APPROXIMATIONS_HELP = (
     f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
     "pruning of grad_output alone, with the options n=2, m=4, "
@@ -169,8 +169,3 @@ def _on_random_images(options: argparse.Namespace) -> Subject:
         device=options.device,
         seed=options.seed,
     )
-
-
-def amp_dtype(name: str) -> torch.dtype | None:
-    """autocast's dtype; None for float32."""
-    return None if name == "float32" else getattr(torch, name)

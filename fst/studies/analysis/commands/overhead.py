@@ -14,7 +14,6 @@ from fst.studies.analysis.commands.options import (
     add_pattern,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
 from fst.studies.analysis.overhead import SECONDS_ON_A100, pruning_functions
@@ -22,6 +21,7 @@ from fst.studies.analysis.record import record_step
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import Precision
 from fst.studies.analysis.subject import Subject
+from fst.studies.arguments import amp_dtype
 from fst.studies.benchmark import compare
 
 STEP = "training step, dense"

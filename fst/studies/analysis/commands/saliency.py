@@ -11,11 +11,11 @@ from fst.studies.analysis.commands.options import (
     APPROXIMATIONS_HELP,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import KINDS, Precision, Saliency, saliency
+from fst.studies.arguments import amp_dtype
 
 DEFAULT = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
 FIGURES = (
