@@ -19,7 +19,6 @@ from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.engine.checkpoint import newest_checkpoint
-from fst.engine.model import sparse_root
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy, list_strategies
 from fst.studies.ablation.configs import make_runs
@@ -28,7 +27,7 @@ from fst.studies.ablation.grid import Grid, Metric, Setting
 from fst.studies.ablation.plots import draw_training
 from fst.studies.ablation.results import Results, collect
 from fst.studies.ablation.run import Trainer
-from fst.studies.analysis.macs import count_macs
+from fst.studies.analysis.commands.macs import count_step
 from fst.studies.analysis.subject import Subject, from_config
 from fst.studies.arguments import command_of
 from fst.studies.benchmark import PLAIN, conv_shapes, time_layer
@@ -151,10 +150,7 @@ def _trained(work_dir: Path, name: str) -> Subject:
 
 def _kept(subject: Subject) -> list[str]:
     """For each GEMM the pruned operand, and the share of multiply-adds that is left."""
-    model = subject.copied(subject.strategy)
-    report = count_macs(
-        sparse_root(model), lambda: subject.loss(model, subject.batches[0]).backward()
-    )
+    report = count_step(subject, subject.strategy)
     rules = {gemm: subject.strategy.rule(gemm) for gemm in GEMMS}
     return [
         f"{rule.operand} {100 * report.total(gemm).share_left:.0f} %" if rule else "dense"

@@ -32,9 +32,10 @@ from fst.basics.arguments import positive, usable_device
 from fst.basics.text import suggest
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
-from fst.studies.benchmark.measurements import Measurements, as_json, markdown
+from fst.studies.benchmark.measurements import Measurements, as_json, describe
 from fst.studies.benchmark.run import from_config, from_torchvision, measure, rate_words
 from fst.studies.reporting.environment import surroundings
+from fst.studies.reporting.markdown import markdown
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fst.studies.benchmark.charts import draw
 
         charts = draw(found, options.out)
-    report = markdown(header, found, [chart.name for chart in charts])
+    report = markdown(describe(header, found, [chart.name for chart in charts]))
     print(report)
     written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
     written[0].write_text(report)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fst.engine.model import sparse_root
-from fst.rules.strategy import GEMMS
+from fst.rules.strategy import GEMMS, Strategy
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import parse
 from fst.studies.analysis.commands.options import add_subject, subject_of
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> Result:
             subject.selectors = {"include": [nn.Conv2d, nn.Linear]}
         name = Path(config).stem if config else options.model
         for text, rule in rules.items():
-            macs = _count(subject, rule, options.seed)
+            macs = count_step(subject, rule, options.seed)
             counted.append(Counted(name, subject.batch_shape, text, macs))
     result = Result(
         "Multiply-adds per layer and GEMM",
@@ -101,8 +101,9 @@ def run(options: argparse.Namespace) -> Result:
     return result
 
 
-def _count(subject: Subject, rule: object, seed: int) -> MacReport:
-    model, skipped = subject.converted(rule)
+def count_step(subject: Subject, strategy: Strategy, seed: int = 0) -> MacReport:
+    """The multiply-adds of one step of the subject's model under a strategy."""
+    model, skipped = subject.converted(strategy)
     with same_draws(seed, subject.device):
         return count_macs(
             sparse_root(model),
