@@ -8,7 +8,6 @@ OUT=${OUT_DIR:-benchmarks/out}
 LIMIT=${LIMIT:-540} # seconds of a part
 MODELS=${MODELS:-resnet18 resnet50}
 BATCH=${BATCH:-256}
-TILE=${TILE:-mma_sp_128x128x3}
 
 usage() {
     cat <<'TEXT'
@@ -18,19 +17,17 @@ Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each part
 minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in which they answer:
 
   0  layers        dense convolutions of each model against fst's grad_weight, GEMM by GEMM
-  1  instructions  throughput of mma, mma.sp, wgmma, wgmma.sp; copy bandwidth (needs nvcc)
-  2  tests         the Triton kernels' tests on the GPU; compute-sanitizer where there is one
-  3  pruning       bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
-  4  grad_weight   the own weight gradient against cuDNN, dense and strided
-  5  steps         whole training steps: dense, fst, srste, sdgp; of the first model compiled too
-  6  kernel_steps  the same with the unverified pruning and grad_weight kernels
-  7  sparse_tests  the 2:4 convolutions: build, tests, compute-sanitizer (needs nvcc and ninja)
-  8  sparse        2:4 convolutions against cuDNN, layer by layer: go or no-go
-  9  sparse_steps  training steps with 2:4 convolutions wherever they can run
-  10 compiled      the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
+  1  tests         the Triton kernels' tests on the GPU; compute-sanitizer where there is one
+  2  pruning       bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
+  3  grad_weight   the own weight gradient against cuDNN, dense and strided
+  4  steps         whole training steps: dense, fst, srste, sdgp; of the first model compiled too
+  5  kernel_steps  the same with the unverified pruning and grad_weight kernels
+  6  sparse_tests  the 2:4 convolutions: build, tests, compute-sanitizer (needs nvcc and ninja)
+  7  sparse        2:4 convolutions against cuDNN, layer by layer: go or no-go
+  8  sparse_steps  training steps with 2:4 convolutions wherever they can run
+  9  compiled      the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
 
-Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540),
-TILE (mma_sp_128x128x3: which 2:4 kernel part 9 takes).
+Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540).
 TEXT
 }
 
@@ -74,16 +71,6 @@ part_layers() {
     for model in $MODELS; do
         benchmark "layers_$model" "$model" --no-steps --strategies dense fst
     done
-}
-
-part_instructions() {
-    local target binary="$OUT/instructions"
-    target=$("$PYTHON" -c 'import torch; m, n = torch.cuda.get_device_capability()
-print(f"{m}{n}" + "a" * (m >= 9))')
-    run build nvcc -O3 -std=c++17 "-gencode=arch=compute_$target,code=sm_$target" \
-        benchmarks/gpu/instructions.cu -o "$binary"
-    run instructions "$binary"
-    cp "$OUT/instructions.log" "$OUT/instructions.json"
 }
 
 # check NAME EXPRESSION TESTS...: pytest on the GPU, and what EXPRESSION selects in the sanitizer.
@@ -153,7 +140,7 @@ part_sparse_steps() {
     local kernels=prune_weight=triton,grad_weight=triton
     for model in $MODELS; do
         benchmark "sparse_steps_$model" "$model" --no-layers --strategies fst fst_w \
-            --no-compile --force-backends "$kernels,output=$TILE,grad_input=$TILE"
+            --no-compile --force-backends "$kernels,output=mma_sp,grad_input=mma_sp"
     done
 }
 
@@ -161,14 +148,14 @@ part_compiled() {
     run compiled "$PYTHON" benchmarks/gpu/compiled.py --out "$OUT/compiled.json"
 }
 
-names=(layers instructions tests pruning grad_weight steps kernel_steps sparse_tests sparse
-    sparse_steps compiled)
+names=(layers tests pruning grad_weight steps kernel_steps sparse_tests sparse sparse_steps
+    compiled)
 case ${1:-} in
 -h | --help)
     usage
     exit 0
     ;;
-[0-9] | 10) ;;
+[0-9]) ;;
 *)
     usage >&2
     exit 2

@@ -22,7 +22,7 @@ ALLOWED = [
 
 
 def build(name: str, files: Sequence[str]) -> ModuleType:
-    """Compile ``files`` (of this folder) unless torch's extension cache has them, and load.
+    """Compile ``files``, relative to this folder, unless torch's extension cache has them; load.
 
     Raises:
         RuntimeError: no compiler, or the compilation failed; the message says what is needed.

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from .fold_triton import _fold_kernel, _pair_sum_kernel
-from .launch import DTYPES, LANES, Launch
+from .launch import LANES, Launch
 
 Lattice = tuple[int, int, int, int]
 
@@ -20,7 +20,7 @@ def fold(
     block: tuple[int, int],
     lattices: Sequence[Lattice],
 ) -> None:
-    """`fst.ops.alternating.fold_grad_output` with information restoration.
+    """`fst.ops.positions.fold_grad_output` with information restoration.
 
     Args:
         grad_output: (N, C, P, Q) in float16, bfloat16 or float32, any strides.
@@ -29,8 +29,6 @@ def fold(
         lattices: (row, row step, column, column step) of the kept positions. A row step above the
             block's height means pairs along the flattened map.
     """
-    if grad_output.dtype not in DTYPES:
-        raise TypeError(f"grad_output has dtype {grad_output.dtype}; allowed: {DTYPES}.")
     for lattice, out in zip(lattices, results, strict=True):
         if out.numel():
             fold_launch(grad_output, out, block, lattice).run()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .fold import Lattice, kept_sum_constants
 from .grad_weight_triton import _grad_weight_kernel, _sum_kernel
-from .launch import DTYPES, INT32, Launch
+from .launch import INT32, Launch
 
 # What is assumed where there is no GPU to ask: the multiprocessors of an H100 or H200, and the
 # shared memory of an A100 for one program.
@@ -73,12 +73,6 @@ def grad_weight(
         inputs: for each lattice (N, Cin, H, W), in the same dtype, any strides.
         out: (Cout, Cin/groups, kh, kw), dense in any order of its axes, written over.
     """
-    for tensor in (grad_output, *inputs):
-        if tensor.dtype not in DTYPES or tensor.dtype != grad_output.dtype:
-            raise TypeError(
-                f"grad_output and inputs must have one dtype of {DTYPES}, "
-                f"got {grad_output.dtype} and {tensor.dtype}."
-            )
     if out.numel():
         for launch in launches(grad_output, inputs, out, problem):
             launch.run()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 
 WARPS = 4
 LANES = 32 * WARPS
 INT32 = 2**31
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Launch(NamedTuple):
@@ -70,8 +69,13 @@ class Tile(NamedTuple):
 
 def layout_of(tensor: Tensor) -> Layout | None:
     """The layout of (N, C, P, Q), or None where rows of positions do not follow each other."""
-    samples, channels, height, width = tensor.shape
-    sample, channel, row, column = tensor.stride()
+    return strided_layout(tensor.shape, tensor.stride())
+
+
+def strided_layout(shape: Sequence[int], strides: Sequence[int]) -> Layout | None:
+    """`layout_of` a tensor of these sizes and strides."""
+    samples, channels, height, width = shape
+    sample, channel, row, column = strides
     if width == 1:
         column = row
     elif height > 1 and row != width * column:

@@ -9,9 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from .launch import DTYPES, Launch, Layout, Tile, collapse, layout_of, tile_of
+from .launch import Launch, Layout, Tile, collapse, layout_of, tile_of
 from .prune_triton import _prune_kernel, _scale_kernel, _sums_kernel
-from .select_triton import digits_per_word, sorting_network
+from .select_triton import sorting_network
 
 PROGRAMS = 1024  # that keep a large GPU busy
 
@@ -39,14 +39,12 @@ def prune(
     Args:
         grad_output: (N, C, P, Q) in float16, bfloat16 or float32, any strides; C divisible by
             ``groups``. Strides that do not step evenly through the positions cost a copy.
-        n, m, rule, rescale: see `fst.NM`.
+        n, m, rule, rescale: see `fst.NM`; m up to 8, no rescale="channel".
         seed: of the rule "random": one int64 on the same device.
 
     Returns:
         Tensor of the same shape and dtype; same strides where those are dense.
     """
-    if grad_output.dtype not in DTYPES:
-        raise TypeError(f"grad_output has dtype {grad_output.dtype}; allowed: {DTYPES}.")
     if rule == "random" and seed is None:
         raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
     if n == m or grad_output.numel() == 0:
@@ -56,7 +54,7 @@ def prune(
         grad_output = grad_output.contiguous()
     scale = None
     if rule == "magnitude_rescaled" and rescale != "group":
-        scale = _scale(grad_output, n, m, rescale, groups)
+        scale = _scale(grad_output, n, m, groups)
     prune_launch(grad_output, result, n, m, rule, rescale, groups, seed, scale).run()
     return result
 
@@ -74,13 +72,10 @@ def prune_launch(
 ) -> Launch:
     """How `prune` runs its kernel."""
     layout, out = layout_of(grad_output), layout_of(result)
-    if scale is None or scale.shape[0] == 1:
+    if scale is None:
         layout, out = collapse(layout, out)
-    digits = digits_per_word(m)
-    words = triton.cdiv(m, digits)
     # Groups that share the four words of a draw, as far as one 16-byte vector holds them.
-    shared = rule == "random" and m & (m - 1) == 0
-    run = max(1, min(4 // words, 8 // m)) if shared else 1
+    run = 8 // m if rule == "random" and m & (m - 1) == 0 else 1
     tile, grid, constants = _plan(layout, out, n, m, run, groups, grad_output.itemsize)
     unit = 1 if tile.channel_inner else tile.align
     arguments = (
@@ -97,7 +92,6 @@ def prune_launch(
         out.sample // unit,
         out.channel // unit,
         out.position,
-        0 if scale is None or scale.shape[0] == 1 else layout.channels,
         grid[0],
     )
     by_group = rule == "magnitude_rescaled" and rescale == "group"
@@ -106,33 +100,26 @@ def prune_launch(
         "RUN": run,
         "RULE": 2 if rule == "random" else 1,
         "SCALE": 2 if scale is not None else 1 if by_group else 0,
-        "DIGITS": digits,
-        "CALLS": triton.cdiv(run * words, 4),
     }
     return Launch(_prune_kernel, (layout.samples * grid[0], grid[1]), arguments, constants)
 
 
-def _scale(grad_output: Tensor, n: int, m: int, rescale: str, groups: int) -> Tensor:
-    """Factors (samples or 1, channels) in the dtype of grad_output."""
-    launch, sums = sums_launch(grad_output, n, m, groups, by_sample=rescale == "sample_channel")
+def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
+    """Factors (samples, channels) in the dtype of grad_output."""
+    launch, sums = sums_launch(grad_output, n, m, groups)
     launch.run()
     samples, chunks, _, channels = sums.shape
-    rows = chunks if rescale == "sample_channel" else chunks * samples
-    scale = grad_output.new_empty((samples * chunks // rows, channels))
+    scale = grad_output.new_empty((samples, channels))
     block = 128
-    _scale_kernel[(scale.shape[0], triton.cdiv(channels, block))](
-        sums, scale, channels, rows, BLOCK=block
+    _scale_kernel[(samples, triton.cdiv(channels, block))](
+        sums, scale, channels, chunks, BLOCK=block
     )
     return scale
 
 
-def sums_launch(
-    grad_output: Tensor, n: int, m: int, groups: int, *, by_sample: bool
-) -> tuple[Launch, Tensor]:
+def sums_launch(grad_output: Tensor, n: int, m: int, groups: int) -> tuple[Launch, Tensor]:
     """How the sums behind the rescaling are taken, and (samples, chunks, 2, channels) for them."""
     layout = layout_of(grad_output)
-    if not by_sample:
-        (layout,) = collapse(layout)
     tile, (tiles, group_tiles), constants = _plan(
         layout, layout, n, m, 1, groups, grad_output.itemsize
     )

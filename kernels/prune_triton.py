@@ -99,13 +99,12 @@ def choose(
     room,
     seed,
     position,
-    first_call,
+    call,
     N: tl.constexpr,
     M: tl.constexpr,
     RUN: tl.constexpr,
     RULE: tl.constexpr,
     NETWORK: tl.constexpr,
-    DIGITS: tl.constexpr,
 ):
     """Kept or not (int1) for RUN groups of M each."""
     kept = ()
@@ -114,7 +113,7 @@ def choose(
             # Always 0; it makes the compiler keep the draws where the values are.
             anchor = magnitude(elements[0]) >> 31
             kept = kept + keep_random(
-                seed, position + anchor, first_call, room - group * M + anchor, group, N, M, DIGITS
+                seed, position + anchor, call, room - group * M + anchor, group, N, M
             )
         else:
             values = ()
@@ -140,7 +139,6 @@ def _prune_kernel(
     out_sample,
     out_channel,
     out_position,
-    scale_sample,
     position_tiles,
     ALIGN: tl.constexpr,
     N: tl.constexpr,
@@ -149,8 +147,6 @@ def _prune_kernel(
     RULE: tl.constexpr,
     SCALE: tl.constexpr,
     NETWORK: tl.constexpr,
-    DIGITS: tl.constexpr,
-    CALLS: tl.constexpr,
     LOG: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -179,7 +175,7 @@ def _prune_kernel(
     elements = load_runs(x_ptr + sample * x_sample, tile, x_channel, x_position, SHAPE)
     seed = tl.load(seed_ptr) if RULE == 2 else 0
     place = (sample * positions).to(tl.int32) + position
-    kept = choose(elements, room, seed, place, run * CALLS, N, M, RUN, RULE, NETWORK, DIGITS)
+    kept = choose(elements, room, seed, place, run, N, M, RUN, RULE, NETWORK)
     pruned = ()
     for j in tl.static_range(E):
         pruned = pruned + (times(elements[j], kept[j]),)
@@ -197,7 +193,7 @@ def _prune_kernel(
     elif SCALE == 2:
         scaled = ()
         for j in tl.static_range(E):
-            at = scale_ptr + sample * scale_sample + channel + j
+            at = scale_ptr + sample * channels + channel + j
             scaled = scaled + (times(pruned[j], tl.load(at, mask=j < room, other=1.0)),)
         pruned = scaled
     store_runs(out_ptr + sample * out_sample, pruned, tile, out_channel, out_position, SHAPE)
@@ -255,7 +251,7 @@ def _sums_kernel(
             CHANNEL_INNER,
         )
         elements = load_runs(x_ptr + sample * x_sample, tile, x_channel, x_position, SHAPE)
-        kept = choose(elements, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK, 1)
+        kept = choose(elements, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK)
         more_before = ()
         more_after = ()
         for j in tl.static_range(M):

@@ -1,4 +1,4 @@
-"""Triton: S(W), S(Wᵀ), masks and SR-STE's term of a whole network's weights in one launch.
+"""Triton: S(W), S(Wᵀ) and masks of many weights in one launch.
 
 A table describes the weights (`prune_weight`): how far each tensor lies from the first of its kind,
 and sizes; a second one says which tile of which weight a program handles. Tables hold int64.
@@ -12,7 +12,7 @@ import triton.language as tl
 from .prune_triton import choose, load_runs, store_runs, tile_of_runs
 from .select_triton import join, keep_largest, magnitude, rounded, split, times
 
-COLUMNS = 12  # of either table
+TABLE_COLUMNS = tl.constexpr(11)
 
 
 @triton.jit
@@ -24,14 +24,6 @@ def _place(first, row, column: tl.constexpr, ALIGN: tl.constexpr):
 @triton.jit
 def _integer(row, column: tl.constexpr):
     return tl.load(row + column).to(tl.int32)
-
-
-@triton.jit
-def decayed(gradient, weight, kept, decay):
-    """gradient + decay * (W - S(W))."""
-    residual = times(weight, kept == 0)
-    total = gradient.to(tl.float32) + decay * residual.to(tl.float32)
-    return rounded(total, gradient.dtype)
 
 
 @triton.jit
@@ -81,10 +73,8 @@ def _pair_kernel(
     first_output,
     first_grad_input,
     first_mask,
-    first_gradient,
     table_ptr,
     tiles_ptr,
-    decay,
     N_OUTPUT: tl.constexpr,
     N_GRAD_INPUT: tl.constexpr,
     M: tl.constexpr,
@@ -93,7 +83,6 @@ def _pair_kernel(
     RESULT: tl.constexpr,
     MASK: tl.constexpr,
     WRITE: tl.constexpr,
-    DECAY: tl.constexpr,
     LOG: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -108,15 +97,15 @@ def _pair_kernel(
     """
     SHAPE: tl.constexpr = (ROWS, COLUMNS)
     tile = tiles_ptr + 2 * tl.program_id(0)
-    row = table_ptr + tl.load(tile) * 12
+    row = table_ptr + tl.load(tile) * TABLE_COLUMNS
     local = tl.load(tile + 1).to(tl.int32)
-    outputs = _integer(row, 5)
-    channels = _integer(row, 6) * ALIGN
-    taps = _integer(row, 7)
-    per_part = _integer(row, 8)
-    output_step = _integer(row, 9) * ALIGN
-    channel_step = 1 if FLAT else _integer(row, 10)
-    tap_step = _integer(row, 11) * ALIGN
+    outputs = _integer(row, 4)
+    channels = _integer(row, 5) * ALIGN
+    taps = _integer(row, 6)
+    per_part = _integer(row, 7)
+    output_step = _integer(row, 8) * ALIGN
+    channel_step = 1 if FLAT else _integer(row, 9)
+    tap_step = _integer(row, 10) * ALIGN
 
     blocks = (channels + M - 1) // M
     across = blocks if FLAT else blocks * taps
@@ -174,13 +163,6 @@ def _pair_kernel(
             if MASK:
                 mask_ptr = _place(first_mask, row, 3, ALIGN)
                 _store_row(mask_ptr, masks, at, channel_step, room, M, LOG, SHAPE, FLAT)
-            if DECAY:
-                gradient_ptr = _place(first_gradient, row, 4, ALIGN)
-                old = _load_row(gradient_ptr, at, channel_step, room, M, LOG, SHAPE, FLAT)
-                new = ()
-                for b in tl.static_range(M):
-                    new = new + (decayed(old[b], rows[a * M + b], kept[b], decay),)
-                _store_row(gradient_ptr, new, at, channel_step, room, M, LOG, SHAPE, FLAT)
     if N_GRAD_INPUT > 0:
         kept_rows = ()
         for b in tl.static_range(M):
@@ -206,10 +188,8 @@ def _run_kernel(
     first_weight,
     first_output,
     first_mask,
-    first_gradient,
     table_ptr,
     tiles_ptr,
-    decay,
     N: tl.constexpr,
     M: tl.constexpr,
     NETWORK: tl.constexpr,
@@ -217,7 +197,6 @@ def _run_kernel(
     RESULT: tl.constexpr,
     MASK: tl.constexpr,
     WRITE: tl.constexpr,
-    DECAY: tl.constexpr,
     LOG: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -228,34 +207,27 @@ def _run_kernel(
     """One direction, any N:M: a weight as (samples, channels, positions), see `prune_triton`."""
     SHAPE: tl.constexpr = (M, LOG, ROWS, COLUMNS, FLAT)
     entry = tiles_ptr + 2 * tl.program_id(0)
-    row = table_ptr + tl.load(entry) * 12
+    row = table_ptr + tl.load(entry) * TABLE_COLUMNS
     local = tl.load(entry + 1).to(tl.int32)
-    channel_step = 1 if FLAT else _integer(row, 8)
-    position_step = _integer(row, 9)
-    position_tiles = _integer(row, 10)
-    group_tiles = _integer(row, 11)
+    channel_step = 1 if FLAT else _integer(row, 7)
+    position_step = _integer(row, 8)
+    position_tiles = _integer(row, 9)
+    group_tiles = _integer(row, 10)
     if FLAT:
         position_step *= ALIGN
-    sample = tl.load(row + 7) * (local // group_tiles // position_tiles)
+    sample = tl.load(row + 6) * (local // group_tiles // position_tiles)
     tile = tile_of_runs(
         local // group_tiles % position_tiles,
         local % group_tiles,
+        _integer(row, 3),
         _integer(row, 4),
         _integer(row, 5),
-        _integer(row, 6),
         SHAPE,
         CHANNEL_INNER,
     )
     weight_ptr = _place(first_weight, row, 0, ALIGN) + sample
     weights = load_runs(weight_ptr, tile, channel_step, position_step, SHAPE)
-    kept = choose(weights, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK, 1)
-    if DECAY:
-        gradient_ptr = _place(first_gradient, row, 3, ALIGN) + sample
-        gradients = load_runs(gradient_ptr, tile, channel_step, position_step, SHAPE)
-        new = ()
-        for j in tl.static_range(M):
-            new = new + (decayed(gradients[j], weights[j], kept[j], decay),)
-        store_runs(gradient_ptr, new, tile, channel_step, position_step, SHAPE)
+    kept = choose(weights, tile[5], 0, 0, 0, N, M, 1, 1, NETWORK)
     if WRITE:
         results = ()
         for j in tl.static_range(M):

@@ -24,12 +24,6 @@ def _prune_weights(last: bool) -> Launch:
     return prune_weight.launches([prune_weight.Job(weight, 1, *results)], (2, 4), (2, 4))[0]
 
 
-def _add_decay(last: bool) -> Launch:
-    weight = _meta((64, 64, 3, 3), torch.float32, last)
-    job = prune_weight.Job(weight, 1, gradient=torch.empty_like(weight))
-    return prune_weight.launches([job], (2, 4), None, decay=2e-4)[0]
-
-
 def _prune_gradient(n: int, m: int, rule: str = "magnitude") -> Callable[[bool], Launch]:
     def launch(last: bool) -> Launch:
         grad_output = _meta(SIZE, torch.bfloat16, last)
@@ -43,7 +37,7 @@ def _prune_gradient(n: int, m: int, rule: str = "magnitude") -> Callable[[bool],
 
 def _sums(last: bool) -> Launch:
     grad_output = _meta(SIZE, torch.bfloat16, last)
-    return prune_gradient.sums_launch(grad_output, 2, 4, 1, by_sample=True)[0]
+    return prune_gradient.sums_launch(grad_output, 2, 4, 1)[0]
 
 
 def _fold(last: bool) -> Launch:
@@ -73,11 +67,9 @@ def _grad_weight(
 # name -> whether channels are contiguous -> launch
 SAMPLES: dict[str, Callable[[bool], Launch]] = {
     "S(W), S(Wt) 2:4": _prune_weights,
-    "SR-STE term 2:4": _add_decay,
     "grad_output 2:4": _prune_gradient(2, 4),
     "grad_output 2:4 random": _prune_gradient(2, 4, "random"),
     "grad_output 4:8": _prune_gradient(4, 8),
-    "grad_output 16:32": _prune_gradient(16, 32),
     "sums for rescaling 2:4": _sums,
     "pair sum": _fold,
     "grad_weight 64->64 3x3": _grad_weight((64, 64), 56, 3),

@@ -34,11 +34,6 @@ def sorting_network(m: int) -> tuple[int, ...]:
     return tuple(pairs)
 
 
-def digits_per_word(m: int) -> int:
-    """How many draws a 32-bit word serves: the bias of a draw stays below 2**-20."""
-    return 4 if m <= 8 else 3 if m <= 16 else 2
-
-
 @triton.jit
 def split(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: tl.constexpr):
     """(ROWS, COLUMNS * 2**LOG) -> 2**LOG tensors (ROWS, COLUMNS), neighbours in order."""
@@ -140,7 +135,8 @@ def keep_largest(
 ):
     """Which N of M values (int32, from `magnitude`, -1 where there is none) are the largest.
 
-    The index is part of the sorted key, so keys are distinct and ties keep the lower index.
+    The index is part of the sorted key, so keys are distinct for M <= 8 and ties keep the lower
+    index.
     ``wide``: the values need 31 bits, not 15.
     """
     if N == 2 and M == 4:
@@ -149,7 +145,7 @@ def keep_largest(
         keys = ()
         for j in tl.static_range(M):
             value = values[j].to(tl.int64) if wide else values[j]
-            keys = keys + (value * 32 + (31 - j),)
+            keys = keys + (value * 8 + (7 - j),)
         ranked = keys
         for step in tl.static_range(len(NETWORK) // 2):
             ranked = _exchange(ranked, NETWORK[2 * step], NETWORK[2 * step + 1], M)
@@ -163,33 +159,29 @@ def keep_largest(
 def keep_random(
     seed,
     position,
-    first_call,
+    call,
     room,
     group: tl.constexpr,
     N: tl.constexpr,
     M: tl.constexpr,
-    DIGITS: tl.constexpr,
 ):
     """A uniformly random N-subset of the first ``room`` of M, by selection sampling.
 
     Element i of the r that are left is kept with probability (still to keep) / r (Knuth, The Art
     of Computer Programming 2, 3.4.2 S). Digits of Philox4x32-10 words drive it; the counter is
-    (position, call), so a draw depends on the seed and the place alone.
+    (position, call), so a draw depends on the seed and the place alone. ``group``: of those that
+    share the four words of a call.
     """
-    WORDS: tl.constexpr = (M + DIGITS - 1) // DIGITS
+    # A word serves four draws: of up to 8 places, the bias of each stays below 2**-20.
+    WORDS: tl.constexpr = (M + 3) // 4
     left = tl.minimum(tl.maximum(room, 0), M)
     wanted = tl.minimum(left, N)
     zero = tl.zeros_like(left)
     kept = ()
     fraction = zero.to(tl.uint32)
     for i in tl.static_range(M):
-        if i % DIGITS == 0:
-            fraction = _word(
-                seed,
-                position + zero,
-                first_call + zero + (group * WORDS + i // DIGITS) // 4,
-                (group * WORDS + i // DIGITS) % 4,
-            )
+        if i % 4 == 0:
+            fraction = _word(seed, position + zero, call + zero, group * WORDS + i // 4)
         digit = tl.umulhi(fraction, left.to(tl.uint32)).to(tl.int32)
         fraction = fraction * left.to(tl.uint32)
         keep = digit < wanted

@@ -1,4 +1,12 @@
-"""One thread per worker, fixed seeds and a hypothesis profile for the whole suite."""
+"""One thread per worker, fixed seeds and a hypothesis profile for the whole suite.
+
+`pytest` leaves out what is marked `exhaustive`, the rest of a crossing of which the hard part runs:
+
+    pytest -m ""                              # everything, the full crossings too
+    pytest -m exhaustive tests/core           # only what is left out otherwise
+    pytest -m "not slow and not exhaustive"   # a -m of one's own replaces that of setup.cfg
+    make test PYTEST_ARGS='-m ""'
+"""
 
 import pytest
 import torch

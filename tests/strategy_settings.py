@@ -5,10 +5,12 @@ A new strategy is tested by adding rows to ``SETTINGS``; a new option of one by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+import pytest
 
 import fst
 from fst.rules.gradient import TopK
@@ -250,6 +252,74 @@ DETERMINISTIC = tuple(row for row in SETTINGS if row.deterministic)
 DEFAULTS = tuple(
     row for row in SETTINGS if not row.overrides and row.custom is None
 )  # one row per registered strategy
+
+
+def _choices(row: Setting) -> set[tuple[object, ...]]:
+    """What the row prunes, and all of its options but mere amounts.
+
+    Of a pattern's numbers it matters whether they are 2:4, which has a program of its own, and
+    whether they prune at all.
+    """
+
+    def named(options: Mapping[str, object]) -> tuple[object, ...]:
+        return tuple(
+            (name, value)
+            for name, value in options.items()
+            if isinstance(value, bool | str | tuple) or name == "phase"
+        )
+
+    strategy = row.build()
+    found = {("decay", strategy.decay > 0, strategy.decay_mode), *named(row.overrides)}
+    for part in (*GEMMS, "schedule"):
+        rule = getattr(strategy, part)
+        options = {} if rule is None else vars(rule)
+        n, m = options.get("n"), options.get("m")
+        found.add((part, type(rule), named(options), (n, m) == (2, 4), n == m))
+    return found
+
+
+def _kinds() -> Iterator[Setting]:
+    known = set().union(*map(_choices, DEFAULTS))
+    for row in SETTINGS:
+        choices = _choices(row)
+        if row in DEFAULTS or row.custom or not choices <= known:
+            known |= choices
+            yield row
+
+
+# The default and the custom rows, and those with a rule or an option that no earlier row has.
+KINDS = tuple(_kinds())
+
+
+def _case(*values: Any, always: bool) -> object:
+    id = "-".join(str(getattr(value, "id", value)) for value in values)
+    return pytest.param(*values, id=id, marks=() if always else pytest.mark.exhaustive)
+
+
+def of_each_kind(rows: Sequence[Setting]) -> list[object]:
+    """The rows as cases of a test; those not in ``KINDS`` are marked `exhaustive`.
+
+    For tests in which the amounts cannot matter.
+    """
+    return [_case(row, always=row in KINDS) for row in rows]
+
+
+def rows_and_shapes(
+    rows: Sequence[Setting],
+    shapes: Sequence[object],
+    hard: Sequence[object],
+    on_hard: Sequence[Setting] = SETTINGS,
+) -> list[object]:
+    """(row, shape) for all rows and shapes, as cases of a test.
+
+    The rows ``on_hard`` run on the shapes ``hard``, ``DEFAULTS`` on all shapes. The other pairs are
+    marked `exhaustive`.
+    """
+    return [
+        _case(row, shape, always=row in DEFAULTS or row in on_hard and shape in hard)
+        for row in rows
+        for shape in shapes
+    ]
 
 
 def setting(id: str) -> Setting:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fst import backends
 from fst.backends import cache, sources
-from fst.ops import alternating
+from fst.ops import positions
 from fst.ops import triton as ops
 from fst.ops.geometry import Geometry, gradients
 from fst.rules.alternating import Alternating
@@ -165,13 +165,11 @@ class Operands:
         self.weight = random(layer.outputs, layer.inputs, layer.kernel, layer.kernel)
         self.grad_output = random(batch, layer.outputs, layer.size, layer.size)
         self.geometry = Geometry((layer.stride,) * 2, (edge,) * 2, (1, 1), 1)
-        self.kept = alternating.lattices(RULE, 0, layer.size, layer.size)
-        self.inputs = [self.input]
-        self.reduced = layer.kernel == 1
-        if self.reduced:
-            output_size = (layer.size, layer.size)
-            self.inputs = alternating.kept_input(self.input, self.kept, output_size, self.geometry)
-        (self.folded,) = alternating.fold_grad_output(self.grad_output, RULE, 0, self.kept)
+        size = (layer.size, layer.size)
+        self.kept, self.inputs = positions.keep(
+            RULE, 0, self.input, self.weight, size, self.geometry
+        )
+        (self.folded,) = positions.fold_grad_output(self.grad_output, self.kept)
 
     def contestants(self) -> dict[str, Function]:
         """The library's dense kernel, the half of it with and without its sums, the own kernel."""
@@ -211,16 +209,7 @@ class Operands:
 
     def _forced(self, name: str, fold: str) -> Tensor:
         with backends.force(grad_weight=name, fold_grad_output=fold):
-            return alternating.grad_weight(
-                self.grad_output,
-                self.inputs,
-                self.weight,
-                RULE,
-                0,
-                self.kept,
-                self.geometry,
-                reduced=self.reduced,
-            )
+            return positions.grad_weight(self.grad_output, self.inputs, self.weight, self.kept)
 
     def _from_folded(self) -> Tensor | None:
         stride = (self.geometry.stride[0], 2 * self.geometry.stride[1])
@@ -244,10 +233,10 @@ class Operands:
     def _with_tile(self, m: int, n: int, k: int) -> Tensor:
         module = sources.load("grad_weight")
         tile = module.Tile(m, n, k, 8 if m * n >= 128 * 256 else 4)
-        (lattice,) = self.kept
-        window = alternating.REDUCED
-        if not self.reduced:
-            window = alternating.window_start(lattice, self.geometry)
+        (lattice,) = self.kept.lattices
+        window = positions.REDUCED
+        if not self.kept.reduced:
+            window = positions.window_start(lattice, self.geometry)
         problem = module.Problem(RULE.block, True, [lattice], [window], (1, 1), 1)
         out = torch.empty_like(self.weight)
         for launch in module.launches(self.grad_output, self.inputs, out, problem, tile):

@@ -12,6 +12,7 @@ copy's GB/s.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,13 +30,12 @@ import fst
 from fst import NM, Strategy
 from fst.backends import cache, sources
 from fst.ops import triton as ops
-from fst.ops.alternating import fold_grad_output, lattices
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules.alternating import Alternating
 from fst.studies.benchmark import compare
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width
-PATTERNS = ((1, 4), (4, 8), (2, 16), (8, 16), (16, 32))
+PATTERNS = ((1, 4), (4, 8))
 BEYOND_L2 = 2**28  # bytes
 Function = Callable[[Tensor], object]
 
@@ -99,24 +100,34 @@ def gradient_contestants(
     yield "torch 2:4", lambda x: prune_grad_output(x, NM("grad_output"), "grad_input", 1, None), 2
     yield "triton 2:4", kernel(2, 4), 2
     yield "triton 2:4 random", kernel(2, 4, "random"), 2
-    for rescale in ("group", "sample_channel", "channel"):
+    for rescale in ("group", "sample_channel"):
         yield f"triton 2:4 {rescale}", kernel(2, 4, "magnitude_rescaled", rescale), 2
     for n, m in patterns:
         yield f"triton {n}:{m}", kernel(n, m), 2
     if not sources.cuda_missing():
-        baseline = sources.load("prune_baseline")
-        for n, m in ((2, 4), (16, 32)):
+        baseline = sdgp_design()
+        for n, m in ((2, 4), (4, 8)):
             yield f"one thread per group {n}:{m}", lambda x, n=n, m=m: baseline.prune(x, n, m), 2
+
+
+@functools.cache
+def sdgp_design() -> ModuleType:
+    """SDGP's published kernel design, built on first use: magnitude along the channels of a
+    contiguous or channels_last tensor, m 4 or 8.
+    """
+    folder = Path(__file__).resolve().parent
+    files = [str(folder / name) for name in ("prune_baseline.cpp", "prune_baseline_sm80.cu")]
+    return sources.load("extension").build("fst_prune_baseline", files)
 
 
 def fold_contestants(like: Tensor) -> Iterator[tuple[str, Function, float]]:
     """As `gradient_contestants`: pair sums read all and write half."""
     rule, (height, width) = Alternating(), like.shape[2:]
-    kept = lattices(rule, 0, height, width)
+    kept = rule.kept_positions(height, width, 0)
     numbers = [number for lattice in kept for number in lattice]
     share = 1 + math.ceil(width / 2) / width
     yield "copy", torch.clone, 2
-    yield "torch pair sum", lambda x: fold_grad_output(x, rule, 0, kept), share
+    yield "torch pair sum", lambda x: rule.fold(x, kept, 0), share
     yield "triton pair sum", lambda x: ops.fold_grad_output(x, rule.block, numbers), share
 
 
@@ -142,11 +153,10 @@ def measure(
 def measure_weights(
     device: torch.device, layout: torch.memory_format, repeats: int, smoke: bool
 ) -> list[dict[str, Any]]:
-    """S(W) and S(Wᵀ) of a ResNet-18's weights in bfloat16, and SR-STE's term in float32."""
+    """S(W) and S(Wᵀ) of a ResNet-18's weights in bfloat16."""
     strategy = fst.get_strategy("fst")
     shapes = [(8, 8, 3, 3), (8, 8, 1, 1)] if smoke else _resnet18_shapes()
     weights = [torch.randn(s).to(device, memory_format=layout) for s in shapes]
-    gradients = [torch.zeros_like(w) for w in weights]
     groups, dtype = [1] * len(weights), torch.bfloat16
     functions = {
         "copy": lambda: [w.clone() for w in weights],
@@ -155,10 +165,9 @@ def measure_weights(
         "triton S(W), S(Wt), masks": lambda: ops.prune_weights(
             weights, groups, 2, 4, 2, 4, dtype, True
         ),
-        "triton decay": lambda: ops.add_decay(weights, gradients, groups, 2, 4, 2e-4),
     }
     count = sum(w.numel() for w in weights)
-    shares = (8, 8, 8, 9, 12)  # bytes for each weight
+    shares = (8, 8, 8, 9)  # bytes for each weight
     moved = {name: share * count for name, share in zip(functions, shares, strict=True)}
     turns = {name: _turn(function, device) for name, function in functions.items()}
     name = {"weights": count, "tensors": len(weights), "memory_format": str(layout)}

@@ -4,11 +4,11 @@
     python benchmarks/gpu/sparse24.py --models resnet18 vgg16_300
 
 bfloat16, channels_last. For each distinct convolution of the models with at least 64 channels: the
-output and grad_input by cuDNN (weights masked) and by every tile of the mma.sp kernel, 1x1 outputs
-by cuSPARSELt too; timed in turns, in both orders, with the L2 cache flushed before each call. Then
-the packing of all weights of a model, in turns with a copy of as many bytes. Prints the speed
-against cuDNN, TFLOP/s (of the dense convolution) and their share of the peak that 2:4 doubles;
-"go" is at least 5 % faster. Writes JSON with medians and quartiles.
+output and grad_input by cuDNN (weights masked) and by the mma.sp kernel, 1x1 outputs by cuSPARSELt
+too; timed in turns, in both orders, with the L2 cache flushed before each call. Then the packing of
+all weights of a model, in turns with a copy of as many bytes. Prints the speed against cuDNN,
+TFLOP/s (of the dense convolution) and their share of the peak that 2:4 doubles; "go" is at least
+5 % faster. Writes JSON with medians and quartiles.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from fst.backends import cache, sources
 from fst.ops import sparse24
-from fst.ops.conv import prune_weight
 from fst.ops.geometry import gradients
+from fst.ops.prune import prune_weight
 from fst.strategies.registry import get_strategy
 from fst.studies.benchmark import ConvShape, Timing, compare, conv_shapes, geometric_mean
 
@@ -126,16 +126,19 @@ def layer_rows(
     (packed,) = sparse24.pack([weight], [geometry.groups], torch.bfloat16)
     only_input = (True, False, False)
     contestants: dict[str, Functions] = {
-        "output": {CUDNN: lambda: F.conv2d(x, pruned.output, None, *geometry)},
-        "grad_input": {CUDNN: lambda: gradients(dy, x, pruned.grad_input, geometry, only_input)},
+        "output": {
+            CUDNN: lambda: F.conv2d(x, pruned.output, None, *geometry),
+            sparse24.BACKEND: lambda: sparse24.convolve(
+                x, packed[:2], None, size, kernel, geometry
+            ),
+        },
+        "grad_input": {
+            CUDNN: lambda: gradients(dy, x, pruned.grad_input, geometry, only_input),
+            sparse24.BACKEND: lambda: sparse24.input_gradient(
+                dy, packed[2:], x.shape, kernel, geometry
+            ),
+        },
     }
-    for name, tile in sparse24.BACKENDS.items():
-        contestants["output"][name] = functools.partial(
-            sparse24.convolve, x, packed[:2], None, size, kernel, geometry, tile
-        )
-        contestants["grad_input"][name] = functools.partial(
-            sparse24.input_gradient, dy, packed[2:], x.shape, kernel, geometry, tile
-        )
     if kernel == (1, 1) and geometry.stride == (1, 1) and device.type == "cuda":
         contestants["output"]["cuSPARSELt"] = CuSparseLt(x, pruned.output)
     positions = size[0] * size[2] * size[3]
@@ -246,17 +249,18 @@ def packing_row(model: nn.Module, device: torch.device, repeats: int) -> dict[st
 
 
 def means(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the best tile's speed over 3x3 layers from 128 channels on."""
+    """Geometric means of the kernel's speed over 3x3 layers from 128 channels on."""
     found: dict[str, float] = {}
     for model in dict.fromkeys(r["model"] for r in rows):
-        best: dict[tuple[str, str], float] = {}
-        for r in rows:
-            is_meant = r["model"] == model and r["kernel"] == [3, 3] and r["channels"] >= 128
-            if is_meant and r["contestant"] in sparse24.BACKENDS:
-                key = (r["layer"], r["gemm"])
-                best[key] = max(best.get(key, 0.0), r["speed"])
-        found[model] = geometric_mean(best.values())
-        print(f"{model}, 3x3 from 128 channels on, best tiles: {found[model]:.2f}x")
+        speeds = [
+            r["speed"]
+            for r in rows
+            if (r["model"], r["contestant"]) == (model, sparse24.BACKEND)
+            and r["kernel"] == [3, 3]
+            and r["channels"] >= 128
+        ]
+        found[model] = geometric_mean(speeds)
+        print(f"{model}, 3x3 from 128 channels on: {found[model]:.2f}x")
     return found
 
 

@@ -21,6 +21,9 @@ def load(module: str) -> ModuleType:
     """A module of the kernels, which are ``fst/kernels`` once installed and ``kernels`` in a
     checkout.
     """
+    loaded = sys.modules.get(f"{PACKAGE}.{module}")
+    if loaded is not None:  # torch.compile traces this line, but no import
+        return loaded
     if PACKAGE not in sys.modules and importlib.util.find_spec(PACKAGE) is None:
         _load_checkout()
     return importlib.import_module(f"{PACKAGE}.{module}")

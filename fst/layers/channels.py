@@ -223,8 +223,9 @@ def _shrink(
         for side, index in kept.items():
             if AXES[side] < tensor.dim():
                 smaller = smaller.index_select(AXES[side], index.to(tensor.device))
-        is_nhwc = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if is_nhwc else torch.contiguous_format
+        last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        last = last and not tensor.is_contiguous()  # 1x1 kernels are both
+        layout = torch.channels_last if last else torch.contiguous_format
         return smaller.contiguous(memory_format=layout).clone(memory_format=layout)
 
     for name, parameter in list(module.named_parameters(recurse=False)):

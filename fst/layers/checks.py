@@ -5,6 +5,8 @@ from __future__ import annotations
 from fst.layers.remembered import LayerState, RunState
 from fst.rules.strategy import Strategy
 
+MOST_CALLS = 1000  # of a layer in one step
+
 
 def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> None:
     """Start a schedule that works at steps.
@@ -21,6 +23,15 @@ def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> 
         )
     if "started" not in state.schedule_state:
         run.start()
+
+
+def ended(name: str, strategy: Strategy, run: RunState) -> None:
+    """Raise RuntimeError where gradients are remembered and no step ever ends."""
+    if strategy.has_memory and run.calls >= MOST_CALLS:
+        raise RuntimeError(
+            f"layer {name!r} was called {run.calls} times in training without a step of an "
+            f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."
+        )
 
 
 def traceable(name: str, strategy: Strategy) -> None:

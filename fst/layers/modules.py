@@ -148,6 +148,7 @@ class SparseLayer(nn.Module):
             checks.traceable(self.layer_name, strategy)
         elif trains and not compiled:
             checks.started(self.layer_name, strategy, self.state, run)
+            checks.ended(self.layer_name, strategy, run)
             run.calls += 1
         with dispatch.recording(run.decisions):
             pruned, packed = self._prune(weight, dtype, trains=trains and not compiled)
@@ -179,14 +180,17 @@ class SparseLayer(nn.Module):
         self, weight: Tensor, dtype: torch.dtype, *, trains: bool
     ) -> tuple[PrunedWeight, PackedWeight | None]:
         """S(W) and S(Wᵀ) of ``weight`` as it is, or as it was when it was frozen."""
-        frozen, key = self.run.frozen, (dtype, torch.is_inference_mode_enabled())
-        if frozen is not None and key in frozen:
-            return frozen[key]
+        compiled = torch.compiler.is_compiling()
+        frozen = None if compiled else self.run.frozen
+        if frozen is not None:
+            key = dtype, torch.is_inference_mode_enabled()
+            if key in frozen:
+                return frozen[key]
         groups, strategy = self.conv_groups, self.strategy
         with torch.no_grad():
             mask, packed = self._kept_mask(trains), None
             generator = None
-            if strategy.is_random and not torch.compiler.is_compiling():
+            if strategy.is_random and not compiled:
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
             if mask is None:

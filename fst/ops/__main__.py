@@ -17,8 +17,6 @@ import torch
 
 from fst.backends import describe, sources
 
-EXTENSIONS = ("sparse24.extension", "prune_baseline")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or build."""
@@ -58,13 +56,12 @@ def _architecture(text: str) -> str:
 def _build(architectures: list[str] | None) -> None:
     if architectures:
         os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(architectures)
-    for name in EXTENSIONS:
-        begin = time.perf_counter()
-        try:
-            built = sources.load(name).extension()
-        except RuntimeError as error:
-            sys.exit(f"error: {error}")
-        print(f"{built.__name__}: {time.perf_counter() - begin:.0f} s, {built.__file__}")
+    begin = time.perf_counter()
+    try:
+        built = sources.load("sparse24.extension").extension()
+    except RuntimeError as error:
+        sys.exit(f"error: {error}")
+    print(f"{built.__name__}: {time.perf_counter() - begin:.0f} s, {built.__file__}")
 
 
 if __name__ == "__main__":

@@ -61,10 +61,9 @@ def output(
         return dense()
     candidates: Candidates = {"torch": dense}
     kernel, size = weight.shape[2:], output_shape(input.shape, weight.shape, geometry)
-    for name in _sparse_backends("output", is_readable(input), input.shape, size, kernel, geometry):
-        tile = sparse24.BACKENDS[name]
-        candidates[name] = functools.partial(
-            sparse24.convolve, input, packed[:2], bias, size, kernel, geometry, tile
+    if _can_be_sparse("output", is_readable(input), input.shape, size, kernel, geometry):
+        candidates[sparse24.BACKEND] = functools.partial(
+            sparse24.convolve, input, packed[:2], bias, size, kernel, geometry
         )
     options = (*geometry, bias is not None)
     return dispatch.run("output", candidates, (input, weight), options)
@@ -85,10 +84,9 @@ def grad_input(
         "torch": functools.partial(input_gradient, grad_output, weight, geometry, input_shape)
     }
     kernel, size = weight.shape[2:], grad_output.shape
-    for name in _sparse_backends("grad_input", input_fits, input_shape, size, kernel, geometry):
-        tile = sparse24.BACKENDS[name]
-        candidates[name] = functools.partial(
-            sparse24.input_gradient, grad_output, packed, input_shape, kernel, geometry, tile
+    if _can_be_sparse("grad_input", input_fits, input_shape, size, kernel, geometry):
+        candidates[sparse24.BACKEND] = functools.partial(
+            sparse24.input_gradient, grad_output, packed, input_shape, kernel, geometry
         )
     options = (*geometry, *input_shape[2:])
     return dispatch.run("grad_input", candidates, (grad_output, weight), options)
@@ -143,16 +141,14 @@ def is_readable(input: Tensor) -> bool:
     return channels_last or not input.is_contiguous()
 
 
-def _sparse_backends(
+def _can_be_sparse(
     gemm: str,
     input_fits: bool,
     input_shape: Sequence[int],
     output_size: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-) -> list[str]:
-    if not input_fits or not input_shape[0]:
-        return []
-    if sparse24.unsupported(input_shape, output_size, kernel, geometry):
-        return []
-    return [name for name in registry.possible(gemm) if name in sparse24.BACKENDS]
+) -> bool:
+    if not input_fits or not input_shape[0] or sparse24.BACKEND not in registry.possible(gemm):
+        return False
+    return not sparse24.unsupported(input_shape, output_size, kernel, geometry)

@@ -50,15 +50,13 @@ for _operation, _computes in {
     register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
 
 for _operation in ("output", "grad_input"):
-    for _name, _tile in sparse24.BACKENDS.items():
-        register_backend(
-            Backend(
-                _operation,
-                _name,
-                f"2:4 tensor cores, {_tile.rows} channels by {_tile.positions} positions, "
-                f"{_tile.stages} stages",
-                False,
-                sources.cuda_missing,
-                accelerated=True,
-            )
+    register_backend(
+        Backend(
+            _operation,
+            sparse24.BACKEND,
+            "2:4 tensor cores, 128 channels by 128 positions at a time",
+            False,
+            sources.cuda_missing,
+            accelerated=True,
         )
+    )

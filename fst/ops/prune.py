@@ -48,9 +48,7 @@ def prune_weight(
     }
     patterns = kernel_patterns(strategy)
     if mask is None and patterns is not None and triton.takes_weight(weight, dtype):
-        candidates["triton"] = lambda: prune_weights_with_kernel(
-            [weight], [groups], strategy, dtype
-        )[0]
+        candidates["triton"] = lambda: _prune_with_kernel(weight, strategy, groups, dtype)
     rules = (strategy.output, strategy.grad_input)
     drawn = any(rule is not None and rule.is_random for rule in rules)
     options = (*map(str, rules), groups, str(dtype))
@@ -92,27 +90,26 @@ def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int
             found.append((0, 1))
             continue
         pattern = rule.pattern(gemm)
-        if pattern is None or pattern.rule != "magnitude":
+        if pattern is None or pattern.rule != "magnitude" or pattern.m > triton.MOST_M:
             return None
         found.append((pattern.n, pattern.m))
     return (found[0], found[1]) if found[0][0] or found[1][0] else None
 
 
-def prune_weights_with_kernel(
-    weights: list[Tensor], groups: list[int], strategy: Strategy, dtype: torch.dtype
-) -> list[PrunedWeight]:
-    """`prune_weight` of many by one launch; `kernel_patterns` must know ``strategy``."""
+def _prune_with_kernel(
+    weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype
+) -> PrunedWeight:
     output, grad_input = kernel_patterns(strategy)
-    results = triton.prune_weights(weights, groups, *output, *grad_input, dtype, bool(output[0]))
-    parts = triton.divided(results, len(weights))
-    outputs = next(parts) if output[0] else [weight.to(dtype) for weight in weights]
-    grad_inputs = outputs
+    results = iter(
+        triton.prune_weights([weight], [groups], *output, *grad_input, dtype, bool(output[0]))
+    )
+    pruned = next(results) if output[0] else weight.to(dtype)
+    pruned_transposed = pruned
     if grad_input[0]:
-        grad_inputs = next(parts)
-    elif output[0] and not _is_of_weight(strategy.grad_input):
-        grad_inputs = [weight.to(dtype) for weight in weights]
-    kept = next(parts, [None] * len(weights))
-    return [PrunedWeight(*each) for each in zip(outputs, grad_inputs, kept, strict=True)]
+        pruned_transposed = next(results)
+    elif not _is_of_weight(strategy.grad_input):
+        pruned_transposed = weight.to(dtype)
+    return PrunedWeight(pruned, pruned_transposed, next(results, None))
 
 
 def prune_grad_output(
@@ -132,7 +129,8 @@ def prune_grad_output(
     if pattern is None:
         return with_torch()
     candidates = {"torch": with_torch}
-    if triton.takes(grad_output.dtype):
+    _, m, kind, rescale = pattern
+    if triton.takes_grad_output(m, kind, rescale, grad_output.dtype):
         candidates["triton"] = lambda: triton.prune_grad_output(
             grad_output,
             *pattern,

@@ -13,19 +13,8 @@ from torch.library import custom_op
 from fst.backends import sources
 from fst.ops.geometry import Geometry
 
+BACKEND = "mma_sp"
 DTYPES = (torch.float16, torch.bfloat16)
-
-
-class Tile(NamedTuple):
-    """Rows of the weight and positions that a block of threads computes, and steps in flight."""
-
-    rows: int
-    positions: int
-    stages: int
-
-
-TILES = (Tile(128, 128, 3), Tile(128, 128, 4), Tile(64, 128, 4), Tile(64, 256, 3))
-BACKENDS = {f"mma_sp_{'x'.join(map(str, tile))}": tile for tile in TILES}
 
 
 class PackedWeight(NamedTuple):
@@ -42,12 +31,8 @@ class PackedWeight(NamedTuple):
     metadata_transposed: Tensor
 
 
-def _layout() -> ModuleType:
-    return sources.load("sparse24.layout")
-
-
-def _plan() -> ModuleType:
-    return sources.load("sparse24.plan")
+def _kernels() -> ModuleType:
+    return sources.load("sparse24")
 
 
 def _extension() -> Any:
@@ -70,7 +55,7 @@ def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype)
     results = []
     for weight, group in zip(weights, groups, strict=True):
         for transposed in (False, True):
-            values, metadata = _layout().packed_shapes(weight, group, transposed=transposed)
+            values, metadata = _kernels().layout.packed_shapes(weight, group, transposed=transposed)
             results.append(weight.new_empty(values, dtype=dtype))
             results.append(weight.new_empty(metadata, dtype=torch.int32))
     return results
@@ -95,13 +80,12 @@ def _convolve(
     bias: Tensor | None,
     shape: Sequence[int],
     transposed: bool,
-    tile: int,
 ) -> Tensor:
-    y = _result(x, values, metadata, bias, shape, transposed, tile)
-    numbers = _plan().numbers(_shape(shape), transposed=transposed)
+    y = _result(x, values, metadata, bias, shape, transposed)
+    numbers = _kernels().plan.numbers(_shape(shape), transposed=transposed)
     if y.numel():
         x = x.contiguous(memory_format=torch.channels_last)
-        _extension().convolve(y, x, values, metadata, bias, numbers, tile)
+        _extension().convolve(y, x, values, metadata, bias, numbers)
     return y
 
 
@@ -113,7 +97,6 @@ def _result(
     bias: Tensor | None,
     shape: Sequence[int],
     transposed: bool,
-    tile: int,
 ) -> Tensor:
     samples, inputs, outputs, height, width, rows, columns, *_ = shape
     size = (samples, inputs, height, width) if transposed else (samples, outputs, rows, columns)
@@ -122,7 +105,7 @@ def _result(
 
 def _shape(flat: Sequence[int]) -> Any:
     head, pairs = flat[:3], [tuple(flat[i : i + 2]) for i in range(3, 15, 2)]
-    return _plan().Shape(*head, *pairs, flat[15])
+    return _kernels().plan.Shape(*head, *pairs, flat[15])
 
 
 def _flat(
@@ -143,7 +126,7 @@ def unsupported(
     geometry: Geometry,
 ) -> str:
     """Why a convolution of these sizes cannot be computed by the kernels; "" if it can."""
-    return _plan().unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
+    return _kernels().plan.unsupported(_shape(_flat(input_shape, output_shape, kernel, geometry)))
 
 
 def convolve(
@@ -153,14 +136,13 @@ def convolve(
     output_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: Tile,
 ) -> Tensor:
     """The output GEMM (N, Cout, P, Q) of input (N, Cin, H, W), in channels_last.
 
     ``packed``: values and metadata of S(W).
     """
-    shape, index = _flat(input.shape, output_shape, kernel, geometry), TILES.index(tile)
-    return _convolve(input, *packed, bias, shape, False, index)
+    shape = _flat(input.shape, output_shape, kernel, geometry)
+    return _convolve(input, *packed, bias, shape, False)
 
 
 def input_gradient(
@@ -169,11 +151,10 @@ def input_gradient(
     input_shape: Sequence[int],
     kernel: Sequence[int],
     geometry: Geometry,
-    tile: Tile,
 ) -> Tensor:
     """grad_input (N, Cin, H, W) of grad_output (N, Cout, P, Q), in channels_last.
 
     ``packed``: values and metadata of S(Wᵀ).
     """
-    shape, index = _flat(input_shape, grad_output.shape, kernel, geometry), TILES.index(tile)
-    return _convolve(grad_output, *packed, None, shape, True, index)
+    shape = _flat(input_shape, grad_output.shape, kernel, geometry)
+    return _convolve(grad_output, *packed, None, shape, True)

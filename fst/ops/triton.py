@@ -10,33 +10,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
+MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
 
 _OPERATORS = Library("fst", "FRAGMENT")
 
 
-def _operator(*mutated: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as ``torch.ops.fst.NAME``; it writes over the arguments ``mutated``.
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function as ``torch.ops.fst.NAME``.
 
     PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
     autograd differentiates.
     """
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = function.__name__
-        schema = infer_schema(function, mutates_args=mutated)
-        _OPERATORS.define(name + schema)
-        traced = torch._disable_dynamo(function)  # compiled code calls it as it is
-        _OPERATORS.impl(name, traced, "CompositeExplicitAutograd")
-        return getattr(torch.ops.fst, name).default
-
-    return register
+    name = function.__name__
+    _OPERATORS.define(name + infer_schema(function, mutates_args=()))
+    traced = torch._disable_dynamo(function)  # compiled code calls it as it is
+    _OPERATORS.impl(name, traced, "CompositeExplicitAutograd")
+    return getattr(torch.ops.fst, name).default
 
 
 def takes(*dtypes: torch.dtype) -> bool:
@@ -50,6 +44,12 @@ def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
     return takes(weight.dtype, dtype) and (weight.is_contiguous() or last)
 
 
+def takes_grad_output(m: int, rule: str, rescale: str, dtype: torch.dtype) -> bool:
+    """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
+    by_channel = rule == "magnitude_rescaled" and rescale == "channel"
+    return takes(dtype) and m <= MOST_M and not by_channel
+
+
 def _kernels(module: str) -> ModuleType:
     reason = sources.triton_missing()
     if reason:
@@ -57,18 +57,32 @@ def _kernels(module: str) -> ModuleType:
     return sources.load(module)
 
 
+def _check_dtypes(names: str, *tensors: Tensor) -> None:
+    found = {tensor.dtype for tensor in tensors}
+    if len(found) > 1 or not takes(*found):
+        raise TypeError(f"{names} must have one dtype of {DTYPES}, got {found}.")
+
+
 def _on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
-@_operator()
+@_operator
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
     """grad_output (N, C, P, Q) pruned along C, as `fst.ops.prune.prune_grad_output` does it.
 
     ``seed``: one int64 on the same device, for rule="random" only.
+
+    Raises:
+        ValueError: a rule or dtype that `takes_grad_output` refuses.
     """
+    if not takes_grad_output(m, rule, rescale, grad_output.dtype):
+        raise ValueError(
+            f"the Triton kernels cannot prune grad_output of {grad_output.dtype} by m={m}, "
+            f"rule={rule!r}, rescale={rescale!r}."
+        )
     with _on(grad_output):
         return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
 
@@ -80,7 +94,7 @@ def _(
     return torch.empty_like(grad_output)
 
 
-@_operator()
+@_operator
 def prune_weights(
     weights: Sequence[Tensor],
     groups: Sequence[int],
@@ -95,11 +109,34 @@ def prune_weights(
 
     A pattern with n = 0 is left out, and its tensors with it. Weights are (Cout, Cin/groups, kh,
     kw); results have their strides.
+
+    Raises:
+        ValueError: a weight that `takes_weight` refuses, or groups of more than `MOST_M`.
     """
+    if max(m_output, m_grad_input) > MOST_M:
+        raise ValueError(
+            f"m_output={m_output} and m_grad_input={m_grad_input} must be at most {MOST_M}."
+        )
+    for weight in weights:
+        if not takes_weight(weight, dtype):
+            raise ValueError(
+                f"the Triton kernels cannot prune weight: dtype {weight.dtype}, shape "
+                f"{tuple(weight.shape)}, strides {weight.stride()}, into {dtype}."
+            )
     kinds = _result_dtypes(n_output, n_grad_input, dtype, masks)
     results = [torch.empty_like(weight, dtype=kind) for kind in kinds for weight in weights]
-    patterns = (n_output, m_output), (n_grad_input, m_grad_input)
-    _prune_into(weights, groups, *patterns, results)
+    parts, nothing = divided(results, len(weights)), [None] * len(weights)
+    outputs = next(parts) if n_output else nothing
+    grad_inputs = next(parts) if n_grad_input else nothing
+    kept = next(parts, nothing)
+    kernels = _kernels("prune_weight")
+    jobs = [
+        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, kept, strict=True)
+    ]
+    output = (n_output, m_output) if n_output else None
+    grad_input = (n_grad_input, m_grad_input) if n_grad_input else None
+    with _on(weights[0]):
+        kernels.prune(jobs, output, grad_input)
     return results
 
 
@@ -126,97 +163,17 @@ def _result_dtypes(
     return [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
 
 
-@_operator("results")
-def prune_weights_into(
-    weights: Sequence[Tensor],
-    groups: Sequence[int],
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    results: Sequence[Tensor],
-) -> None:
-    """`prune_weights` into tensors that there are: ``results``, in the same order."""
-    patterns = (n_output, m_output), (n_grad_input, m_grad_input)
-    _prune_into(weights, groups, *patterns, results)
-    increment_version(results)
-
-
-@register_fake("fst::prune_weights_into")
-def _(
-    weights: Sequence[Tensor],
-    groups: Sequence[int],
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    results: Sequence[Tensor],
-) -> None:
-    return None
-
-
-def _prune_into(
-    weights: Sequence[Tensor],
-    groups: Sequence[int],
-    output: tuple[int, int],
-    grad_input: tuple[int, int],
-    results: Sequence[Tensor],
-) -> None:
-    parts = divided(results, len(weights))
-    nothing = [None] * len(weights)
-    outputs = next(parts) if output[0] else nothing
-    grad_inputs = next(parts) if grad_input[0] else nothing
-    masks = next(parts, nothing)
-    kernels = _kernels("prune_weight")
-    jobs = [
-        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, masks, strict=True)
-    ]
-    with _on(weights[0]):
-        kernels.prune(jobs, output if output[0] else None, grad_input if grad_input[0] else None)
-
-
 def divided(results: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
     """The results of `prune_weights` for ``count`` weights, kind by kind."""
     return (results[i : i + count] for i in range(0, len(results), count))
 
 
-@_operator("gradients")
-def add_decay(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    groups: Sequence[int],
-    n: int,
-    m: int,
-    decay: float,
-) -> None:
-    """gradient += decay · (W − S(W)) for all weights; S(W) is found anew, no mask is read."""
-    kernels = _kernels("prune_weight")
-    jobs = [
-        kernels.Job(weight, group, gradient=gradient)
-        for weight, gradient, group in zip(weights, gradients, groups, strict=True)
-    ]
-    with _on(weights[0]):
-        kernels.prune(jobs, (n, m), None, decay)
-    increment_version(gradients)
-
-
-@register_fake("fst::add_decay")
-def _(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    groups: Sequence[int],
-    n: int,
-    m: int,
-    decay: float,
-) -> None:
-    return None
-
-
-@_operator()
+@_operator
 def fold_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:
-    """`fst.ops.alternating.fold_grad_output` with restoration; lattices are flattened fours."""
+    """`fst.ops.positions.fold_grad_output` with restoration; lattices are flattened fours."""
+    _check_dtypes("grad_output", grad_output)
     results = _folded(grad_output, lattices)
     with _on(grad_output):
         _kernels("fold").fold(grad_output, results, tuple(block), _fours(lattices))
@@ -251,7 +208,7 @@ def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
     ]
 
 
-@_operator()
+@_operator
 def grad_weight(
     grad_output: Tensor,
     inputs: Sequence[Tensor],
@@ -263,11 +220,12 @@ def grad_weight(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """`fst.ops.alternating.grad_weight` with one input for each lattice; lattices and the windows
+    """`fst.ops.positions.grad_weight` with one input for each lattice; lattices and the windows
     of their kept positions are flattened fours.
 
     A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
     """
+    _check_dtypes("grad_output and inputs", grad_output, *inputs)
     result = torch.empty_like(weight, dtype=grad_output.dtype)
     kernels = _kernels("grad_weight")
     problem = kernels.Problem(

@@ -5,3 +5,7 @@
 - `convolve.h`: the implicit GEMM; `device.h` holds the instructions it is made of.
 - `extension`: builds and calls them.
 """
+
+from . import layout, plan
+
+__all__ = ["layout", "plan"]

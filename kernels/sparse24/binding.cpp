@@ -18,7 +18,6 @@ bool is_bfloat(at::ScalarType type) {
 }
 
 void check(int code) {
-    TORCH_CHECK(code != -1, "no instance of this tile");
     TORCH_CHECK(code == 0, "CUDA error ", code, ": ",
                 cudaGetErrorString(static_cast<cudaError_t>(code)));
 }
@@ -26,7 +25,7 @@ void check(int code) {
 // numbers: the members of Convolution; x and y are channels_last.
 void convolve(at::Tensor y, const at::Tensor &x, const at::Tensor &values,
               const at::Tensor &metadata, const std::optional<at::Tensor> &bias,
-              const std::vector<int> &numbers, int64_t tile) {
+              const std::vector<int> &numbers) {
     Convolution p;
     TORCH_CHECK(numbers.size() * sizeof(int) == sizeof p, numbers.size(), " numbers");
     std::memcpy(&p, numbers.data(), sizeof p);
@@ -37,9 +36,8 @@ void convolve(at::Tensor y, const at::Tensor &x, const at::Tensor &values,
     for (const auto &t : {y, values}) TORCH_CHECK(t.scalar_type() == x.scalar_type(), "dtypes differ");
     const c10::cuda::CUDAGuard guard(x.device());
     check(convolve_sparse24(
-        is_bfloat(x.scalar_type()), static_cast<int>(tile), p, x.const_data_ptr(),
-        values.const_data_ptr(), metadata.const_data_ptr(),
-        bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(),
+        is_bfloat(x.scalar_type()), p, x.const_data_ptr(), values.const_data_ptr(),
+        metadata.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(),
         c10::cuda::getCurrentCUDAStream().stream()));
 }
 

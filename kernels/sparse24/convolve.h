@@ -11,17 +11,16 @@
 constexpr int THREADS = 256, WARPS = 8;
 constexpr int OUTSIDE = -16384; // a row so far away that no tap leads back
 
-template <int ROWS, int POSITIONS, int STAGES> struct Tile {
-    static constexpr int BLOCKS = ROWS / BLOCK;
-    static constexpr int ACROSS = WARPS / BLOCKS;             // warps along the positions
-    static constexpr int WARP_POSITIONS = POSITIONS / ACROSS; // of each
-    static constexpr int VALUES = BLOCKS * BLOCK * BLOCK / 2 * 2, METADATA = BLOCKS * 128 * 4;
-    static constexpr int STAGE = VALUES + METADATA + POSITIONS * BLOCK * 2; // bytes
-    static constexpr int PITCH = ROWS + 8;                                  // of the result
-    static constexpr int RESULT = POSITIONS * PITCH * 2;
-    static constexpr int SHARED = STAGES * STAGE > RESULT ? STAGES * STAGE : RESULT;
-    static_assert(WARP_POSITIONS % 8 == 0 && POSITIONS % 32 == 0);
-};
+constexpr int ROWS = 128, POSITIONS = 128, STAGES = 3;
+constexpr int BLOCKS = ROWS / BLOCK;
+constexpr int WARP_POSITIONS = POSITIONS / (WARPS / BLOCKS); // of each warp
+constexpr int VALUES = BLOCKS * BLOCK * BLOCK / 2 * 2, METADATA = BLOCKS * 128 * 4; // bytes
+constexpr int STAGE = VALUES + METADATA + POSITIONS * BLOCK * 2;
+constexpr int SHARED = STAGES * STAGE;
+constexpr int PITCH = ROWS + 8; // of the result
+static_assert(WARP_POSITIONS % 8 == 0 && POSITIONS % 32 == 0);
+static_assert(POSITIONS * PITCH * 2 <= SHARED);
+static_assert(SHARED <= 99 * 1024, "a block has no more on sm_86, sm_89 and sm_120");
 
 // Rows of 128 bytes; 16-byte pieces change places so that eight rows are read without conflicts.
 __device__ __forceinline__ int swizzled(int row, int piece) {
@@ -38,16 +37,15 @@ struct Place {
     }
 };
 
-template <typename Scalar, int ROWS, int POSITIONS, int STAGES>
-__global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 * 3 ? 2 : 1)
+template <typename Scalar>
+__global__ void __launch_bounds__(THREADS, 2)
     convolve(const __grid_constant__ Convolution p, const uint16_t *__restrict__ x,
              const uint16_t *__restrict__ values, const uint32_t *__restrict__ metadata,
              const uint16_t *__restrict__ bias, uint16_t *__restrict__ y) {
-    using T = Tile<ROWS, POSITIONS, STAGES>;
-    constexpr int LOADS = POSITIONS * 8 / THREADS, EIGHTS = T::WARP_POSITIONS / 8;
+    constexpr int LOADS = POSITIONS * 8 / THREADS, EIGHTS = WARP_POSITIONS / 8;
     uint8_t *shared = shared_memory();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int warp_block = warp % T::BLOCKS, warp_position = warp / T::BLOCKS * T::WARP_POSITIONS;
+    const int warp_block = warp % BLOCKS, warp_position = warp / BLOCKS * WARP_POSITIONS;
     const int row_tiles = ceiling(p.rows, ROWS);
     const int row_tile = blockIdx.x % row_tiles, first = blockIdx.x / row_tiles * POSITIONS;
     const int group = blockIdx.z / p.lattices;
@@ -68,16 +66,16 @@ __global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 
 
     int next_tap = 0, next_block = 0; // of the next copies
     const auto copy = [&](int stage) {
-        uint8_t *to = shared + stage * T::STAGE;
+        uint8_t *to = shared + stage * STAGE;
         const Tap &tap = p.tap[lattice.first_tap + next_tap];
-        UNROLL for (int i = 0; i < T::BLOCKS; ++i) {
+        UNROLL for (int i = 0; i < BLOCKS; ++i) {
             // The last tile may have less than ROWS rows: what it computes beyond is not stored.
-            const int block = min(row_tile * T::BLOCKS + i, p.row_blocks - 1);
+            const int block = min(row_tile * BLOCKS + i, p.row_blocks - 1);
             const int64_t from = ((static_cast<int64_t>(group) * p.row_blocks + block) * p.taps +
                                   tap.packed) * p.k_blocks + next_block;
             copy_async(to + i * 4096 + thread * 16, values + from * 2048 + thread * 8, true);
             if (thread < 32)
-                copy_async(to + T::VALUES + i * 512 + thread * 16,
+                copy_async(to + VALUES + i * 512 + thread * 16,
                            metadata + from * 128 + thread * 4, true);
         }
         const int channel = next_block * BLOCK + piece * 8;
@@ -89,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 
                                 static_cast<unsigned>(c) < static_cast<unsigned>(p.in_columns) &&
                                 channel < p.depth;
             const int64_t from = static_cast<int64_t>(start[i] + shift) * p.in_channels;
-            copy_async(to + T::VALUES + T::METADATA +
+            copy_async(to + VALUES + METADATA +
                            swizzled(thread / 8 + i * (THREADS / 8), piece),
                        x + (inside ? from + first_channel : 0), inside);
         }
@@ -111,11 +109,11 @@ __global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 
         __syncthreads();
         if (step + STAGES - 1 < steps) copy(stage == 0 ? STAGES - 1 : stage - 1);
         commit_copies();
-        const uint8_t *from = shared + stage * T::STAGE;
+        const uint8_t *from = shared + stage * STAGE;
         const auto *a = reinterpret_cast<const uint4 *>(from + warp_block * 4096) + lane;
         const uint4 kept =
-            reinterpret_cast<const uint4 *>(from + T::VALUES + warp_block * 512)[lane];
-        const uint8_t *b = from + T::VALUES + T::METADATA;
+            reinterpret_cast<const uint4 *>(from + VALUES + warp_block * 512)[lane];
+        const uint8_t *b = from + VALUES + METADATA;
         const auto multiply = [&](auto half) {
             constexpr int HALF = decltype(half)::value;
             uint32_t images[EIGHTS][4];
@@ -144,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 
         const float added = has_bias ? Scalar::number(bias[group * p.rows + first_row + r]) : 0.f;
         UNROLL for (int j = 0; j < EIGHTS; ++j) UNROLL for (int k = 0; k < 2; ++k) {
             const int position = warp_position + j * 8 + lane % 4 * 2 + k;
-            result[position * T::PITCH + r] = Scalar::bits(sums[i][j][half * 2 + k] + added);
+            result[position * PITCH + r] = Scalar::bits(sums[i][j][half * 2 + k] + added);
         }
     }
     __syncthreads();
@@ -157,6 +155,6 @@ __global__ void __launch_bounds__(THREADS, ROWS *POSITIONS *STAGES <= 128 * 128 
              place.row * p.out_step_rows) * p.out_columns + lattice.column +
             place.column * p.out_step_columns;
         *reinterpret_cast<uint4 *>(y + at * p.out_channels + group * p.rows + first_row + r) =
-            *reinterpret_cast<const uint4 *>(result + position * T::PITCH + r);
+            *reinterpret_cast<const uint4 *>(result + position * PITCH + r);
     }
 }

@@ -46,9 +46,8 @@ struct PackJobs {
     PackJob job[MOST_JOBS];
 };
 
-// Both return 0, a CUDA error, or -1 where there is no such tile.
-int convolve_sparse24(bool is_bfloat, int tile, const Convolution &p, const void *x,
-                      const void *values, const void *metadata, const void *bias, void *y,
-                      void *stream);
+// Both return 0 or a CUDA error.
+int convolve_sparse24(bool is_bfloat, const Convolution &p, const void *x, const void *values,
+                      const void *metadata, const void *bias, void *y, void *stream);
 // Fills in first_block of each job.
 int pack_sparse24(bool is_bfloat, PackJobs &jobs, void *stream);

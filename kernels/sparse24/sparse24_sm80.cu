@@ -3,39 +3,18 @@
 #include "convolve.h"
 #include "pack.h"
 
-template <typename Scalar, int ROWS, int POSITIONS, int STAGES>
-int convolve_with(const Convolution &p, const void *x, const void *values, const void *metadata,
-                  const void *bias, void *y, void *stream) {
+int convolve_sparse24(bool is_bfloat, const Convolution &p, const void *x, const void *values,
+                      const void *metadata, const void *bias, void *y, void *stream) {
     int64_t most = 0;
     for (int i = 0; i < p.lattices; ++i)
         most = std::max(most, static_cast<int64_t>(p.lattice[i].rows) * p.lattice[i].columns);
     const int64_t blocks = ceiling(most * p.samples, POSITIONS) * ceiling(p.rows, ROWS);
     if (blocks == 0) return 0;
     const dim3 grid(blocks, 1, p.groups * p.lattices);
-    return launch(convolve<Scalar, ROWS, POSITIONS, STAGES>, grid, THREADS,
-                  Tile<ROWS, POSITIONS, STAGES>::SHARED, stream, p,
-                  static_cast<const uint16_t *>(x), static_cast<const uint16_t *>(values),
-                  static_cast<const uint32_t *>(metadata), static_cast<const uint16_t *>(bias),
-                  static_cast<uint16_t *>(y));
-}
-
-template <typename Scalar>
-int convolve_tiled(int tile, const Convolution &p, const void *x, const void *values,
-                   const void *metadata, const void *bias, void *y, void *stream) {
-    switch (tile) { // TILES of fst/backends/sparse24.py
-    case 0: return convolve_with<Scalar, 128, 128, 3>(p, x, values, metadata, bias, y, stream);
-    case 1: return convolve_with<Scalar, 128, 128, 4>(p, x, values, metadata, bias, y, stream);
-    case 2: return convolve_with<Scalar, 64, 128, 4>(p, x, values, metadata, bias, y, stream);
-    case 3: return convolve_with<Scalar, 64, 256, 3>(p, x, values, metadata, bias, y, stream);
-    default: return -1;
-    }
-}
-
-int convolve_sparse24(bool is_bfloat, int tile, const Convolution &p, const void *x,
-                      const void *values, const void *metadata, const void *bias, void *y,
-                      void *stream) {
-    const auto run = is_bfloat ? convolve_tiled<Bfloat> : convolve_tiled<Half>;
-    return run(tile, p, x, values, metadata, bias, y, stream);
+    const auto kernel = is_bfloat ? convolve<Bfloat> : convolve<Half>;
+    return launch(kernel, grid, THREADS, SHARED, stream, p, static_cast<const uint16_t *>(x),
+                  static_cast<const uint16_t *>(values), static_cast<const uint32_t *>(metadata),
+                  static_cast<const uint16_t *>(bias), static_cast<uint16_t *>(y));
 }
 
 int pack_sparse24(bool is_bfloat, PackJobs &jobs, void *stream) {

@@ -17,7 +17,7 @@ from fst.rules.nm import NM
 from fst.rules.strategy import GEMMS, Strategy
 from fst.studies.analysis import MacReport, count_macs
 from tests.core.networks import attach
-from tests.strategy_settings import SETTINGS
+from tests.strategy_settings import SETTINGS, of_each_kind
 
 
 class Net(nn.Module):
@@ -241,7 +241,7 @@ def test_other_weights_are_named_and_bad_arguments_refused():
     assert not model[0]._forward_hooks
 
 
-@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
 def test_every_strategy(row):
     model, strategy = Net(), row.build()
     fst.convert(model, strategy, include=["stem", "body"])

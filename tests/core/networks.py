@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
+from fst.attach import Attachment
 from tests.core.cases import error
 from tests.strategy_settings import DEFAULTS, SETTINGS
 
@@ -33,7 +34,7 @@ def batch(seed: int = 0, size: int = 4, dtype: torch.dtype = torch.float64) -> T
     return torch.randn(size, 4, 5, 5, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> fst.state.Attachment:
+def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Attachment:
     """`fst.attach` for a training of 20 steps in four epochs."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
     attachment = fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
@@ -43,6 +44,20 @@ def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> fs
 
 def gradients(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+def end_step(net: nn.Module) -> None:
+    """An optimizer's step that changes no weight."""
+    torch.optim.SGD(net.parameters(), lr=0.0).step()
+
+
+def stepped_gradients(net: nn.Module) -> dict[str, Tensor]:
+    """What an optimizer's step sees, which here changes no weight: the decay is in it."""
+    seen: dict[str, Tensor] = {}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(net)))
+    optimizer.step()
+    return seen
 
 
 def assert_close(

@@ -42,9 +42,7 @@ class PruneWeight:
         )
         for job in jobs:
             dtype = job.weight.dtype if job.output is None else job.output.dtype
-            found = prune._prune_with_torch(
-                job.weight, strategy, job.groups, dtype, None, None, None
-            )
+            found = prune._prune_with_torch(job.weight, strategy, job.groups, dtype, None, None)
             if decay:
                 job.gradient.add_(job.weight * ~found.mask, alpha=decay)
             for name in ("output", "grad_input", "mask"):
@@ -55,7 +53,7 @@ class PruneWeight:
 def _prune_gradient(grad_output, n, m, rule, rescale, groups, seed):
     assert seed is None
     nm = fst.NM("grad_output", n, m, rule=rule, rescale=rescale or "sample_channel")
-    return prune._prune_nm(grad_output, nm, True, groups, None).contiguous()
+    return nm.prune_grad_output(grad_output, "grad_input", groups).contiguous()
 
 
 def _fold(grad_output, results, block, lattices):

@@ -11,9 +11,14 @@ from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from tests.core.cases import CASES, Case, case, error, read_draws, run
-from tests.strategy_settings import GEMMS, SETTINGS, setting
+from tests.strategy_settings import GEMMS, SETTINGS, rows_and_shapes, setting
 
 NAMES = ("output", "grad_input", "grad_weight", "grad_bias")
+# Odd sizes, groups with a stride, everything at once, and more channels than any M.
+HARD = [case(id) for id in ("odd_nhwc", "grouped_stride2", "mixed", "wide_channels")]
+# Maps without pairs in one direction or both.
+TINY = [case(id) for id in ("width_1", "height_1", "single_position")]
+ALTERNATING = [row for row in SETTINGS if isinstance(row.build().grad_weight, Alternating)]
 
 
 def _reference(strategy, the_case, operands, draws=None):
@@ -49,8 +54,11 @@ def _assert_equal_to_reference(row, the_case, operands, limit=1e-10):
     assert all(value <= limit for value in best.values()), best
 
 
-@pytest.mark.parametrize("the_case", CASES)
-@pytest.mark.parametrize("row", SETTINGS)
+@pytest.mark.parametrize(
+    ("row", "the_case"),
+    rows_and_shapes([row for row in SETTINGS if row not in ALTERNATING], CASES, HARD)
+    + rows_and_shapes(ALTERNATING, CASES, HARD + TINY),
+)
 def test_equals_reference(row, the_case):
     _assert_equal_to_reference(row, the_case, the_case.operands())
 
@@ -121,11 +129,14 @@ def test_dense_is_torch_bit_for_bit(the_case, dtype):
         assert a is e is None or a.stride() == e.stride(), name
 
 
+FOR_DENSE = [case(id) for id in ("basic", "odd_nhwc", "depthwise")]
+HARD_FOR_DENSE = [case(id) for id in ("kernel_1x1_stride2", "wide_channels")]
+
+
 @pytest.mark.parametrize(
-    "the_case",
-    [case(i) for i in ("basic", "odd_nhwc", "kernel_1x1_stride2", "depthwise", "wide_channels")],
+    ("row", "the_case"),
+    rows_and_shapes(SETTINGS, FOR_DENSE + HARD_FOR_DENSE, HARD_FOR_DENSE),
 )
-@pytest.mark.parametrize("row", SETTINGS)
 def test_unpruned_gemms_are_dense_bit_for_bit(row, the_case):
     """The table's ``dense`` column, and that everything else really is pruned."""
     operands = the_case.operands(torch.float32)

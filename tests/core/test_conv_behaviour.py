@@ -11,7 +11,15 @@ import fst
 from fst.ops.reference import reference_conv2d
 from tests.core.cases import CASES, Case, case, error, run
 from tests.core.networks import attach
-from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS, setting
+from tests.strategy_settings import (
+    DEFAULTS,
+    DETERMINISTIC,
+    KINDS,
+    SETTINGS,
+    of_each_kind,
+    rows_and_shapes,
+    setting,
+)
 
 SMALL = Case("small", (4, 4), (4, 5), (3, 3), padding=1, bias=True, batch=1)
 COMPILED = [
@@ -54,7 +62,7 @@ def test_gradcheck_input_where_the_mask_is_shared(id):
     assert torch.autograd.gradcheck(function, (input, bias))
 
 
-@pytest.mark.parametrize("row", DETERMINISTIC)
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
 def test_frozen_operands_change_nothing_for_the_others(row):
     """Every subset of (input, weight, bias) that asks for a gradient gets the same one."""
     the_case = case("basic")
@@ -112,7 +120,7 @@ def test_operands_changed_in_place_before_backward_are_noticed():
         output.sum().backward()
 
 
-@pytest.mark.parametrize("row", DETERMINISTIC)
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
 def test_operands_are_left_untouched(row):
     the_case = case("mixed")
     operands = the_case.operands()
@@ -144,8 +152,15 @@ def test_threads_do_not_disturb_each_other():
 # ---------------------------------------------------------------- layout
 
 
-@pytest.mark.parametrize("row", DETERMINISTIC)
-@pytest.mark.parametrize("the_case", [case("stride_1_2"), case("grouped_stride2")])
+@pytest.mark.parametrize(
+    ("row", "the_case"),
+    rows_and_shapes(
+        DETERMINISTIC,
+        [case("stride_1_2"), case("grouped_stride2")],
+        [case("grouped_stride2")],
+        on_hard=KINDS,
+    ),
+)
 def test_independent_of_memory_format(row, the_case):
     """Groups run along an axis, never along the memory."""
     operands = the_case.operands()
@@ -162,7 +177,7 @@ def test_independent_of_memory_format(row, the_case):
             assert error(a, e) <= 1e-12
 
 
-@pytest.mark.parametrize("row", DETERMINISTIC)
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
 def test_expanded_and_strided_operands(row):
     the_case = case("basic")
     operands = the_case.operands()
@@ -192,8 +207,15 @@ def test_output_has_torchs_memory_format(row):
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("row", SETTINGS)
-@pytest.mark.parametrize("id", ["basic", "kernel_1x1_stride2", "grouped_stride2"])
+@pytest.mark.parametrize(
+    ("row", "id"),
+    rows_and_shapes(
+        SETTINGS,
+        ["basic", "kernel_1x1_stride2", "grouped_stride2"],
+        ["grouped_stride2"],
+        on_hard=KINDS,
+    ),
+)
 def test_empty_batch(row, id):
     the_case = case(id)
     operands = the_case.operands()

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize, prune
 import fst
 from fst.layers.modules import SparseConv2d, SparseLinear
 from tests.core.networks import attach
-from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS
+from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS, of_each_kind
 
 
 class Net(nn.Module):
@@ -41,7 +41,7 @@ def net():
     return Net()
 
 
-@pytest.mark.parametrize("row", SETTINGS)
+@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
 def test_keeps_everything_but_the_class(net, row):
     parameters = dict(net.named_parameters())
     modules = dict(net.named_modules())

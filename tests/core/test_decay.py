@@ -1,4 +1,4 @@
-"""SR-STE's decay: once per step, through the gradient or decoupled."""
+"""SR-STE's decay: once, where the optimizer steps, through the gradient or decoupled."""
 
 import copy
 
@@ -8,10 +8,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
-from fst.attach import set_grad_scaler
 from fst.ops.reference import reference_conv2d, reference_nm_mask
 from tests.core.cases import error
-from tests.core.networks import assert_close, attach, batch, decaying, gradients, small_net
+from tests.core.networks import (
+    assert_close,
+    attach,
+    batch,
+    decaying,
+    gradients,
+    small_net,
+    stepped_gradients,
+)
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC
 
 # ---------------------------------------------------------------- through the gradient
@@ -22,7 +29,8 @@ def test_decay_by_hand():
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([1.0, 7, -3, 2]).reshape(1, 4, 1, 1))
     layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum().backward()
-    assert layer.weight.grad.flatten().tolist() == [0.5, 0, 0, 1.0]
+    assert layer.weight.grad.flatten().tolist() == [0, 0, 0, 0]  # the loss's alone
+    assert stepped_gradients(layer)["weight"].flatten().tolist() == [0.5, 0, 0, 1.0]
     assert layer.weight.flatten().tolist() == [1, 7, -3, 2]
 
 
@@ -36,6 +44,7 @@ def test_a_shared_layer_decays_once(calls):
         for _ in range(calls):
             x = network(x).tanh()
         x.sum().backward()
+        stepped_gradients(network)
     difference = layer.weight.grad - plain.weight.grad
     expected = 0.5 * (layer.weight - layer.effective_weight())
     assert error(difference, expected.detach()) <= 1e-12
@@ -54,39 +63,28 @@ def test_every_step_decays():
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_discarded_gradient_takes_its_decay_with_it(set_to_none):
-    """A skipped step (NaN, a probe of the gradients) must not lose the next one's decay."""
+def test_a_discarded_gradient_loses_no_decay(set_to_none):
+    """Steps that are skipped, probes of the gradients, passes that are dropped or only look."""
     net = decaying(small_net())
     net(batch()).sum().backward()
-    expected = gradients(net)
+    expected = stepped_gradients(net)
     net.zero_grad(set_to_none=set_to_none)
-    net(batch()).sum().backward()
-    assert_close(gradients(net), expected)
-
-
-def test_a_forward_pass_without_backward_does_not_take_the_decay():
-    net = decaying(small_net())
-    net(batch()).sum().backward()
-    expected = gradients(net)
-    net.zero_grad()
-    net(batch(1))  # dropped
+    net(batch(1)).sum().backward()
+    net.zero_grad(set_to_none=set_to_none)
+    net(batch(1))  # with autograd, but never backwards
     with torch.no_grad():
         net(batch(2))
-    net.eval()
-    net(batch(3))
-    net.train()
-    net(batch()).sum().backward()
-    assert_close(gradients(net), expected)
+    net.eval()(batch(3))
+    net.train()(batch()).sum().backward()
+    assert_close(stepped_gradients(net), expected)
 
 
-def test_a_dropped_forward_pass_of_the_same_step_does_not_take_the_decay():
+def test_a_weight_without_a_gradient_does_not_decay():
     net = decaying(small_net())
-    net(batch()).sum().backward()
-    expected = gradients(net)
-    net.zero_grad()
-    net(batch(1))  # with autograd, but never backwards; no change of mode in between
-    net(batch()).sum().backward()
-    assert_close(gradients(net), expected)
+    before = net[2].weight.detach().clone()
+    net[0](batch()).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    assert torch.equal(net[2].weight, before) and net[2].state.step == 0 < net[0].state.step
 
 
 @pytest.mark.parametrize("row", [row for row in DETERMINISTIC if row in DEFAULTS])
@@ -103,6 +101,14 @@ def test_gradient_accumulation_equals_one_batch(row):
     for half in whole.split(2):
         (net(half).square().mean() / 2).backward()
     assert_close(gradients(net), expected, 1e-10)
+    alone = {name: gradient.clone() for name, gradient in expected.items()}
+    for name in ("0", "2"):
+        layer = net.get_submodule(name)
+        alone[f"{name}.weight"] += (
+            layer.strategy.gradient_decay * (layer.weight - layer.effective_weight()).detach()
+        )
+    if layer.strategy.schedule is None:
+        assert_close(stepped_gradients(net), alone, 1e-10)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -146,55 +152,168 @@ def test_decay_of_tied_layers():
     net[1].weight = net[0].weight
     decaying(net)
     net(batch()).square().sum().backward()
-    actual = net[0].weight.grad.clone()
-    for layer in net:
-        layer.strategy = fst.get_strategy("srste", decay=0.0)
-    net.zero_grad()
-    net(batch()).square().sum().backward()
+    alone = net[0].weight.grad.clone()
     expected = 0.5 * (net[0].weight - net[0].effective_weight()).detach()
-    assert error(actual - net[0].weight.grad, expected) <= 1e-12
+    assert error(stepped_gradients(net)["0.weight"] - alone, expected) <= 1e-12
+    assert net[0].state.step == net[1].state.step == 1
 
 
-class _Scaler:
-    """What GradScaler does to a loss."""
+def test_functional_gradients_are_the_loss_s_alone():
+    """The decay belongs to the optimizer's step: `torch.autograd.grad` does not see it."""
+    net, plain = decaying(small_net()), decaying(small_net(), decay=0.0)
+    found = torch.autograd.grad(net(batch()).sum(), list(net.parameters()))
+    expected = torch.autograd.grad(plain(batch()).sum(), list(plain.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
-    factor = 1024.0
 
-    def scale(self, value):
-        return value * self.factor
+def test_a_computed_weight_decays_through_what_it_is_computed_from():
+    """Parametrized after the conversion: the op adds the term, in the gradient of W itself."""
+    layer = decaying(nn.Conv2d(4, 4, 1, bias=False).double())
+    original = layer.weight.detach().clone()
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", _Twice())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum().backward()
+    expected = (layer.weight - layer.effective_weight()).detach()  # 0.5 · 2, by the chain rule
+    torch.testing.assert_close(next(layer.parameters()).grad, expected)
+    optimizer.step()
+    torch.testing.assert_close(next(layer.parameters()).detach(), original - expected)
+    assert layer.state.step == 1
 
 
-def test_decay_is_scaled_as_the_loss_is():
+class _Twice(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "fused_sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "foreach_adamw": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "fused_adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+}
+
+
+def _trained(optimizer, mode="gradient", dtype=torch.float32, scaled=False, closure=False):
+    """Weights after four steps; the loss is scaled by a GradScaler, or made in a closure."""
+    net = small_net(double=False)
+    fst.convert(net, fst.get_strategy("srste", decay=0.1, decay_mode=mode))
+    optimizer = OPTIMIZERS[optimizer](net.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+    for step in range(4):
+
+        def loss(step=step):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                found = net(batch(step, dtype=torch.float32)).float().square().mean()
+            scaler.scale(found).backward()
+            return found
+
+        if closure:
+            optimizer.step(loss)
+        else:
+            loss()
+            scaler.step(optimizer)
+        scaler.update()
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", ["gradient", "decoupled"])
+def test_the_decay_is_never_scaled(optimizer, mode):
+    """With a GradScaler and without; fused optimizers unscale the gradients themselves."""
+    plain, scaled = (_trained(optimizer, mode, scaled=scaled) for scaled in (False, True))
+    assert_close(scaled, plain, 1e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_float16_decays_as_float32(scaled):
+    """The same weights up to rounding, whether a GradScaler is there or not."""
+    half = _trained("sgd", dtype=torch.float16, scaled=scaled)
+    assert_close(half, _trained("sgd"), 5e-3)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", ["gradient", "decoupled"])
+def test_gradients_made_in_a_closure_decay_too(optimizer, mode):
+    plain, closure = (_trained(optimizer, mode, closure=closure) for closure in (False, True))
+    assert_close(closure, plain, 1e-6)
+
+
+def test_lbfgs_sees_the_decay_in_each_evaluation():
+    """Its loss is constant, so that all it descends is λ/2·‖W − S(W)‖²."""
+    layer = decaying(nn.Conv2d(4, 4, 1, bias=False).double())
+    kept = layer.effective_weight()
+    never = -1.0  # the loss does not change, and must not end the search
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=20, tolerance_change=never)
+
+    def loss():
+        optimizer.zero_grad()
+        found = layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    torch.testing.assert_close(layer.weight.detach(), kept, atol=1e-5, rtol=0)
+    assert layer.state.step == 1
+
+
+class _Outer(torch.optim.Optimizer):
+    """An optimizer that hands its step to another one, as sharded and lookahead optimizers do."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__([p for g in inner.param_groups for p in g["params"]], {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_a_step_within_a_step_decays_once():
+    net, plain = decaying(small_net()), decaying(small_net())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (net, plain)]
+    optimizers[0] = _Outer(optimizers[0])
+    for model, optimizer in zip((net, plain), optimizers, strict=True):
+        for step in range(2):
+            optimizer.zero_grad()
+            model(batch(step)).sum().backward()
+            optimizer.step()
+    for a, b in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert net[0].state.step == 2
+
+
+class _Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ArithmeticError
+
+
+def test_a_step_that_failed_does_not_stop_the_next():
     net = decaying(small_net())
+    failing = _Failing(net.parameters(), lr=0.1)
     net(batch()).sum().backward()
     expected = gradients(net)
-    scaler = _Scaler()
-    set_grad_scaler(net, scaler)
-    for factor in (1024.0, 8.0):  # a dynamic scale
-        scaler.factor = factor
-        net.zero_grad()
-        scaler.scale(net(batch()).sum()).backward()
-        assert_close({k: g / factor for k, g in gradients(net).items()}, expected)
-    set_grad_scaler(net, None)
+    with pytest.raises(ArithmeticError):
+        failing.step()
     net.zero_grad()
     net(batch()).sum().backward()
-    assert_close(gradients(net), expected)
+    found = stepped_gradients(net)
+    pull = 0.5 * (net[0].weight - net[0].effective_weight()).detach()
+    assert error(found["0.weight"] - expected["0.weight"], pull) <= 1e-12
+    assert net[0].state.step == 1
 
 
-def test_the_real_grad_scaler_is_accepted():
-    net = decaying(small_net(double=False))
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    net(batch(dtype=torch.float32)).sum().backward()
-    expected = gradients(net)
-    net.zero_grad()
-    set_grad_scaler(net, scaler)
-    scaler.scale(net(batch(dtype=torch.float32)).sum()).backward()
-    assert_close({k: g / 256.0 for k, g in gradients(net).items()}, expected, 1e-6)
-
-
-def test_setting_a_scaler_needs_a_converted_model():
-    with pytest.raises(ValueError, match="convert"):
-        set_grad_scaler(nn.Conv2d(4, 4, 3), _Scaler())
+def test_a_step_inside_frozen_is_refused():
+    net = decaying(small_net())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with fst.frozen(net):
+        net(batch()).sum().backward()
+        with pytest.raises(RuntimeError, match=r"layer '0' inside fst\.frozen"):
+            optimizer.step()
+    optimizer.step()
 
 
 # ---------------------------------------------------------------- decoupled
@@ -205,20 +324,10 @@ def _decoupled(layers, decay=0.25):
     return layers
 
 
-def test_decoupled_decay_needs_attach():
-    net = _decoupled(small_net())
-    with pytest.raises(RuntimeError, match=r"fst\.attach"):
-        net(batch()).sum().backward()
-    with torch.no_grad():
-        net(batch())
-    net.eval()(batch())
-
-
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_decoupled_decay_is_equation_6(lr):
     net = _decoupled(small_net())
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
-    handle = fst.attach(net, optimizer)
     for _ in range(3):
         net.zero_grad()
         net(batch()).square().sum().backward()
@@ -229,30 +338,20 @@ def test_decoupled_decay_is_equation_6(lr):
         for i, w, s, g in zip((0, 2), weights, kept, grads, strict=True):
             expected = w - lr * g - 0.25 * (w - s)
             torch.testing.assert_close(net[i].weight.detach(), expected)
-    handle.remove()
-    with pytest.raises(RuntimeError, match=r"fst\.attach"):
-        net(batch())
-    before = net[0].weight.detach().clone()
-    torch.optim.SGD(net.parameters(), lr=0.0).step()
-    optimizer.param_groups[0]["lr"] = 0.0
-    optimizer.step()
-    assert torch.equal(net[0].weight, before)
 
 
 def test_decoupled_decay_is_never_in_the_gradient():
     net = _decoupled(small_net())
-    fst.attach(net, torch.optim.SGD(net.parameters(), lr=0.1))
     net(batch()).sum().backward()
     plain = small_net()
     fst.convert(plain, fst.get_strategy("srste", decay=0.0))
     plain(batch()).sum().backward()
-    assert_close(gradients(net), gradients(plain))
+    assert_close(stepped_gradients(net), stepped_gradients(plain))
 
 
 def test_decoupled_decay_once_per_step_under_accumulation():
     net = _decoupled(nn.Sequential(nn.Conv2d(4, 4, 1)).double())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    fst.attach(net, optimizer)
     before = net[0].weight.detach().clone()
     kept = net[0].effective_weight()
     for seed in range(3):
@@ -262,26 +361,20 @@ def test_decoupled_decay_once_per_step_under_accumulation():
 
 
 def test_attach_notices_the_wrong_optimizer():
-    net = _decoupled(small_net())
+    net = small_net()
+    fst.convert(net, "asp")
     with pytest.raises(ValueError, match="optimizer"):
         fst.attach(net, torch.optim.SGD(small_net().parameters(), lr=0.1))
     with pytest.raises(ValueError, match="convert"):
         fst.attach(small_net(), torch.optim.SGD(net.parameters(), lr=0.1))
 
 
-def test_attaching_twice_decays_once():
-    net = _decoupled(nn.Sequential(nn.Conv2d(4, 4, 1)).double())
+def test_attaching_twice_is_refused():
+    net = _decoupled(small_net())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    try:
-        handles = [fst.attach(net, optimizer), fst.attach(net, optimizer)]
-    except (ValueError, RuntimeError) as refused:
-        assert "attach" in str(refused)
-        return
-    before, kept = net[0].weight.detach().clone(), net[0].effective_weight()
-    net(batch()).sum().backward()
-    optimizer.step()
-    torch.testing.assert_close(net[0].weight.detach(), before - 0.25 * (before - kept))
-    assert len(handles) == 2
+    fst.attach(net, optimizer)
+    with pytest.raises(ValueError, match="attached to an optimizer already"):
+        fst.attach(net, optimizer)
 
 
 @pytest.mark.parametrize("row", [row for row in DEFAULTS if row.build().decay])
@@ -293,6 +386,7 @@ def test_the_layer_equals_the_reference(row):
     output = layer(input)
     grad_output = torch.randn_like(output)
     output.backward(grad_output)
+    stepped_gradients(layer)
     expected = reference_conv2d(
         input, layer.weight, grad_output, bias=layer.bias, padding=1, strategy=layer.strategy
     )
@@ -304,7 +398,7 @@ def test_a_compiled_model_trains_as_the_eager_one():
     torch._dynamo.reset()
     net = decaying(small_net(), "fst")
     net(batch()).sum().backward()
-    expected = gradients(net)
+    expected = stepped_gradients(net)
     net.zero_grad()
     torch.compile(net, fullgraph=True, backend="aot_eager")(batch()).sum().backward()
-    assert_close(gradients(net), expected)
+    assert_close(stepped_gradients(net), expected)

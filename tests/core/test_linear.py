@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import fst
 from fst.ops.reference import reference_linear
 from tests.core.cases import error
-from tests.strategy_settings import DETERMINISTIC, SETTINGS, setting
+from tests.strategy_settings import DETERMINISTIC, KINDS, SETTINGS, rows_and_shapes, setting
 
 SHAPES = [(5, 12), (3, 7, 12), (2, 3, 4, 12), (1, 1, 12), (2, 9, 10)]
 
@@ -34,8 +34,9 @@ def _run(function, operands, **options):
     return [output.detach()] + [None if leaf is None else leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("row", DETERMINISTIC)
+@pytest.mark.parametrize(
+    ("row", "shape"), rows_and_shapes(DETERMINISTIC, SHAPES, [(2, 9, 10)], on_hard=KINDS)
+)
 def test_equals_reference(row, shape):
     operands = _operands(shape)
     input, weight, bias, grad_output = operands

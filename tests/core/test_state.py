@@ -24,12 +24,14 @@ def _identity_layer(strategy, channels=8):
 
 def _masks_of_steps(layer, unit, steps, between=lambda step: None):
     masks = []
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     for step in range(steps):
         output = layer(unit)
         masks.append(output.detach()[:, :, 0, 0].T != 0)
         output.sum().backward()
         between(step)
-        with torch.no_grad():  # the optimizer: wholly different weights
+        optimizer.step()
+        with torch.no_grad():  # wholly different weights
             generator = torch.Generator().manual_seed(step)
             layer[0].weight.copy_(
                 torch.randn(layer[0].weight.shape, generator=generator, dtype=torch.float64)

@@ -5,7 +5,6 @@ import io
 
 import pytest
 import torch
-from fst.ops.reuse import LEAST_THRESHOLD
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,10 +14,11 @@ import fst
 from fst.ops.reference import reference_conv2d, reference_top_k_mask
 from fst.report import describe_layer
 from fst.rules import masks
+from fst.rules.gradient import LEAST_THRESHOLD
 from fst.rules.masks import top_k_mask
 from fst.strategies.sparsetrain import zero_shares
 from tests.core.cases import case, error, run
-from tests.core.networks import batch, gradients, small_net
+from tests.core.networks import batch, end_step, gradients, small_net
 
 # ---------------------------------------------------------------- meprop
 
@@ -102,6 +102,7 @@ class Step:
             for _, out in outputs
         ]
         torch.autograd.backward([out for _, out in outputs], grads)
+        end_step(layer)
         for (input, _), grad_output in zip(outputs, grads, strict=True):
             results.append((input, grad_output))
         return results
@@ -144,8 +145,8 @@ def test_resprop_equals_its_definition_over_steps():
             threshold *= 2 if share > 0.4 else 0.5 if share < 0.4 else 1
         previous = grad_output[0]
         memory = net[0].state.memories[0]
-        assert memory.threshold.item() == pytest.approx(threshold)
-        assert torch.equal(memory.previous, previous)
+        assert memory["threshold"].item() == pytest.approx(threshold)
+        assert torch.equal(memory["previous"], previous)
     assert max(kept_shares) > 0.4 > min(kept_shares), "the threshold goes both ways"
 
 
@@ -162,6 +163,7 @@ def test_resprop_reuses_where_little_changes():
         conv.weight.grad = None
         net(input).backward(grad_output)
         seen.append(conv.weight.grad.clone())
+        end_step(net)
     dense = copy.deepcopy(net)
     dense[0].state.memories.clear()
     expected = base.clone()
@@ -182,7 +184,7 @@ def test_resprop_calls_of_a_step_have_memories_of_their_own():
             expected = _reference(net, input, grad_output, **draws)
             assert error(input.grad, expected.grad_input) < 1e-12, call
             memory = net[0].state.memories[call]
-            previous[call] = (grad_output[0], memory.threshold.item())
+            previous[call] = (grad_output[0], memory["threshold"].item())
     step(calls=1)
     assert list(net[0].state.memories) == [0], "a call that no longer happens is forgotten"
 
@@ -192,10 +194,11 @@ def test_resprop_starts_anew_when_the_output_has_another_size():
     for size in (5, 5, 7, 5):
         input = torch.randn(2, 4, size, size, dtype=torch.float64, requires_grad=True)
         known = net[0].state.memories.get(0)
-        fits = known is not None and known.previous.shape[1:] == (size, size)
+        fits = known is not None and known["previous"].shape[1:] == (size, size)
         output = net(input)
         grad_output = torch.randn_like(output)
         output.backward(grad_output)
+        end_step(net)
         dense = reference_conv2d(
             input, net[0].weight, grad_output, padding=1, strategy=fst.get_strategy("dense")
         )
@@ -210,7 +213,7 @@ def test_resprop_warms_up():
     for _ in range(40):
         step()
     memory = net[0].state.memories[0]
-    assert 1e-7 < memory.threshold.item() < 10, "the threshold has found its range"
+    assert 1e-7 < memory["threshold"].item() < 10, "the threshold has found its range"
 
 
 def test_resprop_threshold_never_gets_stuck_at_zero():
@@ -218,7 +221,16 @@ def test_resprop_threshold_never_gets_stuck_at_zero():
     input = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     for _ in range(60):
         net(input).backward(torch.zeros(2, 6, 5, 5, dtype=torch.float64))
-    assert net[0].state.memories[0].threshold.item() == pytest.approx(LEAST_THRESHOLD)
+        end_step(net)
+    assert net[0].state.memories[0]["threshold"].item() == pytest.approx(LEAST_THRESHOLD)
+
+
+def test_resprop_without_an_optimizer_says_so():
+    """Steps could not be told apart, and each call would be remembered for good."""
+    net, input = _layer(), torch.randn(1, 4, 3, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="without a step of an optimizer"):
+        for _ in range(1001):
+            net(input)
 
 
 def test_resprop_shows_nan():
@@ -226,6 +238,7 @@ def test_resprop_shows_nan():
     input = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     grad_output = torch.zeros(2, 6, 5, 5, dtype=torch.float64)
     net(input).backward(grad_output)
+    end_step(net)
     grad_output[1, 3, 2, 2] = float("nan")
     input.grad = None
     net(input).backward(grad_output)
@@ -280,6 +293,7 @@ def test_resprop_with_activation_checkpointing(use_reentrant):
         fst.convert(net, fst.get_strategy("resprop", threshold=0.01))
         for step in range(4):
             forward(net, batch(step).requires_grad_()).square().mean().backward()
+            end_step(net)
         return gradients(net)
 
     plain = train(lambda net, x: net(x))
@@ -361,7 +375,7 @@ def test_sparsetrain_counts_the_zeros_of_relu_and_changes_nothing():
 
     assert 0.3 < share(seen["input"]) < 0.7
     assert zero_shares(conv)["input"].item() == pytest.approx(share(seen["input"]))
-    first = net[0].zero_shares()
+    first = zero_shares(net[0])
     assert first["input"].item() == 0
     assert first["grad_output"].item() == pytest.approx(share(seen["grad_output"]))
     assert f"{share(seen['input']):.1%}" in str(describe_layer(conv).gemms["output"].reason)
@@ -372,16 +386,18 @@ def test_sparsetrain_counts_training_only_and_can_start_anew():
     fst.convert(net, "sparsetrain")
     assert "are counted in training" in describe_layer(net[0]).gemms["output"].reason
     net.eval()(batch()).sum().backward()
-    assert not net[0].zero_shares()
+    assert not zero_shares(net[0])
     zeros = torch.zeros(4, 4, 5, 5, dtype=torch.float64)
     net.train()
     net(zeros)
     net(batch())
-    assert net[0].zero_shares()["input"].item() == pytest.approx(0.5), "over all calls"
-    net[0].restart_counting()
+    assert zero_shares(net[0])["input"].item() == pytest.approx(0.5), "over all calls"
+    assert net[0].strategy.schedule.measure(net[0])["input_zeros"].item() == pytest.approx(0.5)
     net(zeros)
-    assert net[0].zero_shares()["input"].item() == 1
-    assert not copy.deepcopy(net)[0].zero_shares()
+    assert zero_shares(net[0])["input"].item() == 1, "since it was measured"
+    other = copy.deepcopy(net)
+    fst.load_sparsity_state(other, fst.sparsity_state(net))
+    assert zero_shares(other[0])["input"].item() == 1, "part of checkpoints"
 
 
 def test_sparsetrain_sees_the_gradient_before_an_in_place_relu():
@@ -390,4 +406,4 @@ def test_sparsetrain_sees_the_gradient_before_an_in_place_relu():
     output = net(torch.randn(2, 4, 6, 6))
     output.sum().backward()
     expected = (output == 0).float().mean().item()
-    assert net[0].zero_shares()["grad_output"].item() == pytest.approx(expected)
+    assert zero_shares(net[0])["grad_output"].item() == pytest.approx(expected)

@@ -86,20 +86,19 @@ def prunings(monkeypatch):
     return calls
 
 
-def test_evaluation_computes_the_masks_once(prunings):
+def test_a_frozen_evaluation_computes_the_masks_once(prunings):
     net = small_net()
     fst.convert(net, "fst")
     net.eval()
-    with torch.no_grad():
-        for seed in range(3):
-            net(batch(seed))
+    with torch.no_grad(), fst.frozen(net):
+        expected = [net(batch(seed)) for seed in range(3)]
     assert len(prunings) == 2
-    net.requires_grad_(False)
-    net(batch())
-    assert len(prunings) == 2
+    assert all(torch.equal(net(batch(seed)), expected[seed]) for seed in range(3))
+    assert len(prunings) == 8
 
 
-def test_a_training_step_computes_the_masks_once(prunings):
+def test_a_training_step_computes_the_masks_once_a_call(prunings):
+    """The decay takes the last call's; `fst.frozen` makes one of many."""
     net = nn.Conv2d(4, 4, 3, padding=1)
     fst.convert(net, "fst")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -107,7 +106,23 @@ def test_a_training_step_computes_the_masks_once(prunings):
     for step in range(3):
         net(net(input)).sum().backward()
         optimizer.step()
-        assert len(prunings) == step + 1
+        assert len(prunings) == 2 * (step + 1)
+    prunings.clear()
+    with fst.frozen(net):
+        for half in input.split(1):
+            net(net(half)).sum().backward()
+    optimizer.step()
+    assert len(prunings) == 1
+
+
+def test_frozen_does_not_nest():
+    net = small_net()
+    with pytest.raises(ValueError, match="no converted layer"), fst.frozen(net):
+        pass
+    fst.convert(net, "fst")
+    with fst.frozen(net), pytest.raises(ValueError, match="frozen already"), fst.frozen(net):
+        pass
+    assert net[0].run.frozen is None
 
 
 CHANGES = {

@@ -12,10 +12,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst
-from fst.layers import watcher
 from fst.ops import arguments
 from tests.core.networks import small_net
-from tests.strategy_settings import SETTINGS
+from tests.strategy_settings import SETTINGS, of_each_kind
 
 
 class NoWaiting(TorchDispatchMode):
@@ -60,7 +59,7 @@ def _train(net: nn.Module, images: Tensor, steps: int, waiting: int = 0) -> None
 COUNTING = ("rigl", "prunetrain")
 
 
-@pytest.mark.parametrize("row", [row for row in SETTINGS if row.name not in COUNTING])
+@pytest.mark.parametrize("row", of_each_kind([row for row in SETTINGS if row.name not in COUNTING]))
 def test_no_step_waits_for_the_device(row, monkeypatch):
     """On the device that has no data, so that none can be read; nor is any sent there."""
     original = torch.tensor
@@ -95,7 +94,6 @@ def _step_of_layer(layer: fst.layers.modules.SparseLayer, images: Tensor) -> Non
     with torch.no_grad():
         gradient = torch.randn_like(output)
         _, layer.weight.grad, *_ = output.grad_fn.apply(gradient)
-        watcher._WATCHERS[layer.weight](layer.weight)
 
 
 @pytest.mark.parametrize("name", ["fst", "sdgp", "srste", "wg", "gx", "tsm", "meprop"])

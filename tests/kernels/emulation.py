@@ -73,7 +73,6 @@ class Extension:
         metadata: Tensor,
         bias: Tensor | None,
         numbers: tuple[int, ...],
-        tile: int,
     ) -> None:
         """Overwrite y."""
         assert 4 * len(numbers) == library().sizes(0)
@@ -83,7 +82,6 @@ class Extension:
         y.fill_(torch.nan)
         code = library().emulate_convolve(
             int(x.dtype == torch.bfloat16),
-            tile,
             (ctypes.c_int * len(numbers))(*numbers),
             (ctypes.c_int64 * 3)(*(tensor.nbytes for tensor in (x, values, metadata))),
             *(_address(tensor) for tensor in (x, values, metadata, bias, y)),

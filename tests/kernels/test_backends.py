@@ -38,7 +38,7 @@ def timed(monkeypatch):
         log.append(set(functions))
         return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
 
-    monkeypatch.setattr("fst.studies.benchmark.compare", compare)
+    monkeypatch.setattr("fst.backends.timing.compare", compare)
     return milliseconds, log
 
 
@@ -168,11 +168,11 @@ def test_unknown_and_unusable_names():
     with pytest.raises(ValueError, match="default='torch'"):
         _choose(default="torch")
     if not torch.cuda.is_available():
-        baseline = backends.backend("prune_grad_output", "one_thread_per_group")
-        assert "no CUDA device" in baseline.missing()
+        sparse = backends.backend("output", "mma_sp")
+        assert "no CUDA device" in sparse.missing()
         with (
             pytest.raises(RuntimeError, match="no CUDA device"),
-            backends.force(prune_grad_output="one_thread_per_group"),
+            backends.force(output="mma_sp"),
         ):
             pass
 
@@ -200,7 +200,7 @@ def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     assert {b.state for b in kernels} == {"unverified"}
     text = backends.describe()
     assert "unverified" in text
-    assert "one_thread_per_group" in text
+    assert "mma_sp" in text
 
 
 def test_programs_of_a_real_layer_are_timed():
@@ -220,7 +220,7 @@ def test_programs_of_a_real_layer_are_timed():
     assert backends.decisions("grad_weight") == [decision]
 
 
-@pytest.mark.parametrize("name", ["mma", "mma_sp_128x128x3"])
+@pytest.mark.parametrize("name", ["mma", "mma_sp"])
 def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(
     name, monkeypatch
 ):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fst.ops import triton as ops
-from fst.ops.alternating import fold_grad_output, lattices
 from fst.rules.alternating import Alternating
 
 RULES = (
@@ -30,10 +29,10 @@ def test_folds_like_the_operators(rule, phase, memory, device):
             grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         elif memory == "sliced":
             grad_output = torch.randn(2, 8, size[0], size[1] + 2).to(dtype)[:, 1:-1, :, 1:-1]
-        kept = lattices(rule, phase, *size)
+        kept = rule.kept_positions(*size, phase)
         step = 0 if size == (1, 1) else phase
-        exact = fold_grad_output(grad_output.double(), rule, step, kept)
-        same = fold_grad_output(grad_output, rule, step, kept)
+        exact = rule.fold(grad_output.double(), kept, step)
+        same = rule.fold(grad_output, kept, step)
         flattened = [number for lattice in kept for number in lattice]
         folded = ops.fold_grad_output(grad_output.to(device), rule.block, flattened)
         for mine, theirs, wanted in zip(folded, same, exact, strict=True):
@@ -42,3 +41,8 @@ def test_folds_like_the_operators(rule, phase, memory, device):
             assert (mine.cpu().double() - wanted).abs().max() <= allowed
             if memory == "channels_last":
                 assert mine.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_other_dtypes_are_refused(device):
+    with pytest.raises(TypeError, match="grad_output must have one dtype of .*got .*float64"):
+        ops.fold_grad_output(torch.zeros(1, 4, 2, 2, device=device).double(), (1, 2), (0, 1, 0, 2))

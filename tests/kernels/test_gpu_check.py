@@ -29,7 +29,7 @@ def test_help_lists_every_part(tmp_path):
 
 
 def test_wrong_use_and_no_gpu_are_errors(tmp_path):
-    unknown = _run("11", out=tmp_path)
+    unknown = _run("10", out=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "usage:" in unknown.stderr
     without = _run("3", out=tmp_path)

@@ -223,7 +223,7 @@ def test_nothing_is_folded_before(device, monkeypatch):
     def forbidden(*_: object) -> None:
         raise AssertionError("the fused kernel needs no folded tensor")
 
-    monkeypatch.setattr("fst.ops.alternating.fold_grad_output", forbidden)
+    monkeypatch.setattr("fst.ops.positions.fold_grad_output", forbidden)
     gradient(CASES[0], RULES[0], operands, "triton")
     with pytest.raises(AssertionError, match="no folded tensor"):
         gradient(CASES[0], RULES[0], operands, "strided")

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from fst import NM
-from fst.backends import sources
+from fst.backends import force, sources
+from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output
 from tests.kernels.values import FORMATS, awkward, bits
 
 SHAPES = (((2, 16, 3, 5), 1), ((1, 18, 2, 4), 2), ((2, 64, 1, 1), 1))
-PATTERNS = ((2, 4), (1, 2), (3, 5), (4, 8), (16, 32))
+PATTERNS = ((2, 4), (1, 2), (3, 5), (4, 8), (2, 8))
+LEFT_TO_TORCH = (
+    (NM("grad_output", 8, 16), torch.bfloat16),
+    (NM("grad_output", 2, 32, "random"), torch.bfloat16),
+    (NM("grad_output", 2, 4, "magnitude_rescaled", "channel"), torch.bfloat16),
+    (NM("grad_output", 2, 4), torch.float64),
+)
 
 
 def _prune(grad_output: Tensor, *arguments) -> Tensor:
@@ -35,7 +42,7 @@ def test_magnitude_equals_the_operators_bit_for_bit(n, m, memory, device):
         assert pruned.stride() == torch.empty_like(grad_output).stride()
 
 
-@pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
+@pytest.mark.parametrize("rescale", ["sample_channel", "group"])
 @pytest.mark.parametrize("memory", FORMATS)
 def test_rescaled_is_as_exact_as_the_operators(memory, rescale, device):
     """At most twice their error, both against float64."""
@@ -57,7 +64,7 @@ def test_rescaled_is_as_exact_as_the_operators(memory, rescale, device):
 
 def test_rescaling_where_nothing_is_kept(device):
     zeros = torch.zeros(1, 8, 2, 2, device=device)
-    for rescale in ("sample_channel", "channel", "group"):
+    for rescale in ("sample_channel", "group"):
         assert torch.equal(_prune(zeros, 2, 4, "magnitude_rescaled", rescale), zeros)
 
 
@@ -105,7 +112,23 @@ def test_nothing_to_prune_and_what_does_not_fit(device):
     grad_output = torch.randn(1, 8, 2, 2, device=device)
     assert torch.equal(_prune(grad_output, 4, 4), grad_output)
     assert _prune(grad_output[:0], 2, 4).shape == (0, 8, 2, 2)
-    with pytest.raises(TypeError, match="float64"):
-        _prune(grad_output.double(), 2, 4)
     with pytest.raises(ValueError, match="seed"):
         _prune(grad_output, 2, 4, "random")
+
+
+@pytest.mark.parametrize(("rule", "dtype"), LEFT_TO_TORCH, ids=str)
+def test_what_is_left_to_torch(rule, dtype, device):
+    grad_output = torch.randn(1, 32, 2, 2, device=device).to(dtype)
+    fields = (rule.m, rule.rule, rule.rescale)
+    assert not ops.takes_grad_output(*fields, dtype)
+    assert ops.takes_grad_output(8, "magnitude_rescaled", "sample_channel", torch.bfloat16)
+    with pytest.raises(ValueError, match=f"m={rule.m}, rule='{rule.rule}'"):
+        ops.prune_grad_output(grad_output, rule.n, *fields, 1, torch.tensor([1], device=device))
+    arguments = (grad_output, rule, "grad_input", 1, None)
+    kept = prune_grad_output(*arguments).unflatten(1, (-1, rule.m)).ne(0).sum(2)
+    assert (kept == rule.n).all()
+    with (
+        force(prune_grad_output="triton"),
+        pytest.raises(RuntimeError, match="'triton' is forced but cannot compute"),
+    ):
+        prune_grad_output(*arguments)

@@ -1,14 +1,14 @@
-"""S(W), S(Wᵀ), masks and SR-STE's term of many weights at once, bit for bit as fst.ops does it."""
+"""S(W), S(Wᵀ) and masks of many weights at once, bit for bit as fst.ops does it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from fst import NM, Strategy
 from fst.backends import sources
-from fst.ops.prune import apply_mask, prune_weight
+from fst.ops import triton as ops
+from fst.ops.prune import kernel_patterns, prune_weight
 from tests.kernels.values import awkward, bits
 
 Pattern = tuple[int, int] | None
@@ -70,39 +70,34 @@ def test_bits_equal_the_operators(output, grad_input, device):
             assert torch.equal(bits(job.grad_input), bits(expected.grad_input))
 
 
-@pytest.mark.parametrize("pattern", [(2, 4), (2, 8)])
-def test_decay_is_added_to_the_gradients(pattern, device):
-    kernels, jobs = _jobs(pattern, None, torch.float32, device)
-    gradients = [torch.randn_like(job.weight) for job in jobs]
-    expected = [_decayed(job.weight, g, pattern) for job, g in zip(jobs, gradients, strict=True)]
-    jobs = [
-        kernels.Job(job.weight, job.groups, gradient=gradient)
-        for job, gradient in zip(jobs, gradients, strict=True)
-    ]
-    kernels.prune(jobs, pattern, None, decay=2e-4)
-    for gradient, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(
-            gradient.cpu(), wanted.float(), rtol=1e-6, atol=1e-7, equal_nan=True
-        )
-
-
-def _decayed(weight: Tensor, gradient: Tensor, pattern: tuple[int, int]) -> Tensor:
-    weight = weight.cpu()
-    mask = prune_weight(weight, _strategy(pattern, None), 1, torch.float32).mask
-    return gradient.cpu().double() + 2e-4 * apply_mask(weight, ~mask).double()
-
-
 def test_a_network_takes_two_launches(device):
     """Weights whose channels are contiguous in memory, and the others."""
     kernels, jobs = _jobs((2, 4), (2, 4), torch.bfloat16, device)
     assert len(kernels.launches(jobs, (2, 4), (2, 4))) == 2
 
 
+def test_tables_of_a_weight_are_made_once(device):
+    """They serve every weight of its kind, wherever that and its results lie."""
+    kernels, jobs = _jobs((2, 4), None, torch.bfloat16, device)
+    _, others = _jobs((2, 4), None, torch.bfloat16, device)
+    for job, other in zip(jobs, others, strict=True):
+        (made,) = kernels.launches([job], (2, 4), None)
+        (again,) = kernels.launches([other], (2, 4), None)
+        assert made.arguments[0] is job.weight and again.arguments[0] is other.weight
+        assert all(a is b for a, b in zip(made.arguments[-2:], again.arguments[-2:], strict=True))
+
+
 def test_what_does_not_fit_is_named(device):
-    kernels, jobs = _jobs((2, 4), None, torch.float32, device)
-    job = jobs[0]
-    with pytest.raises(ValueError, match="float64"):
-        kernels.prune([job._replace(weight=job.weight.double())], (2, 4), None)
-    with pytest.raises(ValueError, match="output has strides"):
-        wrong = job.output.contiguous(memory_format=torch.channels_last)
-        kernels.prune([job._replace(output=wrong)], (2, 4), None)
+    weight = torch.randn(8, 8, 3, 3, device=device)
+    patterns = (2, 4, 0, 1)
+    for wrong, reason in (
+        (weight.double(), "float64"),
+        (weight.transpose(2, 3), r"strides \(72, 9, 1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            ops.prune_weights([weight, wrong], [1, 1], *patterns, torch.bfloat16, False)
+    with pytest.raises(ValueError, match="m_grad_input=16 must be at most 8"):
+        ops.prune_weights([weight], [1], 2, 4, 2, 16, torch.bfloat16, False)
+    assert kernel_patterns(_strategy((2, 16), None)) is None
+    with pytest.raises(ValueError, match="into torch.float64"):
+        ops.prune_weights([weight], [1], *patterns, torch.float64, False)

@@ -14,7 +14,7 @@ from fst.report import describe_layer
 
 from ..core.cases import error
 
-NAMES = {"output": "mma_sp_64x128x4", "grad_input": "mma_sp_128x128x3"}
+NAMES = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
 ROUNDING = torch.finfo(torch.bfloat16).eps
 
 
@@ -23,7 +23,7 @@ def available(engine, monkeypatch) -> torch.device:
     """The backends count as runnable where the engine is the emulation."""
     if engine.type == "cpu":
         for key, backend in registry._BACKENDS.items():
-            if backend.name in sparse24.BACKENDS:
+            if backend.name == sparse24.BACKEND:
                 runnable = {**vars(backend), "missing": lambda: ""}
                 monkeypatch.setitem(registry._BACKENDS, key, registry.Backend(**runnable))
     return engine

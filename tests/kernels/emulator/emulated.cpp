@@ -25,14 +25,14 @@ int sizes(int which) {
 }
 
 // bytes: of x, values and metadata.
-int emulate_convolve(int is_bfloat, int tile, const int *numbers, const int64_t *bytes,
-                     const void *x, const void *values, const void *metadata, const void *bias,
-                     void *y, void *seed) {
+int emulate_convolve(int is_bfloat, const int *numbers, const int64_t *bytes, const void *x,
+                     const void *values, const void *metadata, const void *bias, void *y,
+                     void *seed) {
     Convolution p;
     std::memcpy(&p, numbers, sizeof p);
     emulator::readable = {{x, bytes[0]}, {values, bytes[1]}, {metadata, bytes[2]}};
     return guarded([&] {
-        return convolve_sparse24(is_bfloat != 0, tile, p, x, values, metadata, bias, y, seed);
+        return convolve_sparse24(is_bfloat != 0, p, x, values, metadata, bias, y, seed);
     });
 }
 

@@ -30,7 +30,7 @@ at::Tensor prune(const at::Tensor &x, int64_t n, int64_t m) {
                                       out.mutable_data_ptr(), p,
                                       c10::cuda::getCurrentCUDAStream());
     TORCH_CHECK(known, "m=", m, " and dtype ", x.scalar_type(),
-                " have no instance: m is 2, 4, 8, 16 or 32; float16, bfloat16, float32");
+                " have no instance: m is 4 or 8; float16, bfloat16, float32");
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return out;
 }

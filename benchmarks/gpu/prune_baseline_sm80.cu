@@ -74,11 +74,8 @@ void launch(const void *x, void *out, const PruneBaseline &p, cudaStream_t strea
 template <typename T>
 bool launch_for(int m, const void *x, void *out, const PruneBaseline &p, cudaStream_t stream) {
     switch (m) {
-    case 2: launch<T, 2>(x, out, p, stream); return true;
     case 4: launch<T, 4>(x, out, p, stream); return true;
     case 8: launch<T, 8>(x, out, p, stream); return true;
-    case 16: launch<T, 16>(x, out, p, stream); return true;
-    case 32: launch<T, 32>(x, out, p, stream); return true;
     default: return false;
     }
 }
