@@ -17,9 +17,9 @@ from fst.ops import sparse24
 from fst.ops.geometry import Geometry
 from fst.studies import benchmark
 from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.studies.benchmark import cli as tool
 from fst.studies.benchmark.memory import measure_memory, saved_bytes
 from fst.studies.benchmark.roofline import Rates
-from tools import benchmark as tool
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -237,7 +237,7 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
         "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
     )
     chosen = [
-        layer.decisions["grad_weight"]
+        layer.run.decisions["grad_weight"]
         for layer in fst.sparse_layers(made.ready["fst, grad_weight=transposed"].model).values()
     ]
     assert [d.backend for d in chosen] == ["transposed", "transposed", "strided"]  # last is 1x1
@@ -354,7 +354,7 @@ def test_steps_use_forced_backends_where_they_can(sparse_names):
     assert made.failed == {}
     assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
     layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
-    computed = {name: layer.decisions["output"].backend for name, layer in layers.items()}
+    computed = {name: layer.run.decisions["output"].backend for name, layer in layers.items()}
     assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
     assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
 

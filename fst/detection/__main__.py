@@ -1,4 +1,4 @@
-"""`python -m fst.detection SCRIPT ARGS...`: any Python script, with mmcv's operators there."""
+"""``python -m fst.detection SCRIPT ARGS...``: any Python script, with mmcv's operators there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script as `python SCRIPT ARGS...` would."""
+    """Run the script as ``python SCRIPT ARGS...`` would."""
     parser = argparse.ArgumentParser(
         "python -m fst.detection",
         description=DESCRIPTION,

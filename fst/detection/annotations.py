@@ -53,7 +53,7 @@ _MISSING_FILES = {Kind.MISSING_IMAGE, Kind.MISSING_ANNOTATION}
 
 
 class Problems:
-    """Counts what is wrong in one data set and keeps the first examples of each kind."""
+    """What is wrong in one data set: counts, and the first examples of each kind."""
 
     examples_per_kind = 3
 
@@ -63,7 +63,7 @@ class Problems:
         self._examples: dict[Kind, list[str]] = defaultdict(list)
 
     def add(self, kind: Kind, where: str) -> None:
-        """Counts one problem; `where` names file, image and box."""
+        """Count one problem; ``where`` names file, image and box."""
         self.counts[kind] += 1
         if len(self._examples[kind]) < self.examples_per_kind:
             self._examples[kind].append(where)
@@ -81,12 +81,12 @@ class Problems:
         return "\n".join(lines)
 
     def raise_if_any(self) -> None:
-        """Raises FileNotFoundError if all that is wrong is missing files, else ValueError."""
+        """Raise FileNotFoundError if all that is wrong is missing files, else ValueError."""
         if self.counts:
             error = FileNotFoundError if set(self.counts) <= _MISSING_FILES else ValueError
             raise error(
                 f"{self.report(with_effect=False)}\n"
-                "Repair them, or leave them out with bad_annotations='skip'"
+                "Repair them, or leave them out with bad_annotations='skip'."
             )
 
 
@@ -100,7 +100,7 @@ class VOCObject:
 
 
 def read_voc(path: str) -> tuple[Size | None, list[VOCObject | str]]:
-    """Reads a Pascal VOC annotation.
+    """Read a Pascal VOC annotation.
 
     Returns:
         The annotated size, None if it is absent or not positive; and the objects in file order,
@@ -137,7 +137,7 @@ def _number(element: ET.Element, path: str) -> float:
 
 
 def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Reads a COCO annotation file; `annotations` may be absent (test sets).
+    """Read a COCO annotation file; ``annotations`` may be absent (test sets).
 
     Raises:
         ValueError: it is no JSON, lists no images or no categories, or uses a category id or
@@ -151,24 +151,24 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
     if not isinstance(data, dict):
         raise ValueError(
             f"annotation file {path!r} holds a {type(data).__name__}, not COCO's object with "
-            "images, annotations and categories"
+            "images, annotations and categories."
         )
     for key in ("images", "categories"):
         if not isinstance(data.get(key), list) or not data[key]:
-            raise ValueError(f"annotation file {path!r} lists no {key}")
+            raise ValueError(f"annotation file {path!r} lists no {key}.")
     if not isinstance(data.setdefault("annotations", []), list):
-        raise ValueError(f"annotation file {path!r}: 'annotations' is no list")
+        raise ValueError(f"annotation file {path!r}: 'annotations' is no list.")
     for key in ("id", "name"):
         values = [c.get(key) if isinstance(c, dict) else None for c in data["categories"]]
         value, count = Counter(map(str, values)).most_common(1)[0]
         if count > 1 or None in values:
             what = f"{key} {value} twice" if count > 1 else f"a category without {key}"
-            raise ValueError(f"annotation file {path!r}: 'categories' has {what}")
+            raise ValueError(f"annotation file {path!r}: 'categories' has {what}.")
     return data
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:
-    """The category ids of `classes`, in the order of `classes` (not of the file).
+    """The category ids of ``classes``, in the order of ``classes`` (not of the file).
 
     Raises:
         ValueError: the file has no category of that name.
@@ -178,13 +178,13 @@ def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> lis
     if absent:
         raise ValueError(
             f"annotation file {path!r} has no category named {', '.join(map(repr, absent))}; "
-            f"its categories: {', '.join(map(str, ids))}"
+            f"its categories: {', '.join(map(str, ids))}."
         )
     return [ids[name] for name in classes]
 
 
 def coco_box(annotation: dict[str, Any]) -> Box | None:
-    """Corners of an annotation's `bbox` (x, y, width, height); None if it is malformed."""
+    """Corners of an annotation's ``bbox`` (x, y, width, height); None if it is malformed."""
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4:
         return None
@@ -217,7 +217,7 @@ class Probe(NamedTuple):
 
 
 def probe_image(path: str) -> Probe:
-    """Reads an image's header and looks at its last bytes; decodes it only if they are unusual."""
+    """Read an image's header and look at its last bytes; decode it only if they are unusual."""
     try:
         with Image.open(path) as image:
             stored = image.size
@@ -239,7 +239,7 @@ def _ends_with(path: str, end: bytes) -> bool:
 
 
 def find_image(folder: str, name: str) -> str:
-    """Path of the image `name` in any known format; the .jpg's if there is none."""
+    """Path of the image ``name`` in any known format; the .jpg's if there is none."""
     stem = Path(folder, name)
     for extension in _spellings(EXTENSIONS):
         path = stem.with_name(stem.name + extension)

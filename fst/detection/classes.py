@@ -22,7 +22,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     """The classes in the annotations of a data set's config.
 
     Args:
-        dataset: The config, with `ann_file`, and `data_root` and `data_prefix` where needed.
+        dataset: The config, with ``ann_file``, and ``data_root`` and ``data_prefix`` where needed.
         layout: "voc": all names that occur, sorted; "coco": the categories in file order.
 
     Raises:
@@ -34,7 +34,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     if not osp.isfile(path):
         raise FileNotFoundError(
             f"classes='auto': annotation file {path!r} does not exist; set data_root to the "
-            "folder of the data set, or link it there"
+            "folder of the data set, or link it there."
         )
     if layout == "coco":
         return [str(category["name"]) for category in read_coco(path)["categories"]]
@@ -44,7 +44,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
         files = [osp.join(folder, f"{line.strip()}.xml") for line in file if line.strip()]
     names = sorted({name for file in files for name in _names(file)})
     if not names:
-        raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}")
+        raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")
     return names
 
 
@@ -58,7 +58,7 @@ def _names(path: str) -> Iterator[str]:
 
 
 def set_num_classes(model: Any, count: int) -> None:
-    """Sets `num_classes` wherever a head in a model's config states it."""
+    """Set ``num_classes`` wherever a head in a model's config states it."""
     if isinstance(model, dict):
         if "num_classes" in model and str(model.get("type")).endswith("Head"):
             if model["type"].rpartition(".")[2] not in _OTHER_CLASSES:
@@ -70,7 +70,7 @@ def set_num_classes(model: Any, count: int) -> None:
 
 
 def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
-    """Raises ValueError if a head tells apart another number of classes than there are."""
+    """Raise ValueError if a head tells apart another number of classes than there are."""
     for name, module in model.named_modules():
         count = getattr(module, "num_classes", None)
         if isinstance(count, int) and count != len(classes):
@@ -78,7 +78,7 @@ def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
                 raise ValueError(
                     f"{name} ({type(module).__name__}) has num_classes={count}, but the data set "
                     f"has {len(classes)} classes ({', '.join(classes)}): set num_classes, or "
-                    "`classes` in the config, which sets it in every head"
+                    "`classes` in the config, which sets it in every head."
                 )
 
 
@@ -91,18 +91,18 @@ def checkpoint_classes(checkpoint: Any) -> list[str]:
 
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
-    """Compares the classes of data, heads and checkpoint before anything is trained or tested."""
+    """A comparison of the classes of data, heads and checkpoint, before training or testing."""
 
     def before_train(self, runner: Any) -> None:
-        """Checks training data against the heads, and validation data against training data."""
+        """Check training data against the heads, and validation data against training data."""
         self._check(runner)
 
     def before_val(self, runner: Any) -> None:
-        """Checks validation data against the heads."""
+        """Check validation data against the heads."""
         self._check(runner)
 
     def before_test(self, runner: Any) -> None:
-        """Checks test data against the heads."""
+        """Check test data against the heads."""
         self._check(runner)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:
@@ -115,7 +115,7 @@ class ClassCheckHook(Hook):
             if classes != known:
                 raise ValueError(
                     f"the checkpoint was trained on the classes {', '.join(known)}; the {name} "
-                    f"data has {', '.join(classes)}: set `classes` in the config to the former"
+                    f"data has {', '.join(classes)}: set `classes` in the config to the former."
                 )
 
     @staticmethod
@@ -126,7 +126,7 @@ class ClassCheckHook(Hook):
             check_heads(model, classes)
         if len(set(found.values())) > 1:
             lists = "; ".join(f"{name}: {', '.join(names)}" for name, names in found.items())
-            raise ValueError(f"the data sets have different classes, so labels differ: {lists}")
+            raise ValueError(f"the data sets have different classes, so labels differ: {lists}.")
 
 
 def _built_loops(runner: Any) -> dict[str, BaseLoop]:

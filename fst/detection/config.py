@@ -27,12 +27,12 @@ LAYOUTS = {
 
 
 def prepare(config: Any, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
-    """Carries out `classes`, `bad_annotations` and `data_root` of a detector's config, in place.
+    """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
-    - Data sets of mmdet's VOC and COCO types become fst's checked ones, with `bad_annotations`.
-    - `data_root` goes to those that have none of their own.
-    - `classes` ("auto" or names) goes to all data sets and all heads.
-    - A CocoMetric without `ann_file` takes that of the data it evaluates.
+    - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
+    - ``data_root`` goes to those that have none of their own.
+    - ``classes`` ("auto" or names) goes to all data sets and all heads.
+    - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
 
     Args:
         config: mmengine's Config.
@@ -45,7 +45,7 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
     """
     policy = config.get("bad_annotations", "error")
     if policy not in POLICIES:
-        raise ValueError(f"bad_annotations={policy!r} must be one of {', '.join(POLICIES)}")
+        raise ValueError(f"bad_annotations={policy!r} must be one of {', '.join(POLICIES)}.")
     datasets = {name: list(_datasets((config.get(name) or {}).get("dataset"))) for name in LOADERS}
     every = [dataset for group in datasets.values() for dataset in group]
     for dataset in every:
@@ -55,7 +55,7 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
     for dataset in checked:
         dataset.setdefault("bad_annotations", policy)
     if "bad_annotations" in config and not checked:
-        raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format")
+        raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format.")
     _set_data_root(config, every, "data_root" in options)
     _set_classes(config, datasets, checkpoint)
     for name in EVALUATORS:
@@ -89,7 +89,7 @@ def _set_data_root(config: Any, datasets: list[Any], was_asked_for: bool) -> Non
     if was_asked_for and datasets and all(dataset["data_root"] != root for dataset in datasets):
         raise ValueError(
             f"data_root={root!r} changes nothing: every data set of the config has its own "
-            f"({datasets[0]['data_root']!r}); change train_dataloader.dataset.data_root and so on"
+            f"({datasets[0]['data_root']!r}); change train_dataloader.dataset.data_root and so on."
         )
 
 
@@ -103,9 +103,9 @@ def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: str | 
         classes = known or _classes_of_data(datasets)
     is_list = isinstance(classes, (list, tuple)) and classes
     if not is_list or not all(isinstance(name, str) and name for name in classes):
-        raise ValueError(f"classes={classes!r} must be 'auto' or a list of names")
+        raise ValueError(f"classes={classes!r} must be 'auto' or a list of names.")
     if len(set(classes)) < len(classes):
-        raise ValueError(f"classes={list(classes)!r} has a name twice")
+        raise ValueError(f"classes={list(classes)!r} has a name twice.")
     config.classes = list(classes)
     for group in datasets.values():
         for dataset in group:
@@ -120,11 +120,11 @@ def _classes_of_data(datasets: dict[str, list[Any]]) -> list[str]:
         if layout is None:
             raise ValueError(
                 f"classes='auto' reads data in VOC or COCO format, not {_kind(dataset)}: "
-                "give a list of names"
+                "give a list of names."
             )
         names += classes_of(dataset, layout)
     if not names:
-        raise ValueError("classes='auto' needs a train_dataloader: give a list of names")
+        raise ValueError("classes='auto' needs a train_dataloader: give a list of names.")
     is_voc = _kind(datasets["train_dataloader"][0]).startswith(("VOC", "CheckedVOC"))
     return sorted(set(names)) if is_voc else list(dict.fromkeys(names))
 

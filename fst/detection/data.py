@@ -36,7 +36,7 @@ _SECONDS = 20.0  # between two lines of progress
 
 
 class _Checked(ABC):
-    """Looks at every annotation and image when the data set is built.
+    """A look at every annotation and image when the data set is built.
 
     Args:
         bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
@@ -61,21 +61,21 @@ class _Checked(ABC):
     ) -> None:
         if bad_annotations not in POLICIES:
             raise ValueError(
-                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}"
+                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}."
             )
         self.bad_annotations, self.check_images = bad_annotations, check_images
         data_prefix = {self.image_prefix: "", **(data_prefix or {})}
         super().__init__(*args, data_prefix=data_prefix, **kwargs)
 
     def load_data_list(self) -> list[dict[str, Any]]:
-        """Reads and checks all annotations and images."""
+        """Read and check all annotations and images."""
         if not self._metainfo.get("classes"):
             raise ValueError(
                 f"{type(self).__name__} of {self.ann_file!r} needs its class names: "
-                "metainfo=dict(classes=[...]), or `classes` in the config"
+                "metainfo=dict(classes=[...]), or `classes` in the config."
             )
         if not exists(self.ann_file, backend_args=self.backend_args):
-            raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist")
+            raise FileNotFoundError(f"annotation file {self.ann_file!r} does not exist.")
         problems = Problems(self.ann_file)
         images = list(self._read(problems))
         images = list(self._with_sizes(images, problems))
@@ -88,7 +88,7 @@ class _Checked(ABC):
         return images
 
     def filter_data(self) -> list[dict[str, Any]]:
-        """As mmdet's; refuses an empty result."""
+        """As mmdet's, but refuse an empty result."""
         kept = super().filter_data()
         if kept and (self.test_mode or any(info["instances"] for info in kept)):
             return kept
@@ -96,17 +96,17 @@ class _Checked(ABC):
         raise ValueError(
             f"no usable image is left in {self.ann_file!r}: {len(self.data_list)} images with "
             f"{boxes} boxes of the classes {', '.join(self._metainfo['classes'])} could be read, "
-            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images"
+            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)} images."
         )
 
     @abstractmethod
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
-        """Yields images; width and height may be None; instances are (instance, its text)."""
+        """Images; width and height may be None; instances are (instance, its text)."""
 
     def _with_sizes(
         self, images: list[dict[str, Any]], problems: Problems
     ) -> Iterator[dict[str, Any]]:
-        """Leaves out unreadable images; puts sizes right."""
+        """Leave out unreadable images, put sizes right."""
         for info, probe in zip(images, self._probes(images), strict=True):
             if probe.problem is not None:
                 where = info["img_path"] + (f" ({probe.detail})" if probe.detail else "")
@@ -227,7 +227,7 @@ class CheckedVOCDataset(VOCFormatDataset, VOCDataset):
 class COCOFormatDataset(_Checked, CocoDataset):
     """Any data set in COCO's layout: mmdet's CocoDataset, checked.
 
-    Labels follow the order of `classes`, whatever the order of the file's categories.
+    Labels follow the order of ``classes``, whatever the order of the file's categories.
     """
 
     METAINFO: dict[str, Any] = {}

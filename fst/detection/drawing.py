@@ -17,7 +17,7 @@ from mmengine.registry import HOOKS
 
 @HOOKS.register_module()
 class DrawDetectionsHook(Hook):
-    """Draws what a detector finds in each test image, and saves it as a PNG named after the image.
+    """Drawings of what a detector finds in each test image: a PNG named after the image.
 
     Images in several folders keep their folders below `folder`.
 
@@ -28,15 +28,15 @@ class DrawDetectionsHook(Hook):
 
     def __init__(self, folder: str, score_thr: float = 0.3) -> None:
         if not 0 <= score_thr <= 1:
-            raise ValueError(f"score_thr={score_thr!r} must be between 0 and 1")
+            raise ValueError(f"score_thr={score_thr!r} must be between 0 and 1.")
         if Path(folder).exists() and not Path(folder).is_dir():
-            raise ValueError(f"{folder!r} is a file: detections are drawn into a folder")
+            raise ValueError(f"{folder!r} is a file: detections are drawn into a folder.")
         self.folder, self.score_thr = folder, score_thr
         self._names: dict[str, str] = {}
         self._visualizer: DetLocalVisualizer | None = None
 
     def before_test(self, runner: Any) -> None:
-        """Names the files, for all images together: no two get the same."""
+        """Name the files, for all images together: no two get the same."""
         dataset = runner.test_loop.dataloader.dataset
         paths = [dataset.get_data_info(index)["img_path"] for index in range(len(dataset))]
         self._names = output_names(paths)
@@ -46,7 +46,7 @@ class DrawDetectionsHook(Hook):
     def after_test_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Sequence[Any] = ()
     ) -> None:
-        """Draws one batch."""
+        """Draw one batch."""
         for sample in outputs:
             image = mmcv.imfrombytes(get(sample.img_path), channel_order="rgb")
             self._visualizer.add_datasample(
@@ -59,7 +59,7 @@ class DrawDetectionsHook(Hook):
             )
 
     def after_test(self, runner: Any) -> None:
-        """Says where the files are."""
+        """Say where the files are."""
         runner.logger.info(
             f"Drew detections of a score from {self.score_thr:g} on: {len(self._names)} images in "
             f"{self.folder}"

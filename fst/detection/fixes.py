@@ -1,4 +1,4 @@
-"""Mends four faults of mmdet 3.3 and its fork in memory; the installed files stay.
+"""Four faults of mmdet 3.3 and its fork, mended in memory; the installed files stay.
 
 Each is mended only where it is found, and once.
 """
@@ -16,7 +16,7 @@ _MARK = "_fst_mended"
 
 
 def apply() -> None:
-    """Mends SSDHead, BaseDenseHead, SingleRoIExtractor, and VOC's average precision.
+    """Mend SSDHead, BaseDenseHead, SingleRoIExtractor, and VOC's average precision.
 
     It imports mmdet, so `fst.detection.ops` comes first.
     """
@@ -41,7 +41,7 @@ def _wrap_once(owner: type, method: str, wrapper: Any) -> None:
 
 
 def _with_loss_cls(init: Any) -> Any:
-    """Gives SSDHead the attribute `loss_cls`, which predicting reads and its own loss does without.
+    """Give SSDHead the attribute ``loss_cls``, which predicting reads, its own loss not.
 
     It must be an instance's: a class's would hide the module of a subclass that sets its own.
     (mmdetection issues 11063 and 11780.)
@@ -56,7 +56,7 @@ def _with_loss_cls(init: Any) -> Any:
 
 
 def _boxes_in_float32(predict: Any) -> Any:
-    """Makes the boxes of RPN, SSD and RetinaNet in float32 when their outputs are of a 16-bit type.
+    """Make the boxes of RPN, SSD and RetinaNet in float32 when their outputs are of a 16-bit type.
 
     mmdet gives the anchors the type of the outputs; in bfloat16 (8 bits) that moves a box at
     x = 1000 by up to 2 pixels, and mmcv's compiled NMS refuses it.
@@ -70,7 +70,7 @@ def _boxes_in_float32(predict: Any) -> Any:
 
 
 def _extract_in_float32(forward: Any) -> Any:
-    """Extracts features of regions in float32 when they are of a 16-bit type, which they keep.
+    """Extract features of regions in float32 when they are of a 16-bit type, which they keep.
 
     mmdet gives the coordinates the type of the features.
     """

@@ -14,10 +14,10 @@ from fst.detection.annotations import category_ids
 
 @METRICS.register_module()
 class COCOFormatMetric(CocoMetric):
-    """mmdet's CocoMetric where labels follow `classes`, not the file's order of categories.
+    """mmdet's CocoMetric where labels follow ``classes``, not the file's order of categories.
 
     It evaluates the images that were seen, and says so if the annotation file lists more. Boxes
-    that a data set left out still count as objects to find. `area` and `iscrowd` may be absent.
+    that a data set left out still count as objects to find. ``area`` and ``iscrowd`` may be absent.
     """
 
     def __init__(self, ann_file: str | None = None, **kwargs: Any) -> None:
@@ -25,7 +25,7 @@ class COCOFormatMetric(CocoMetric):
         self._ann_file = ann_file
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
-        """The metrics of the images in `results`."""
+        """The metrics of the images in ``results``."""
         if self._coco_api is not None:
             self._ids_of_labels = category_ids(
                 self._coco_api.dataset, self.dataset_meta["classes"], self._ann_file
@@ -47,7 +47,7 @@ class COCOFormatMetric(CocoMetric):
         return super().compute_metrics(results)
 
     def results2json(self, results: Any, outfile_prefix: str) -> dict[str, str]:
-        """Writes predictions with the category ids of their labels."""
+        """Write predictions with the category ids of their labels."""
         if self._coco_api is None or self.cat_ids is None:
             return super().results2json(results, outfile_prefix)
         evaluated, self.cat_ids = self.cat_ids, self._ids_of_labels

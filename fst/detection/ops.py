@@ -35,7 +35,7 @@ class UnavailableOpError(NotImplementedError):
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices of the boxes that stay, best first.
 
-    A box goes if its IoU with a better one exceeds `iou_threshold`. Among equal scores the first
+    A box goes if its IoU with a better one exceeds ``iou_threshold``. Among equal scores the first
     is the better.
 
     Args:
@@ -160,7 +160,7 @@ def roi_align_forward(
     """
     _check_average(pool_mode)
     if aligned and rois.device.type == "cpu" and bool((rois[:, 3:] < rois[:, 1:3]).any()):
-        raise ValueError("rois: RoIAlign with aligned=True needs x1 <= x2 and y1 <= y2")
+        raise ValueError("rois: RoIAlign with aligned=True needs x1 <= x2 and y1 <= y2.")
     dtype = _compute_dtype(input.dtype)
     pooled = torch.ops.torchvision.roi_align(
         input.detach().to(dtype),
@@ -187,7 +187,7 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Adds the gradient of `roi_align_forward` to `grad_input` (n, c, h, w)."""
+    """Add the gradient of `roi_align_forward` to ``grad_input`` (n, c, h, w)."""
     _check_average(pool_mode)
     dtype = _compute_dtype(grad_output.dtype)
     gradient = torch.ops.torchvision._roi_align_backward(
@@ -209,7 +209,7 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _check(name: str, value: object, allowed: tuple[int, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}.")
 
 
 def _check_average(pool_mode: int) -> None:
@@ -254,7 +254,7 @@ class StandIn(types.ModuleType):
 
 
 def install() -> None:
-    """Sees to it that `mmcv.ops` can be imported; a second call changes nothing.
+    """See to it that `mmcv.ops` can be imported; a second call changes nothing.
 
     Raises:
         ImportError: mmcv is not installed.

@@ -9,7 +9,7 @@ from mmengine.config import DictAction
 
 
 class OptionAction(DictAction):
-    """Parses `key=value` pairs; says what is wrong with others."""
+    """``key=value`` pairs, and what is wrong with others."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         for value in values:

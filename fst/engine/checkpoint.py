@@ -20,7 +20,7 @@ from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
 
 
 def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
-    """Path of the newest checkpoint in `work_dir` that can be read; None if there is none at all.
+    """Path of the newest checkpoint in ``work_dir`` that can be read; None if there is none at all.
 
     Raises:
         ValueError: there are checkpoints, and none of them can be read.
@@ -33,7 +33,7 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
             checkpoint = load_checkpoint_safely(path)
             state_dict_of(checkpoint, path)
             if "meta" not in checkpoint:
-                raise ValueError(f"{path} holds weights alone, no training state")
+                raise ValueError(f"{path} holds weights alone, no training state.")
         except ValueError as error:
             broken.append(str(error))
             continue
@@ -45,7 +45,7 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
             )
         return str(path)
     if broken:
-        raise ValueError(f"no checkpoint in {str(work_dir)!r} can be read: {'; '.join(broken)}")
+        raise ValueError(f"no checkpoint in {str(work_dir)!r} can be read: {'; '.join(broken)}.")
     return None
 
 
@@ -72,13 +72,13 @@ def _from_openmmlab(filename: str, map_location: Any = None) -> Any:
     name = filename.partition("://")[2]
     models = get_external_models()
     if name not in models:
-        raise ValueError(f"{filename!r} names no OpenMMLab checkpoint")
+        raise ValueError(f"{filename!r} names no OpenMMLab checkpoint.")
     return _from_url(models[name], map_location)
 
 
 def _refused(filename: str, map_location: Any = None) -> Any:
     raise ValueError(
-        f"checkpoint {filename!r}: this storage is not supported; copy the file to a local path"
+        f"checkpoint {filename!r}: this storage is not supported; copy the file to a local path."
     )
 
 

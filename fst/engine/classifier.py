@@ -20,7 +20,7 @@ PREFIX = "architecture."
 
 @MODELS.register_module()
 class Classifier(BaseModel):
-    """Cross-entropy training and prediction around an `architecture`.
+    """Cross-entropy training and prediction around an ``architecture``.
 
     Args:
         architecture: dict(source="timm" | "torchvision" | "fst", name=..., num_classes=..., and any
@@ -48,7 +48,7 @@ class Classifier(BaseModel):
                 )
         if test_time_augmentation not in (None, "flip"):
             raise ValueError(
-                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'"
+                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'."
             )
         self.test_time_augmentation = test_time_augmentation
         self.channels_last = channels_last
@@ -65,7 +65,7 @@ class Classifier(BaseModel):
     def forward(
         self, inputs: torch.Tensor, labels: torch.Tensor | None = None, mode: str = "tensor"
     ) -> torch.Tensor | dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
-        """Logits ("tensor"), a dict with the loss ("loss"), or a dict with `scores` ("predict")."""
+        """Logits ("tensor"), a dict with the loss ("loss") or with ``scores`` ("predict")."""
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         logits = self.architecture(inputs)
@@ -74,21 +74,21 @@ class Classifier(BaseModel):
         if mode == "loss":
             return {"loss": F.cross_entropy(logits.float(), labels, **self.loss_arguments)}
         if mode != "predict":
-            raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'")
+            raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'.")
         scores = logits.float().softmax(1)
         if self.test_time_augmentation == "flip":
             scores = (scores + self.architecture(inputs.flip(-1)).float().softmax(1)) / 2
         return [{"scores": scores, "labels": labels}]
 
     def adopted(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`state_dict` for this module, also if it is one of the architecture alone."""
+        """``state_dict`` for this module, also if it is one of the architecture alone."""
         if not state_dict or any(key.startswith(PREFIX) for key in state_dict):
             return state_dict
         return {PREFIX + key: value for key, value in state_dict.items()}
 
 
 def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:
-    """The model `name` of timm, torchvision or `fst.models`."""
+    """The model ``name`` of timm, torchvision or `fst.models`."""
     if source not in _SOURCES:
         raise ValueError(f"architecture source={source!r} is unknown.{suggest(source, _SOURCES)}")
     build, known = _SOURCES[source]()

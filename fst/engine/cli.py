@@ -16,8 +16,8 @@ from mmengine.config import Config
 import fst
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
-from fst.engine.config import check_config, load_config
-from fst.engine.hooks import SparsityHook
+from fst.engine.config import check_config, load_config, read_sparsity
+from fst.engine.model import build_model, sparse_root
 from fst.engine.runner import Runner
 from fst.layers.channels import fit_channels
 
@@ -26,7 +26,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 @contextmanager
 def _user_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Turns the exceptions of the checks into one line and exit status 2."""
+    """Turn the exceptions of the checks into one line and exit status 2."""
     try:
         yield
     except (ValueError, FileNotFoundError, ImportError, SyntaxError) as error:
@@ -74,7 +74,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
 
 
 def _run(config: Config, action: Callable[[Runner], object]) -> None:
-    """Runs, and after success ends the process group that it has begun."""
+    """Run, and after success end the process group that it has begun."""
     begins = not torch.distributed.is_initialized()
     action(Runner.from_cfg(config))
     if begins and torch.distributed.is_initialized():
@@ -84,7 +84,7 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
 
 
 def train(argv: Sequence[str] | None = None) -> int:
-    """Trains the model of a config."""
+    """Train the model of a config."""
     parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
     _run_options(parser)
     parser.add_argument(
@@ -108,7 +108,9 @@ def train(argv: Sequence[str] | None = None) -> int:
         if arguments.amp:
             _use_mixed_precision(config)
         if config.get("train_cfg") is None or config.get("train_dataloader") is None:
-            raise ValueError(f"config {arguments.config!r} has no train_cfg or no train_dataloader")
+            raise ValueError(
+                f"config {arguments.config!r} has no train_cfg or no train_dataloader."
+            )
         check_config(config, ("train_dataloader", "val_dataloader"))
     _run(config, Runner.train)
     return 0
@@ -119,11 +121,11 @@ def _use_mixed_precision(config: Config) -> None:
     if kind == "OptimWrapper":
         config.optim_wrapper.type = "MixedPrecisionOptimWrapper"
     elif kind not in ("MixedPrecisionOptimWrapper", "AmpOptimWrapper"):
-        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}")
+        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}.")
 
 
 def test(argv: Sequence[str] | None = None) -> int:
-    """Evaluates a checkpoint, folded or not."""
+    """Evaluate a checkpoint, folded or not."""
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
     _run_options(parser)
     parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
@@ -148,7 +150,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                 config[f"test_{part}"] = config.get(f"val_{part}")
             if config[f"test_{part}"] is None:
                 raise ValueError(
-                    f"config {arguments.config!r} has neither test_{part} nor val_{part}"
+                    f"config {arguments.config!r} has neither test_{part} nor val_{part}."
                 )
         check_config(config, ("test_dataloader",))
     _run(config, Runner.test)
@@ -156,14 +158,14 @@ def test(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(config: Config, folder: str | None, score: float | None) -> None:
-    """Adds the hook that draws detections."""
+    """Add the hook that draws detections."""
     if folder is None:
         if score is not None:
-            raise ValueError("--show-score-thr needs --show-dir")
+            raise ValueError("--show-score-thr needs --show-dir.")
         return
     if config.get("default_scope") != "mmdet":
         raise ValueError(
-            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'"
+            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
         )
     from fst.detection.drawing import DrawDetectionsHook
 
@@ -173,7 +175,7 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 
 
 def fold(argv: Sequence[str] | None = None) -> int:
-    """Writes the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
+    """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     parser = argparse.ArgumentParser(
         description="Write the pruned weights of a training checkpoint as a plain state_dict, "
         "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
@@ -197,29 +199,19 @@ def fold(argv: Sequence[str] | None = None) -> int:
 
 def _trained_root(config: Config, path: str) -> torch.nn.Module:
     """The config's model, converted, with the weights and masks of a checkpoint."""
-    from mmengine.registry import MODELS, init_default_scope
-
-    from fst.engine.config import check_sparsity
-
-    sparsity = config.get("sparsity")
-    if sparsity is None:
-        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold")
-    check_sparsity(sparsity)
+    strategy, selection = read_sparsity(config)
+    if strategy is None:
+        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold.")
     checkpoint = load_checkpoint_safely(path)
     if not isinstance(checkpoint, dict) or "sparsity" not in checkpoint:
         raise ValueError(
-            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training"
+            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training."
         )
-    init_default_scope(config.get("default_scope") or "mmengine")
-    model_config = dict(config.model)
-    if config.get("data_preprocessor") is not None:
-        model_config.setdefault("data_preprocessor", config.data_preprocessor)
-    model = MODELS.build(model_config)
-    root = getattr(model, "sparse_root", model)
-    hook = SparsityHook(**sparsity)
-    fst.convert(root, hook.strategy, include=hook.include, exclude=hook.exclude)
+    model = build_model(config)
+    root = sparse_root(model)
+    fst.convert(root, strategy, **selection)
     state_dict = state_dict_of(checkpoint, path)
-    if hook.strategy.removes_channels:
+    if strategy.removes_channels:
         fit_channels(model, state_dict)
     try:
         model.load_state_dict(state_dict)
@@ -230,7 +222,7 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Checks the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
+    """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     parser = argparse.ArgumentParser(
         description="Check that the weights of a checkpoint obey an N:M pattern "
         "(exit status: 0 yes, 1 no, 2 error)."

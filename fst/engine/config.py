@@ -1,4 +1,4 @@
-"""Reads configs and refuses, before any work is done, what would be ignored or fail later."""
+"""Configs: what would be ignored or fail later is refused before any work is done."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
 from fst.engine.text import nearest
+from fst.rules.strategy import Strategy
 
 KNOWN_KEYS = frozenset(
     """model work_dir train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
@@ -31,7 +32,7 @@ DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # defau
 def load_config(
     path: str, options: Mapping[str, Any] | None = None, checkpoint: str | None = None
 ) -> Config:
-    """Reads a config and applies `options` ("train_cfg.max_epochs" -> 3) to it.
+    """Read a config and apply ``options`` ("train_cfg.max_epochs" -> 3) to it.
 
     Args:
         path: The config file.
@@ -45,9 +46,9 @@ def load_config(
         ValueError: a top-level name or an option that nothing reads.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"config {path!r} does not exist")
+        raise FileNotFoundError(f"config {path!r} does not exist.")
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
-        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file")
+        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
     check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     config = _read(path)
     is_detector = config.get("default_scope") == "mmdet"
@@ -95,9 +96,9 @@ def _require_mmdet(path: str) -> None:
 
 
 def check_names(path: Path, known: Collection[str] = KNOWN_KEYS) -> None:
-    """Refuses top-level names of a config, or of the files it inherits, which nothing reads.
+    """Refuse top-level names of a config, or of the files it inherits, which nothing reads.
 
-    A name counts as read in its own file, and where an heir refers to it as `{{_base_.name}}`.
+    A name counts as read in its own file, and where an heir refers to it as ``{{_base_.name}}``.
     Configs of packages (`mmdet::...`) are trusted.
     """
     unread = _unread_names(path.resolve(), known)
@@ -147,7 +148,7 @@ def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Checks what can be checked without building anything: sparsity, data, checkpoints.
+    """Check what can be checked without building anything: sparsity, data, checkpoints.
 
     Args:
         config: The whole config.
@@ -158,8 +159,8 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         ValueError: anything else.
     """
     if "model" not in config:
-        raise ValueError(f"config {config.filename!r} has no `model`")
-    check_sparsity(config.get("sparsity"))
+        raise ValueError(f"config {config.filename!r} has no `model`.")
+    read_sparsity(config)
     for name in dataloaders:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
@@ -167,19 +168,25 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(
-            f"checkpoint {str(source)!r} (load_from or --resume) does not exist"
+            f"checkpoint {str(source)!r} (load_from or --resume) does not exist."
         )
 
 
-def check_sparsity(sparsity: Any) -> None:
-    """Refuses unknown keys, strategies and values of a config's `sparsity`."""
+def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str, Any]]:
+    """A config's strategy (None: dense), and ``include`` and ``exclude`` of its `fst.convert`.
+
+    Raises:
+        ValueError: an unknown key, strategy or value in the config's ``sparsity``.
+    """
+    sparsity = config.get("sparsity")
     if sparsity is None:
-        return
+        return None, {}
     if not isinstance(sparsity, Mapping) or "strategy" not in sparsity:
-        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'")
+        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'.")
     if "type" in sparsity:
-        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'")
-    SparsityHook(**sparsity)
+        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
+    hook = SparsityHook(**sparsity)
+    return hook.strategy, {"include": hook.include, "exclude": hook.exclude}
 
 
 def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
@@ -206,5 +213,5 @@ def _check_dataset(dataset: Mapping[str, Any], where: str, scope: str) -> None:
     if root and "://" not in str(root) and not Path(root).expanduser().is_dir():
         raise FileNotFoundError(
             f"{where}: data_root={str(root)!r} does not exist; get the data of "
-            f"{dataset.get('type')} and put or link it there, or change data_root"
+            f"{dataset.get('type')} and put or link it there, or change data_root."
         )

@@ -13,7 +13,7 @@ from mmengine.registry import METRICS
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
-    """Top-k accuracy in percent, over all ranks, by torchmetrics: `accuracy/top1`, ...
+    """Top-k accuracy in percent, over all ranks, by torchmetrics: ``accuracy/top1``, ...
 
     It is accumulated on the device; nothing is copied to the CPU before the end of the epoch.
 
@@ -27,12 +27,12 @@ class Accuracy(BaseMetric):
         super().__init__()
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
-            raise ValueError(f"topk={topk!r} must be positive integers")
+            raise ValueError(f"topk={topk!r} must be positive integers.")
         self._meters: dict[int, Any] = {}
         self._seen = 0
 
     def process(self, data_batch: Any, data_samples: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Takes the `scores` and `labels` of a batch."""
+        """Take the ``scores`` and ``labels`` of a batch."""
         for sample in data_samples:
             scores, labels = sample["scores"], sample["labels"]
             if not self._meters:
@@ -46,7 +46,7 @@ class Accuracy(BaseMetric):
 
         classes = scores.shape[1]
         if max(self.topk) > classes:
-            raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes")
+            raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes.")
         return {
             k: MulticlassAccuracy(classes, top_k=k, average="micro", validate_args=False).to(
                 scores.device
@@ -55,7 +55,7 @@ class Accuracy(BaseMetric):
         }
 
     def evaluate(self, size: int) -> dict[str, float]:
-        """Combines all ranks; torchmetrics sums its counts over them."""
+        """Combine all ranks; torchmetrics sums its counts over them."""
         if not self._meters:
             raise ValueError("no image was evaluated: is there one for every rank?")
         metrics = {

@@ -23,10 +23,10 @@ class MixedPrecisionOptimWrapper(AmpOptimWrapper):
 
     def __init__(self, dtype: str = "bfloat16", **kwargs: Any) -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+            raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
         device = get_device()
         if dtype == "float16" and device == "cpu":
-            raise ValueError("dtype='float16' needs a GPU; use dtype='bfloat16' on a CPU")
+            raise ValueError("dtype='float16' needs a GPU; use dtype='bfloat16' on a CPU.")
         # not AmpOptimWrapper's own: it refuses to run without a GPU
         OptimWrapper.__init__(self, **kwargs)
         self._scale_update_param = None

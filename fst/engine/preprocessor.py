@@ -17,9 +17,9 @@ from fst.engine.random_state import uniform
 
 @MODELS.register_module()
 class ImagePreprocessor(BaseDataPreprocessor):
-    """Moves a batch to the device, augments it (in training only) and normalises it.
+    """A batch moved to the device, augmented (in training only) and normalised.
 
-    The random numbers come from the batch's `keys`, that is from (seed, epoch, index).
+    The random numbers come from the batch's ``keys``, that is from (seed, epoch, index).
 
     Args:
         mean: Per channel, in 0..255.
@@ -44,13 +44,13 @@ class ImagePreprocessor(BaseDataPreprocessor):
         super().__init__(non_blocking=non_blocking)
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(
-                f"mean={mean} and std={std} must have equal lengths, and std be positive"
+                f"mean={mean} and std={std} must have equal lengths, and std be positive."
             )
         if not 0 <= flip <= 1:
-            raise ValueError(f"flip={flip!r} must be a probability")
+            raise ValueError(f"flip={flip!r} must be a probability.")
         for name, value in (("translate", translate), ("cutout", cutout)):
             if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a non-negative number of pixels")
+                raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
         if padding_mode not in ("zero", "reflect"):
             raise ValueError(
                 f"padding_mode={padding_mode!r} is unknown."
@@ -66,14 +66,14 @@ class ImagePreprocessor(BaseDataPreprocessor):
         )
 
     def forward(self, data: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
-        """Returns `inputs` (float, normalised) and, where given, `labels`."""
+        """``inputs`` (float, normalised) and, where given, ``labels``."""
         keys = data.get("keys")
         batch = {name: _stacked(data[name]) for name in ("inputs", "labels") if name in data}
         batch = self.cast_data(batch)
         inputs = batch["inputs"]
         if inputs.shape[1] != self.mean.shape[1]:
             raise ValueError(
-                f"images have {inputs.shape[1]} channels, but mean and std {self.mean.shape[1]}"
+                f"images have {inputs.shape[1]} channels, but mean and std {self.mean.shape[1]}."
             )
         augmented = training and (self.flip or self.translate or self.cutout)
         draws = self._draws(keys, inputs) if augmented else None
@@ -94,7 +94,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         return draws.to(inputs.device, non_blocking=True)
 
     def _move(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Flips and shifts every image by its own amounts, with one gather."""
+        """Flip and shift every image by its own amounts, with one gather."""
         height, width = images.shape[-2:]
         pad = self.translate
         rows = torch.arange(height, device=images.device).expand(len(images), -1)

@@ -41,7 +41,7 @@ def mixed_seed(*values: int) -> int:
 
 
 def uniform(keys: np.ndarray, count: int) -> np.ndarray:
-    """`count` independent uniform numbers in [0, 1) for each key: shape (count, len(keys))."""
+    """``count`` independent uniform numbers in [0, 1) for each key: shape (count, len(keys))."""
     streams = np.arange(1, count + 1, dtype=np.uint64)[:, None] * _GOLDEN
     bits = _splitmix64(keys[None, :] ^ _splitmix64(streams))
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
@@ -49,7 +49,7 @@ def uniform(keys: np.ndarray, count: int) -> np.ndarray:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Runs its body under seeded global CPU generators and restores them afterwards."""
+    """Run the body under seeded global CPU generators and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -74,7 +74,7 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restores what `get_random_state` returned."""
+    """Restore what `get_random_state` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, words, position, has_gauss, cached = state["numpy"]
@@ -86,7 +86,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_worker(worker_id: int) -> None:
-    """Seeds a worker's Python and NumPy generators from torch's, which differs in every epoch."""
+    """Seed a worker's Python and NumPy generators from torch's, which differs in every epoch."""
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -28,7 +28,7 @@ _REPLACED_HOOKS = {
 
 
 class Runner(mmengine.runner.Runner):
-    """Takes mmengine's configs, and in addition `sparsity=dict(strategy="fst", ...)`.
+    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)``.
 
     - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
       that can be read, and continues bit for bit (on a CPU).
@@ -46,7 +46,7 @@ class Runner(mmengine.runner.Runner):
         super().setup_env(env_cfg)
 
     def set_randomness(self, seed: int | None = None, **options: Any) -> None:
-        """Draws a seed if the config's `randomness` gives none."""
+        """Draw a seed if the config's ``randomness`` gives none."""
         super().set_randomness(seed, **options)
 
     def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
@@ -60,7 +60,7 @@ class Runner(mmengine.runner.Runner):
         """Also wraps for DDP on a CPU; refuses FSDP."""
         kind = str((model_wrapper_cfg or {}).get("type", ""))
         if "FullyShardedDataParallel" in kind:
-            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP")
+            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP.")
         if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
             model_wrapper_cfg = {
                 "type": "MMDistributedDataParallel",
@@ -71,7 +71,7 @@ class Runner(mmengine.runner.Runner):
         return super().wrap_model(model_wrapper_cfg, model)
 
     def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
-        """Puts FST's safe versions in the place of two of mmengine's hooks."""
+        """Put FST's safe versions in the place of two of mmengine's hooks."""
         if isinstance(hook, dict) and hook.get("type") in _REPLACED_HOOKS:
             hook = {**hook, "type": _REPLACED_HOOKS[hook["type"]]}
         super().register_hook(hook, priority)
@@ -79,13 +79,13 @@ class Runner(mmengine.runner.Runner):
     def register_hooks(
         self, default_hooks: dict | None = None, custom_hooks: list | None = None
     ) -> None:
-        """Adds the hooks of sparsity, of random states and, on several ranks, of BN statistics."""
+        """Add the hooks of sparsity, of random states and, on several ranks, of BN statistics."""
         super().register_hooks(default_hooks, custom_hooks)
         sparsity = self.cfg.get("sparsity")
         if sparsity is not None:
             self.register_hook({"type": "SparsityHook", **sparsity})
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
-            raise ValueError("the config has several SparsityHooks: use `sparsity` alone")
+            raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
         if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
             self.register_hook(SyncBuffersHook())
         self._random_state = RandomStateHook()
@@ -102,7 +102,7 @@ class Runner(mmengine.runner.Runner):
         classes = (getattr(dataset, "metainfo", None) or {}).get("classes", ())
         if isinstance(outputs, int) and len(classes) > outputs:
             raise ValueError(
-                f"the dataset has {len(classes)} classes, but the model num_classes={outputs}"
+                f"the dataset has {len(classes)} classes, but the model num_classes={outputs}."
             )
 
     @property
@@ -110,7 +110,7 @@ class Runner(mmengine.runner.Runner):
         return self.model.module if is_model_wrapper(self.model) else self.model
 
     def train(self) -> nn.Module:
-        """Trains; a resumed run takes its seed from the checkpoint before anything is drawn."""
+        """Train; a resumed run takes its seed from the checkpoint before anything is drawn."""
         if self._resume and self._load_from is None:
             self._load_from = newest_checkpoint(self.work_dir)
             if self._load_from is None:
@@ -124,7 +124,7 @@ class Runner(mmengine.runner.Runner):
         if not isinstance(checkpoint, dict) or "meta" not in checkpoint:
             raise ValueError(
                 f"cannot resume from {self._load_from!r}: it holds weights alone, no training "
-                "state. To start from them use load_from without resume"
+                "state. To start from them use load_from without resume."
             )
         seed, configured = checkpoint["meta"].get("seed"), self._randomness_cfg.get("seed")
         if seed is not None and seed != configured:
@@ -134,7 +134,7 @@ class Runner(mmengine.runner.Runner):
             self.set_randomness(**self._randomness_cfg)
 
     def _maybe_compile(self, target: str) -> None:
-        """Compiles a classifier's architecture; of other models, as mmengine does, `target`."""
+        """Compile a classifier's architecture; of other models, as mmengine does, ``target``."""
         options = self.cfg.get("compile")
         if not options or not isinstance(self._bare_model, Classifier):
             super()._maybe_compile(target)
@@ -148,7 +148,7 @@ class Runner(mmengine.runner.Runner):
         strict: bool = False,
         revise_keys: Any = ((r"^module\.", ""),),
     ) -> dict[str, Any]:
-        """Loads weights: all of them to resume or evaluate, those that fit to start training."""
+        """Load weights: all of them to resume or evaluate, those that fit to start training."""
         checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, self.logger)
         state_dict = state_dict_of(checkpoint, filename)
         if "state_dict" not in checkpoint:
@@ -160,7 +160,7 @@ class Runner(mmengine.runner.Runner):
         if self._resume and not has_hook and "sparsity" in checkpoint:
             raise ValueError(
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
-                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}"
+                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."
             )
         self._check_overlap(checkpoint["state_dict"], filename)
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
@@ -181,13 +181,13 @@ class Runner(mmengine.runner.Runner):
             raise ValueError(
                 f"{filename!r} belongs to another model: none of its {len(names)} entries "
                 f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "
-                f"({', '.join(sorted(own)[:3])}, ...)"
+                f"({', '.join(sorted(own)[:3])}, ...)."
             )
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Writes to a temporary file first; every rank must call it."""
+        """Write to a temporary file first; every rank must call it."""
         if "://" in str(out_dir):
-            raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only")
+            raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only.")
         self._random_state.collect()
         for hook in self._hooks:
             if isinstance(hook, SparsityHook):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
 from fst.engine.classifier import Classifier
+from fst.engine.model import build_model, sparse_root
 
 
 class SampleStep(NamedTuple):
@@ -27,11 +27,6 @@ class SampleStep(NamedTuple):
     root: nn.Module
     loss: Callable[[nn.Module], Tensor]
     batch_shape: tuple[int, ...]
-
-
-def sparse_root(model: nn.Module) -> nn.Module:
-    """The part of a config's model that sparsity is about."""
-    return getattr(model, "sparse_root", model)
 
 
 def sample_step(
@@ -55,8 +50,7 @@ def sample_step(
     scope = config.get("default_scope") or "mmengine"
     if scope == "mmdet":
         from fst.detection import sample
-    init_default_scope(scope)
-    model = MODELS.build(_with_preprocessor(config)).to(device).train()
+    model = build_model(config).to(device).train()
     if isinstance(model, Classifier):
         if size is None:
             raise ValueError("size=None: a classifier's config names no size; give one.")
@@ -86,13 +80,6 @@ def sample_step(
         return trained.parse_losses(trained(**data, mode="loss"))[0]
 
     return SampleStep(model, sparse_root(model), loss, tuple(data["inputs"].shape))
-
-
-def _with_preprocessor(config: Config) -> dict[str, Any]:
-    model = dict(config.model)
-    if config.get("data_preprocessor") is not None:
-        model.setdefault("data_preprocessor", config.data_preprocessor)
-    return model
 
 
 def _pipelines(node: Any) -> Iterator[list[dict[str, Any]]]:

@@ -67,8 +67,21 @@ def test_macs_of_a_config_without_data(write_config, tmp_path):
         ["macs", write_config(), "--random-images", "--size", "8", "--out", str(tmp_path)]
         + ["--strategy", "sdgp", "--cfg-options", *options]
     )
-    rows = {row[0]: row[1:] for row in check(tmp_path).tables[1].rows}
-    assert rows["output"][-1] == 1 and rows["grad_input"][-1] == pytest.approx(0.5)
+    overview, *_ = check(tmp_path).tables
+    row = dict(zip(overview.columns, overview.rows[0], strict=True))
+    assert row["batch"] == "1x1x8x8"
+    assert "->" not in row["output"] and row["grad_input"].endswith(": 100.0% -> 50.0%")
+
+
+def test_macs_of_several_configs_and_strategies(write_config, tmp_path):
+    configs = [write_config("dense"), write_config("fst")]
+    options = "--random-images --size 8 --all --strategies fst sdgp".split()
+    main(["macs", *configs, *options, "--out", str(tmp_path)])
+    overview, *others = check(tmp_path, figures=0).tables
+    assert [row[2] for row in overview.rows] == ["fst", "sdgp"] * 2
+    assert len([table for table in others if table.title.endswith("by module")]) == 4
+    page = (tmp_path / "analysis.md").read_text()
+    assert "GMAC: share in sparse GEMMs" in page and "converted only if included" not in page
 
 
 def test_runtime(tmp_path):

@@ -15,11 +15,11 @@ from fst.studies.analysis.runtime import gemm_shares, layer_runtimes, totals
 from fst.studies.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
 from fst.studies.analysis.time_to_accuracy import (
     EQUAL_SHARES,
-    Curve,
-    Timing,
+    Pace,
+    TimedCurve,
     projected,
     projection_factor,
-    read_timing,
+    read_pace,
     simulated_densities,
 )
 
@@ -167,16 +167,16 @@ def test_projection_is_sdgps():
     assert projection_factor(fst_all, EQUAL_SHARES) == pytest.approx(2 / 3)
     assert simulated_densities(None) == simulated_densities(fst.get_strategy("dense")) == {}
     assert simulated_densities(fst.get_strategy("sdgp", n=4, m=4)) == {}
-    curve = Curve("a", "measured", (10.0, 20.0, 30.0), (1.0, 5.0, 4.0))
+    curve = TimedCurve("a", "measured", (10.0, 20.0, 30.0), (1.0, 5.0, 4.0))
     half = projected(curve, 0.5)
     assert (half.kind, half.seconds, half.values) == ("projected", (5.0, 10.0, 15.0), curve.values)
     assert curve.time_to(2.0) == 20.0 and half.time_to(5.0) == 10.0 and curve.time_to(6.0) is None
 
 
 def test_time_up_to_a_step():
-    timing = Timing((10, 20), (1.0, 2.0))
-    assert timing.seconds_at([5, 10, 15, 20, 30]) == [5.0, 10.0, 20.0, 30.0, 50.0]
-    assert Timing((10, 20), (1.0, 2.0), 10).seconds_at([1, 2]) == [10.0, 30.0]
+    pace = Pace((10, 20), (1.0, 2.0))
+    assert pace.seconds_at([5, 10, 15, 20, 30]) == [5.0, 10.0, 20.0, 30.0, 50.0]
+    assert Pace((10, 20), (1.0, 2.0), 10).seconds_at([1, 2]) == [10.0, 30.0]
 
 
 def write_log(folder, name, lines):
@@ -198,9 +198,9 @@ def test_timing_is_read_from_logs(tmp_path):
         ],
     )
     write_log(tmp_path, "2", [{"iter": 140, "epoch": 2, "time": 0.2, "step": 140}])
-    timing = read_timing(tmp_path, by_epoch=True)
-    assert timing == Timing((40, 80, 140), (0.1, 0.1, 0.2), 100)
-    assert timing.seconds_at([1, 2]) == pytest.approx([8 + 20 * 0.2, 8 + 120 * 0.2])
-    assert read_timing(tmp_path, by_epoch=False).per_epoch is None
+    pace = read_pace(tmp_path, by_epoch=True)
+    assert pace == Pace((40, 80, 140), (0.1, 0.1, 0.2), 100)
+    assert pace.seconds_at([1, 2]) == pytest.approx([8 + 20 * 0.2, 8 + 120 * 0.2])
+    assert read_pace(tmp_path, by_epoch=False).per_epoch is None
     with pytest.raises(ValueError, match="no time per iteration"):
-        read_timing(tmp_path / "1", by_epoch=True)
+        read_pace(tmp_path / "1", by_epoch=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.test_style import BEYOND_TORCH
 
 NUMERIC = (
-    "contestants entropy errors gradients macs overhead probe record result runtime saliency "
+    "approximations entropy errors gradients macs overhead probe record result runtime saliency "
     "similarity time_to_accuracy"
 ).split()
 

@@ -94,16 +94,16 @@ def test_draws_repeat_and_leave_no_trace():
 def test_errors_of_vectors():
     exact = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
     approximate = [torch.tensor([3.0, 1.0]), torch.tensor([[2.0]])]
-    found = errors.compare(approximate, exact)
+    found = errors.error_of(approximate, exact)
     assert found.relative == pytest.approx(5**0.5 / 5)
     assert found.cosine == pytest.approx(17 / (14**0.5 * 5))
     assert found.norm == pytest.approx(14**0.5 / 5)
     zero = [torch.zeros(2), torch.zeros(1, 1)]
-    assert errors.compare(zero, zero) == (0.0, 1.0, 1.0)
-    assert errors.compare(exact, zero) == (float("inf"), 0.0, float("inf"))
-    assert errors.compare(zero, exact) == (1.0, 0.0, 0.0)
+    assert errors.error_of(zero, zero) == (0.0, 1.0, 1.0)
+    assert errors.error_of(exact, zero) == (float("inf"), 0.0, float("inf"))
+    assert errors.error_of(zero, exact) == (1.0, 0.0, 0.0)
     assert errors.mean([errors.Error(0, 1, 2), errors.Error(1, 0, 4)]) == (0.5, 0.5, 3)
-    broken = errors.compare([torch.tensor([1.0, float("inf")]), exact[1]], exact)
+    broken = errors.error_of([torch.tensor([1.0, float("inf")]), exact[1]], exact)
     assert all(map(math.isnan, broken))
     with pytest.raises(ValueError, match="shapes differ"):
-        errors.compare([torch.zeros(2)], [torch.zeros(3)])
+        errors.error_of([torch.zeros(2)], [torch.zeros(3)])

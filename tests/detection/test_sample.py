@@ -1,4 +1,4 @@
-"""Training steps of detectors on random data: counted by tools/count_macs.py, and timed."""
+"""Training steps of detectors on random data: counted and timed."""
 
 import json
 
@@ -11,8 +11,8 @@ from fst.detection import sample
 from fst.engine.config import load_config
 from fst.engine.sample import sample_step
 from fst.studies.analysis import count_macs
-from tools import benchmark
-from tools import count_macs as tool
+from fst.studies.analysis.cli import main as analyze
+from fst.studies.benchmark.cli import main as benchmark
 
 
 def test_a_random_batch_has_boxes_in_the_image_and_labels_of_the_model():
@@ -77,23 +77,20 @@ def test_faster_rcnn_pays_for_no_frozen_gradient_and_shares_its_rpn_head(write_c
 
 
 def test_the_tables_of_a_config(write_config, tmp_path, capsys):
-    path, out = write_config("faster-rcnn"), tmp_path / "deep" / "macs.md"
-    tool.main([path, "--strategies", "fst", "sdgp", "--out", str(out), "--size", "64", "96"])
-    text = out.read_text()
-    assert text in capsys.readouterr().out
-    assert "1x3x64x96" in text and "mmdetection" in text and "--size 64 96" in text
+    command = ["macs", write_config("faster-rcnn"), "--random-images", "--size", "64"]
+    analyze([*command, "--strategies", "fst", "sdgp", "--out", str(tmp_path)])
+    text = (tmp_path / "analysis.md").read_text()
+    assert "1x3x64x64" in text and "mmdetection" in text and "--size 64" in text
     assert "| rpn_head" in text and "the weight is frozen" in text
-    tool.main([path, "--strategies", "fst", "--all", "--size", "64", "96"])
-    assert "converted only if included" not in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        tool.main(["configs/demo_digits.py", "--strategies", "fst"])
-    assert "give one" in capsys.readouterr().err
+    assert "converted only if included" in text
+    analyze([*command, "--strategies", "fst", "--all", "--out", str(tmp_path)])
+    assert "converted only if included" not in (tmp_path / "analysis.md").read_text()
 
 
 def test_steps_of_a_detector_are_timed(write_config, tmp_path):
     out = tmp_path / "times"
     options = "--batch 1 --repeats 3 --no-layers --strategies fst --input-size 96 96".split()
-    benchmark.main(["--config", write_config("ssd"), *options, "--out", str(out)])
+    benchmark(["--config", write_config("ssd"), *options, "--out", str(out)])
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["header"]["model"] == "SingleStageDetector"
     for measured in (report["steps"]["step"], report["memory"]):

@@ -15,9 +15,9 @@ from fst.engine.random_state import sample_keys
 
 
 class ImageDataset(Dataset):
-    """Delivers whole batches: `inputs` uint8 (N, C, H, W), `labels` int64 (N), `keys` int64 (N).
+    """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
 
-    A subclass sets `labels` and `classes` and implements `load_images`.
+    A subclass sets ``labels`` and ``classes`` and implements `load_images`.
     """
 
     labels: torch.Tensor
@@ -30,11 +30,11 @@ class ImageDataset(Dataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError if the data that `config` names is not there."""
+        """Raise FileNotFoundError if the data that ``config`` names is not there."""
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """The images at `indices`, augmented as `keys` say."""
-        raise TypeError(f"{type(self).__name__} does not implement load_images")
+        """The images at ``indices``, augmented as ``keys`` say."""
+        raise TypeError(f"{type(self).__name__} does not implement load_images.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -85,7 +85,7 @@ class InMemoryDataset(ImageDataset):
         self.images, self.labels = images.to(device), labels.to(device)
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Gathers the batch in one indexing operation; the preprocessor augments it."""
+        """Gather the batch in one indexing operation; the preprocessor augments it."""
         return self.images[rows_on(indices, self.images.device)]
 
 
@@ -95,26 +95,26 @@ def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device that a dataset's `device` argument names."""
+    """The device that a dataset's ``device`` argument names."""
     if device not in ("cpu", "cuda", "auto"):
         raise ValueError(f"device={device!r} is unknown.{suggest(device, ('cpu', 'cuda', 'auto'))}")
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'")
+        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def check_split(split: object, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError for an unknown split."""
+    """Raise ValueError for an unknown split."""
     if split not in allowed:
         raise ValueError(f"split={split!r} is unknown.{suggest(split, allowed)}")
 
 
 def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of `size` samples, as equally many of each class as there are, first ones first."""
+    """Rows of ``size`` samples, as equally many of each class as there are, first ones first."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= len(labels):
-        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}")
+        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}.")
     # rank of each sample within its class: taking the smallest ranks first balances the classes
     order = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)

@@ -21,8 +21,9 @@ class CIFAR10(InMemoryDataset):
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32.
 
     Args:
-        data_root: Folder with torchvision's `cifar-10-batches-py`, or with the packed form
-            (`train_00.webp` ... and `train_labels.npy`: 5,000 images per lossless WebP, 50 a row).
+        data_root: Folder with torchvision's ``cifar-10-batches-py``, or with the packed form
+            (``train_00.webp`` ... and ``train_labels.npy``: 5,000 images per lossless WebP, 50 in a
+            row).
         split: "train" or "test".
         download: Let torchvision download the original files (170 MB) if they are missing.
         device: See `InMemoryDataset`.
@@ -48,7 +49,7 @@ class CIFAR10(InMemoryDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError unless one of the two forms is there or may be downloaded."""
+        """Raise FileNotFoundError unless one of the two forms is there or may be downloaded."""
         root, split = Path(config.get("data_root", "")), config.get("split", "train")
         if config.get("download") or (root / "cifar-10-batches-py").is_dir():
             return
@@ -57,7 +58,7 @@ class CIFAR10(InMemoryDataset):
                 f"no CIFAR-10 in data_root={str(root)!r}: it should hold cifar-10-batches-py/ (set "
                 "download=True to fetch it, or unpack cifar-10-python.tar.gz of "
                 "https://www.cs.toronto.edu/~kriz/cifar.html there) or the packed form "
-                f"({_shard(root, split, 0).name}, ...)"
+                f"({_shard(root, split, 0).name}, ...)."
             )
 
 

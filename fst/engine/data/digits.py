@@ -34,7 +34,7 @@ class Digits(InMemoryDataset):
 
         check_split(split, ("train", "test"))
         if channels not in (1, 3):
-            raise ValueError(f"channels={channels!r} must be 1 or 3")
+            raise ValueError(f"channels={channels!r} must be 1 or 3.")
         data = load_digits()
         images = torch.from_numpy(np.rint(data.images * (255 / 16)).astype(np.float32))[:, None]
         if size is not None:

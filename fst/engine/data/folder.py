@@ -20,12 +20,12 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 @DATASETS.register_module()
 class ImageFolder(ImageDataset):
-    """Images in `data_root[/split]/<class>/**`; classes are the sub-folders in sorted order.
+    """Images in ``data_root[/split]/<class>/**``; classes are the sub-folders in sorted order.
 
     Args:
         data_root: The folder.
         split: Sub-folder of it, such as "train" or "val".
-        transforms: Configs of torchvision transforms (`dict(type="RandomResizedCrop", size=224)`)
+        transforms: Configs of torchvision transforms (``dict(type="RandomResizedCrop", size=224)``)
             and of those in `fst.engine.data.transforms`. They must end with images of one size;
             conversion to uint8 tensors is added, normalisation is the preprocessor's.
         subset: Keep only this many images, the first ones of each class.
@@ -49,14 +49,14 @@ class ImageFolder(ImageDataset):
         if not found:
             raise ValueError(
                 f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
-                f"one of the extensions {', '.join(EXTENSIONS)}"
+                f"one of the extensions {', '.join(EXTENSIONS)}."
             )
         labels = torch.tensor([label for _, label in found])
         empty = [
             c for c, n in zip(self.classes, _counts(labels, self.classes), strict=True) if not n
         ]
         if empty:
-            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}")
+            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}.")
         rows = torch.arange(len(found)) if subset is None else balanced_subset(labels, subset)
         self.paths = [found[row][0] for row in rows.tolist()]
         self.labels = labels[rows]
@@ -64,18 +64,18 @@ class ImageFolder(ImageDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raises FileNotFoundError unless the folder is there."""
+        """Raise FileNotFoundError unless the folder is there."""
         root = _root(config.get("data_root", ""), config.get("split"))
         if not root.is_dir():
             raise FileNotFoundError(
                 f"no image folder at {str(root)!r} (data_root={config.get('data_root')!r}, "
                 f"split={config.get('split')!r}): expected <class>/<image> in it. ImageNet: get "
                 "ILSVRC2012 from https://image-net.org/download.php and sort both splits into "
-                "train/<wnid>/ and val/<wnid>/"
+                "train/<wnid>/ and val/<wnid>/."
             )
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Reads, decodes and transforms the images."""
+        """Read, decode and transform the images."""
         for transform in self.transforms:
             if hasattr(transform, "set_epoch"):
                 transform.set_epoch(epoch)
@@ -84,7 +84,7 @@ class ImageFolder(ImageDataset):
         if len(sizes) > 1:
             raise ValueError(
                 f"the transforms of ImageFolder({self.paths[indices[0]]!r}, ...) give images of "
-                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop"
+                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop."
             )
         return torch.stack(images)
 

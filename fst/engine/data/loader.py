@@ -55,7 +55,7 @@ def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
     if dataset.labels.is_cuda and config.get("num_workers", 0) > 0:
         raise ValueError(
             f"num_workers={config['num_workers']} with a dataset on the GPU: batches are gathered "
-            "there, set num_workers=0"
+            "there, set num_workers=0."
         )
     sampler = dict(config.pop("sampler", {"type": "DefaultSampler", "shuffle": False}))
     if sampler["type"] == "DefaultSampler" and not sampler.get("shuffle", True):

@@ -17,7 +17,7 @@ class Sample(NamedTuple):
 
 
 class EpochSampler(Sampler):
-    """Wraps one of mmengine's samplers; its indices become `Sample`s.
+    """One of mmengine's samplers, whose indices become `Sample`s.
 
     The epoch travels with the index because nothing else reaches a worker that lives across epochs.
     """

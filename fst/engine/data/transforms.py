@@ -14,14 +14,14 @@ from fst.engine.text import nearest
 class ProgressiveRandomResizedCrop:
     """Random-resized crop whose size grows with the epoch, as in SDGP's (FFCV's) ImageNet recipe.
 
-    `min_size` until `start_epoch`, then linearly to `max_size` at `end_epoch`, rounded to a
-    multiple of `multiple`. The epoch arrives with the samples, so workers need no notice.
+    ``min_size`` until ``start_epoch``, then linearly to ``max_size`` at ``end_epoch``, rounded to a
+    multiple of ``multiple``. The epoch arrives with the samples, so workers need no notice.
 
     Args:
         min_size: First size.
         max_size: Last size.
         start_epoch: Epoch at which growth begins.
-        end_epoch: Epoch from which the size is `max_size`.
+        end_epoch: Epoch from which the size is ``max_size``.
         multiple: Sizes are multiples of it.
         **kwargs: Other arguments of torchvision's `RandomResizedCrop`.
     """
@@ -38,11 +38,11 @@ class ProgressiveRandomResizedCrop:
         from torchvision.transforms import RandomResizedCrop
 
         if not 0 <= start_epoch < end_epoch:
-            raise ValueError(f"start_epoch={start_epoch} must be less than end_epoch={end_epoch}")
+            raise ValueError(f"start_epoch={start_epoch} must be less than end_epoch={end_epoch}.")
         if not 0 < min_size <= max_size or min_size % multiple or max_size % multiple:
             raise ValueError(
                 f"min_size={min_size} and max_size={max_size} must be increasing multiples of "
-                f"multiple={multiple}"
+                f"multiple={multiple}."
             )
         self.sizes, self.epochs, self.multiple = (
             (min_size, max_size),
@@ -78,7 +78,7 @@ class TimmTransform:
         from timm.data import create_transform
 
         if kwargs.get("re_prob"):
-            raise ValueError("re_prob is not supported here; use the preprocessor's cutout")
+            raise ValueError("re_prob is not supported here; use the preprocessor's cutout.")
         self._transform = create_transform(**kwargs, use_prefetcher=True)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -92,9 +92,9 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
-    """The transforms that a dataset's `transforms` argument names."""
+    """The transforms that a dataset's ``transforms`` argument names."""
     if isinstance(configs, dict):
-        raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'")
+        raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'.")
     return [_build(dict(config)) for config in configs]
 
 
@@ -108,7 +108,7 @@ def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
     if name in ("ToTensor", "Normalize", "ConvertImageDtype"):
         raise ValueError(
             f"transform {name!r} is not allowed: images stay uint8 until the model's data "
-            "preprocessor, whose mean and std normalise them"
+            "preprocessor, whose mean and std normalise them."
         )
     try:
         return known[name](**_resolved(config))
@@ -133,6 +133,6 @@ def to_uint8(image: Any) -> torch.Tensor:
     if tensor.dtype != torch.uint8 or tensor.dim() != 3:
         raise ValueError(
             f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "
-            "must give a uint8 image (C, H, W)"
+            "must give a uint8 image (C, H, W)."
         )
     return tensor

@@ -1,4 +1,4 @@
-"""Logs the losses without waiting for the GPU every time; stops when one is not finite."""
+"""Losses, logged without waiting for the GPU every time; one that is not finite stops the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LossMonitorHook(RuntimeInfoHook):
     """mmengine's RuntimeInfoHook, which fetches losses in batches and checks that they are finite.
 
     FST's Runner puts it in the place of `RuntimeInfoHook`. On a CPU it looks at every iteration, on
-    a GPU every `interval` iterations, whenever a line is logged, and before a checkpoint is saved.
+    a GPU every ``interval`` iterations, when a line is logged, and before a checkpoint is saved.
 
     Args:
         interval: Largest number of iterations between two looks at the device.
@@ -26,7 +26,7 @@ class LossMonitorHook(RuntimeInfoHook):
 
     def __init__(self, interval: int = 20) -> None:
         if not isinstance(interval, int) or interval < 1:
-            raise ValueError(f"interval={interval!r} must be a positive number of iterations")
+            raise ValueError(f"interval={interval!r} must be a positive number of iterations.")
         self.interval = interval
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._last_finite: tuple[int, float] | None = None
@@ -34,7 +34,7 @@ class LossMonitorHook(RuntimeInfoHook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Collects the outputs, and fetches them when it is time."""
+        """Collect the outputs, and fetch them when it is time."""
         if outputs is None:
             return
         outputs = {k: v.detach() if torch.is_tensor(v) else v for k, v in outputs.items()}
@@ -44,11 +44,11 @@ class LossMonitorHook(RuntimeInfoHook):
             self._flush(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Fetches the rest, before a checkpoint is saved."""
+        """Fetch the rest, before a checkpoint is saved."""
         self._flush(runner)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Refuses to save weights that are not finite."""
+        """Refuse to save weights that are not finite."""
         self._flush(runner)
         for name, value in checkpoint["state_dict"].items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):

@@ -16,7 +16,7 @@ _PLAIN = (int, float, str, bool, type(None))
 
 @HOOKS.register_module()
 class RandomStateHook(Hook):
-    """Keeps the generators of every rank in the checkpoint. FST's Runner always registers it.
+    """The generators of every rank, kept in the checkpoint. FST's Runner always registers it.
 
     Validation leaves no trace in the generators: a run resumed after it has not validated.
     """
@@ -29,7 +29,7 @@ class RandomStateHook(Hook):
         self._to_restore: list[dict[str, Any]] | None = None
 
     def collect(self) -> None:
-        """Gathers the states of all ranks, which each of them must call; a save follows."""
+        """Gather the states of all ranks, which each of them must call; a save follows."""
         state = self._before_validation or get_random_state()
         if get_world_size() == 1:
             self._collected = [state]
@@ -38,7 +38,7 @@ class RandomStateHook(Hook):
             torch.distributed.all_gather_object(self._collected, state)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Adds the states; of mmengine's message hub keeps what a resumed run needs."""
+        """Add the states; keep what, of mmengine's message hub, a resumed run needs."""
         checkpoint["random_state"] = self._collected
         hub = checkpoint["message_hub"]
         info = {k: v for k, v in hub["runtime_info"].items() if _is_plain(v) and k != "cfg"}
@@ -49,7 +49,7 @@ class RandomStateHook(Hook):
         }
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Remembers the states for the moment when everything else is restored."""
+        """Remember the states for the moment when everything else is restored."""
         if runner._resume:
             self._to_restore = checkpoint.get("random_state")
             if self._to_restore is None or len(self._to_restore) != get_world_size():
@@ -60,23 +60,23 @@ class RandomStateHook(Hook):
                 )
 
     def before_train(self, runner: Any) -> None:
-        """Restores them."""
+        """Restore them."""
         if self._to_restore is not None:
             set_random_state(self._to_restore[get_rank()])
             self._to_restore = None
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Gives the workers of each epoch (or resumed part of a run) and rank their own seeds."""
+        """Give the workers of each epoch (or resumed part of a run) and rank their own seeds."""
         generator = runner.train_dataloader.generator
         if generator is not None:
             generator.manual_seed(mixed_seed(runner.seed, runner.iter, get_rank()))
 
     def before_val(self, runner: Any) -> None:
-        """Saves the states."""
+        """Save the states."""
         self._before_validation = get_random_state()
 
     def after_val(self, runner: Any) -> None:
-        """Restores them."""
+        """Restore them."""
         if self._before_validation is not None:
             set_random_state(self._before_validation)
             self._before_validation = None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +19,12 @@ from rich.table import Table
 from fst.basics.arguments import positive
 from fst.checkpoint import write_text_atomically
 from fst.engine.arguments import add_cfg_options
-from fst.studies.ablation.configs import Run, make_runs, parse_options
+from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, check_seeds, load_grid
 from fst.studies.ablation.results import collect
 from fst.studies.ablation.run import Failure, Trainer
 from fst.studies.ablation.table import write
+from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
 from fst.studies.reporting.environment import cores
 
@@ -34,7 +33,7 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
 def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
-    """Runs a grid; `script` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
+    """Run a grid; ``script`` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     console = Console()
@@ -118,11 +117,10 @@ def _invocation(
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commands": []}
     if arguments.report_only:
         if not path.is_file():
-            raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}")
+            raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}.")
         return earlier
-    words = ["python", "tools/ablate.py", *(sys.argv[1:] if argv is None else argv)]
     return {
-        "commands": list(dict.fromkeys([*earlier["commands"], shlex.join(words)])),
+        "commands": list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)])),
         "seeds": arguments.seeds,
         "epochs": arguments.epochs,
         "options": parse_options(arguments.cfg_options, "--cfg-options"),
@@ -144,7 +142,7 @@ def _threads(jobs: int) -> int:
     return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // jobs)
 
 
-def _print_plan(runs: Sequence[Run], trainer: Trainer, console: Console) -> None:
+def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:
     table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
     for run in runs:
         state = trainer.folder(run).state(run)
@@ -154,7 +152,7 @@ def _print_plan(runs: Sequence[Run], trainer: Trainer, console: Console) -> None
 
 
 def _put_changed_aside(
-    runs: Sequence[Run],
+    runs: Sequence[PlannedRun],
     trainer: Trainer,
     allowed: bool,
     parser: argparse.ArgumentParser,

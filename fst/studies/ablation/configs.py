@@ -1,4 +1,4 @@
-"""Makes the config of each run of a grid, and checks all of them before anything is trained."""
+"""The config of each run of a grid; all are checked before anything is trained."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KEYS = KNOWN_KEYS | DETECTION_KEYS
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training: a setting with a seed.
 
-    `fingerprint` is a hash of everything that the config says, and of the fingerprint of the run
-    that it starts from. `length` is the number of epochs (of iterations where the loop counts
-    these), `earlier` that of the runs it starts from.
+    ``fingerprint`` is a hash of everything that the config says, and of the fingerprint of the run
+    that it starts from. ``length`` is the number of epochs (of iterations where the loop counts
+    these), ``earlier`` that of the runs it starts from.
     """
 
     setting: str
@@ -37,22 +37,22 @@ class Run:
     start_from: str | None
 
 
-def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[Run]:
-    """The runs of the settings `names` with each seed, in the order in which they are started.
+def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[PlannedRun]:
+    """The runs of the settings ``names`` with each seed, in the order in which they are started.
 
     Raises:
         ValueError: a config that nothing could train, with the name of its setting.
         FileNotFoundError: a file or folder that a config names is missing.
     """
     plain = {name: _configured(grid, name) for name in names}
-    runs: list[Run] = []
+    runs: list[PlannedRun] = []
     for seed in seeds:
-        made: dict[str, Run] = {}
+        made: dict[str, PlannedRun] = {}
         for name in sorted(names, key=lambda name: len(grid.chain(name))):
             source = made.get(grid.settings[name].start_from or "")
             config = plain[name].copy()
             config.randomness = {**config.get("randomness", {}), "seed": seed}
-            made[name] = Run(
+            made[name] = PlannedRun(
                 setting=name,
                 seed=seed,
                 config=config,
@@ -66,12 +66,12 @@ def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[Ru
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Writes a config as a Python file of its own, without what it inherits from."""
+    """Write a config as a Python file of its own, without what it inherits from."""
     config.dump(str(path))
 
 
 def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Changes to a config by dotted names; refuses those whose first part nothing reads."""
+    """Changes to a config by dotted names; refused are those whose first part nothing reads."""
     for option in options:
         root = str(option).split(".")[0]
         if root not in KEYS:
@@ -109,7 +109,7 @@ def _configured(grid: Grid, name: str) -> Config:
 
 
 def set_epochs(config: Config, epochs: int) -> None:
-    """Shortens or stretches a training: schedules that last to its end last to the new end.
+    """Shorten or stretch a training: schedules that last to its end last to the new end.
 
     Raises:
         ValueError: the loop counts no epochs, or a schedule that ends earlier, such as a warm-up,
@@ -117,7 +117,7 @@ def set_epochs(config: Config, epochs: int) -> None:
     """
     last = config.get("train_cfg", {}).get("max_epochs")
     if last is None:
-        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs")
+        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
     schedulers = config.get("param_scheduler") or []
     for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
         if not scheduler.get("by_epoch", True):  # counts iterations
@@ -128,7 +128,7 @@ def set_epochs(config: Config, epochs: int) -> None:
         if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
             raise ValueError(
                 f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
-                "change param_scheduler too"
+                "change param_scheduler too."
             )
         if not ends_early:
             if "end" in scheduler:
@@ -142,11 +142,11 @@ def _length(config: Config) -> int:
     loop = config.get("train_cfg") or {}
     length = loop.get("max_epochs", loop.get("max_iters"))
     if not isinstance(length, int) or length < 1:
-        raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0")
+        raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0.")
     return length
 
 
-def _fingerprint(config: Config, source: Run | None) -> str:
+def _fingerprint(config: Config, source: PlannedRun | None) -> str:
     content = [config.to_dict(), source.fingerprint if source else None]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fst.checkpoint import write_text_atomically
-from fst.studies.ablation.configs import Run
+from fst.studies.ablation.configs import PlannedRun
 from fst.studies.reporting.runs import flatten, read_config
 
 TAIL_BYTES = 8192
@@ -44,10 +44,10 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replaces the file in one step."""
+        """Replace the file in one step."""
         write_text_atomically(json.dumps(content, indent=1) + "\n", self.path / name)
 
-    def state(self, run: Run) -> str:
+    def state(self, run: PlannedRun) -> str:
         """'new', 'started', 'finished', or 'changed' if it was made with another config."""
         made = self.read("run.json")
         if not made:
@@ -56,8 +56,8 @@ class RunFolder:
             return "changed"
         return "finished" if self.read("finished.json") else "started"
 
-    def changes(self, run: Run) -> str:
-        """Names what differs between the config of the folder and that of the run."""
+    def changes(self, run: PlannedRun) -> str:
+        """What differs between the config of the folder and that of the run."""
         old = flatten(read_config(self.config)) if self.config.is_file() else {}
         new = flatten(run.config.to_dict())
         keys = [key for key in sorted(old | new) if _text(old.get(key)) != _text(new.get(key))]
@@ -68,7 +68,7 @@ class RunFolder:
         return "; ".join(texts + ["..."] * (len(keys) > 5))
 
     def put_aside(self) -> Path:
-        """Renames the folder, so that the run can be made again."""
+        """Rename the folder, so that the run can be made again."""
         number = 1
         while (old := self.path.with_name(f"{self.path.name}.old{number}")).exists():
             number += 1
@@ -85,7 +85,7 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise RuntimeError(f"another process is training in {self.path}") from None
+            raise RuntimeError(f"another process is training in {self.path}.") from None
         return file
 
     def position(self) -> int:

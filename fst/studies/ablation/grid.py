@@ -1,4 +1,4 @@
-"""Reads a grid: a base config, the settings that change it, seeds, metrics, published numbers."""
+"""A grid: a base config, the settings that change it, seeds, metrics, published numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Metric:
-    """A scalar that the runs log: its value after the last epoch, times `scale`, is compared."""
+    """A scalar that the runs log: its value after the last epoch, times ``scale``, is compared."""
 
     key: str
     label: str
@@ -34,7 +34,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Published:
-    """One column of published numbers; `same_data` if ours are measured on the same task."""
+    """One column of published numbers; ``same_data`` if ours are measured on the same task."""
 
     name: str
     source: str
@@ -45,8 +45,8 @@ class Published:
 class Setting:
     """One row of the table: what it changes in the base config, and its published numbers.
 
-    `sparsity` replaces the base's as a whole; None leaves it alone. `start_from` names the setting
-    whose newest checkpoint of the same seed is loaded first.
+    ``sparsity`` replaces the base's as a whole; None leaves it alone. ``start_from`` names the
+    setting whose newest checkpoint of the same seed is loaded first.
     """
 
     name: str
@@ -82,14 +82,14 @@ class Grid:
         return self.metrics[0]
 
     def chain(self, name: str) -> list[str]:
-        """`name` and the settings that it starts from, the first to train first."""
+        """``name`` and the settings that it starts from, the first to train first."""
         chain = [name]
         while (earlier := self.settings[chain[0]].start_from) is not None:
             chain.insert(0, earlier)
         return chain
 
     def select(self, only: Iterable[str] | None) -> list[str]:
-        """Names of the settings to run: all, or `only` and what they start from.
+        """Names of the settings to run: all, or ``only`` and what they start from.
 
         Raises:
             ValueError: an unknown name.
@@ -105,10 +105,10 @@ class Grid:
 
 
 def load_grid(path: str | Path) -> Grid:
-    """Reads and checks a grid file, and the files that it extends.
+    """Read and check a grid file, and the files that it extends.
 
-    A file with `extends` takes every key that it does not set from there; `settings` are merged by
-    name and key. Paths are relative to the file that names them.
+    A file with ``extends`` takes every key that it does not set from there; ``settings`` are merged
+    by name and key. Paths are relative to the file that names them.
 
     Raises:
         FileNotFoundError: there is no such file, or no such base config.
@@ -129,7 +129,7 @@ def load_grid(path: str | Path) -> Grid:
     }
     if not settings:
         raise ValueError(
-            f"{where}: settings={raw.get('settings')!r} must name at least one setting"
+            f"{where}: settings={raw.get('settings')!r} must name at least one setting."
         )
     grid = Grid(
         path=path,
@@ -154,15 +154,15 @@ def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
     seeds = _sequence(seeds, where)
     good = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]
     if not seeds or len(good) != len(seeds) or len(set(seeds)) != len(seeds):
-        raise ValueError(f"{where}={list(seeds)!r} must be different integers of 0 or more")
+        raise ValueError(f"{where}={list(seeds)!r} must be different integers of 0 or more.")
     return tuple(seeds)
 
 
 def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
-        raise FileNotFoundError(f"grid {str(path)!r} does not exist")
+        raise FileNotFoundError(f"grid {str(path)!r} does not exist.")
     if path.resolve() in heirs:
-        raise ValueError(f"{path}: extends={path.name!r} leads back to the file itself")
+        raise ValueError(f"{path}: extends={path.name!r} leads back to the file itself.")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -189,9 +189,9 @@ def _resolve_base(raw: dict[str, Any], path: Path) -> None:
 
 def _base(base: Path | None, where: str) -> Path:
     if base is None:
-        raise ValueError(f"{where}: base is missing: the config that the settings change")
+        raise ValueError(f"{where}: base is missing: the config that the settings change.")
     if not base.is_file():
-        raise FileNotFoundError(f"{where}: base config {str(base)!r} does not exist")
+        raise FileNotFoundError(f"{where}: base config {str(base)!r} does not exist.")
     return base
 
 
@@ -201,12 +201,12 @@ def _setting(
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{where}: the name becomes a folder: use letters, digits, '_', '-' and '.'; "
-            "a label can be any text"
+            "a label can be any text."
         )
     published = entry.get("published", {})
     if not isinstance(published, Mapping):
         if len(columns) != 1:
-            raise ValueError(f"{where}.published={published!r} must name its column: {columns}")
+            raise ValueError(f"{where}.published={published!r} must name its column: {columns}.")
         published = {columns[0]: published}
     for column, value in published.items():
         if column not in columns:
@@ -241,13 +241,13 @@ def _check_references(grid: Grid) -> None:
         seen = {name}
         while (name := grid.settings[name].start_from) is not None:
             if name in seen:
-                raise ValueError(f"{grid.path}: settings.{name}.start_from leads back to itself")
+                raise ValueError(f"{grid.path}: settings.{name}.start_from leads back to itself.")
             seen.add(name)
     for name in grid.heatmap:
         missing = {"n", "m"} - set(grid.settings[name].sparsity or {})
         if missing:
             raise ValueError(
-                f"{grid.path}: heatmap names {name!r}, whose sparsity has no {sorted(missing)}"
+                f"{grid.path}: heatmap names {name!r}, whose sparsity has no {sorted(missing)}."
             )
 
 
@@ -257,12 +257,12 @@ def _metrics(raw: Any, where: str) -> tuple[Metric, ...]:
         entry = _known(entry or {}, METRIC_KEYS, f"{where}.{key}")
         better = entry.get("better", "higher")
         if better not in ("higher", "lower"):
-            raise ValueError(f"{where}.{key}.better={better!r} must be 'higher' or 'lower'")
+            raise ValueError(f"{where}.{key}.better={better!r} must be 'higher' or 'lower'.")
         label = _text(entry.get("label", str(key)), f"{where}.{key}.label")
         scale = _number(entry.get("scale", 1.0), f"{where}.{key}.scale")
         metrics.append(Metric(str(key), label, scale, better))
     if not metrics:
-        raise ValueError(f"{where}={raw!r} must name a logged scalar, such as accuracy/top1")
+        raise ValueError(f"{where}={raw!r} must name a logged scalar, such as accuracy/top1.")
     return tuple(metrics)
 
 
@@ -270,7 +270,7 @@ def _published(raw: Any, where: str) -> dict[str, Any]:
     entry = _known({"source": raw} if isinstance(raw, str) else raw, SOURCE_KEYS, where)
     same = entry.get("same_data", False)
     if not isinstance(same, bool):
-        raise ValueError(f"{where}.same_data={same!r} must be true or false")
+        raise ValueError(f"{where}.same_data={same!r} must be true or false.")
     return {"source": _text(entry.get("source"), f"{where}.source"), "same_data": same}
 
 
@@ -284,29 +284,29 @@ def _known(raw: Any, known: Sequence[str], where: str) -> dict[str, Any]:
 
 def _mapping(raw: Any, where: str) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{where}={raw!r} must be a mapping (key: value)")
+        raise ValueError(f"{where}={raw!r} must be a mapping (key: value).")
     return dict(raw)
 
 
 def _sequence(raw: Any, where: str) -> Sequence[Any]:
     if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise ValueError(f"{where}={raw!r} must be a list")
+        raise ValueError(f"{where}={raw!r} must be a list.")
     return raw
 
 
 def _text(raw: Any, where: str) -> str:
     if not isinstance(raw, str):
-        raise ValueError(f"{where}={raw!r} must be a text")
+        raise ValueError(f"{where}={raw!r} must be a text.")
     return " ".join(raw.split())
 
 
 def _number(raw: Any, where: str) -> float:
     if isinstance(raw, bool) or not isinstance(raw, (int, float)):
-        raise ValueError(f"{where}={raw!r} must be a number")
+        raise ValueError(f"{where}={raw!r} must be a number.")
     return float(raw)
 
 
 def _epochs(raw: Any, where: str) -> int | None:
     if raw is not None and (isinstance(raw, bool) or not isinstance(raw, int) or raw < 1):
-        raise ValueError(f"{where}={raw!r} must be a positive integer")
+        raise ValueError(f"{where}={raw!r} must be a positive integer.")
     return raw

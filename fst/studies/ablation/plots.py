@@ -10,16 +10,23 @@ from matplotlib.ticker import MaxNLocator
 
 from fst.studies.ablation.results import Results
 from fst.studies.reporting.document import Figure
-from fst.studies.reporting.figures import draw_curves, figure, legend_below, save, skip_first_rise
+from fst.studies.reporting.figures import (
+    COLOURS,
+    draw_curves,
+    figure,
+    legend_below,
+    save,
+    skip_first_rise,
+)
 
 ROW_INCHES = 0.3
 
 
 def draw(results: Results, folder: Path) -> list[Figure]:
-    """Writes the figures for which there is something to show."""
+    """Write the figures for which there is something to show."""
     if not results.measured():
         return []
-    figures = [_dots(results, folder), _curves(results, folder)]
+    figures = [_dots(results, folder), draw_training(results, folder)]
     if any(results.of(name) for name in results.grid.heatmap):
         figures.append(_heatmap(results, folder))
     return figures
@@ -35,15 +42,15 @@ def _dots(results: Results, folder: Path) -> Figure:
         for y, name in enumerate(names):
             summary = results.summary(name, metric)
             error = None if math.isnan(summary.std) else summary.std
-            ours.errorbar(summary.mean, y, xerr=error, fmt="o", color="#0072b2", capsize=3)
-            ours.plot(summary.values, [y] * len(summary.values), "|", color="#0072b2", alpha=0.7)
+            ours.errorbar(summary.mean, y, xerr=error, fmt="o", color=COLOURS[0], capsize=3)
+            ours.plot(summary.values, [y] * len(summary.values), "|", color=COLOURS[0], alpha=0.7)
         ours.set(xlabel=metric.label, title="measured", ylim=(-0.6, len(names) - 0.4))
         ours.set_yticks(range(len(names)), [grid.settings[name].label for name in names])
         for axis, column in zip(axes[0][1:], grid.published, strict=True):
             for y, name in enumerate(names):
                 value = grid.settings[name].published.get(column.name)
                 if value is not None:
-                    axis.plot(value, y, "D", color="#d55e00")
+                    axis.plot(value, y, "D", color=COLOURS[1])
             axis.set(title=f"published, {column.name}")
         for axis in axes[0]:
             axis.xaxis.set_major_locator(MaxNLocator(4))
@@ -56,7 +63,8 @@ def _dots(results: Results, folder: Path) -> Figure:
     )
 
 
-def _curves(results: Results, folder: Path) -> Figure:
+def draw_training(results: Results, folder: Path) -> Figure:
+    """The first metric and the training loss over the epochs, as curves.svg and .png."""
     grid, metric = results.grid, results.grid.metric
     quality, loss = {}, {}
     x_label = "epoch"

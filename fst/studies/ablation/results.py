@@ -51,7 +51,7 @@ class Summary:
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
     def error(self, least: float) -> float:
-        """Standard error of the mean, for a standard deviation of at least `least`."""
+        """Standard error of the mean, for a standard deviation of at least ``least``."""
         return max(self.std, least) / math.sqrt(len(self.values))
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Reversal:
-    """Two settings in another order than published. `beyond_noise` is None for single seeds."""
+    """Two settings in another order than published. ``beyond_noise`` is None for single seeds."""
 
     published_better: str
     ours_better: str
@@ -111,7 +111,7 @@ class Results:
 
 
 def collect(grid: Grid, work_dir: Path, names: Sequence[str]) -> Results:
-    """Reads every run of the settings `names` that has a folder in `work_dir`, of any seed."""
+    """Read every run of the settings ``names`` that has a folder in ``work_dir``, of any seed."""
     settings = {name: setting for name, setting in grid.settings.items() if name in names}
     grid = replace(
         grid,

@@ -1,4 +1,4 @@
-"""Trains the runs of a grid, each in a process and a folder of its own."""
+"""The runs of a grid are trained, each in a process and a folder of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rich.progress import (
 )
 
 from fst.engine.checkpoint import newest_checkpoint
-from fst.studies.ablation.configs import Run, write_config
+from fst.studies.ablation.configs import PlannedRun, write_config
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.runs import is_run, read_run
@@ -38,14 +38,16 @@ SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated 
 class Failure:
     """A run that did not succeed, and why."""
 
-    run: Run
+    run: PlannedRun
     reason: str
 
 
 class _Process:
     """One training process; it, and children of it, hold the lock on the folder."""
 
-    def __init__(self, run: Run, folder: RunFolder, command: list[str], threads: int) -> None:
+    def __init__(
+        self, run: PlannedRun, folder: RunFolder, command: list[str], threads: int
+    ) -> None:
         self.run, self.folder = run, folder
         self.start = time.time()
         self.attempts = folder.read("run.json").get("attempts", 0) + 1
@@ -64,7 +66,7 @@ class _Process:
             )
 
     def stop(self) -> None:
-        """Ends the process and its children."""
+        """End the process and its children."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.popen.pid, number)
@@ -74,24 +76,24 @@ class _Process:
 
 
 class Trainer:
-    """Trains runs, `jobs` at a time; what is finished is skipped, what was interrupted goes on."""
+    """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on."""
 
     def __init__(
         self, work_dir: Path, script: Path, jobs: int, threads: int, metric: str, console: Console
     ) -> None:
         self.work_dir, self.script, self.metric = work_dir, script, metric
         self.jobs, self.threads, self.console = jobs, threads, console
-        self._waiting: list[Run] = []
+        self._waiting: list[PlannedRun] = []
         self._running: list[_Process] = []
         self._done: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], Failure] = {}
 
-    def folder(self, run: Run) -> RunFolder:
+    def folder(self, run: PlannedRun) -> RunFolder:
         """Where a run lives."""
         return RunFolder.of(self.work_dir, run.setting, run.seed)
 
-    def train(self, runs: Sequence[Run]) -> list[Failure]:
-        """Trains what is not finished; returns what failed. An exception stops all processes."""
+    def train(self, runs: Sequence[PlannedRun]) -> list[Failure]:
+        """Train what is not finished; return what failed. An exception stops all processes."""
         self._done = {_key(run) for run in runs if self.folder(run).state(run) == "finished"}
         self._waiting = [run for run in runs if _key(run) not in self._done]
         self._failures = {}
@@ -127,7 +129,7 @@ class Trainer:
         return min(self.folder(process.run).position() / process.run.length, 1.0)
 
     def _start_ready(self) -> None:
-        """Starts runs while there is room; drops those whose source has failed."""
+        """Start runs while there is room; drop those whose source has failed."""
         for run in list(self._waiting):
             source = (run.start_from, run.seed) if run.start_from else None
             if source in self._failures:
@@ -140,14 +142,14 @@ class Trainer:
                 except (RuntimeError, ValueError) as error:
                     self._fail(run, str(error))
 
-    def _begin(self, run: Run) -> _Process:
+    def _begin(self, run: PlannedRun) -> _Process:
         folder = self.folder(run)
         folder.path.mkdir(parents=True, exist_ok=True)
         if run.start_from is not None:
             source = RunFolder.of(self.work_dir, run.start_from, run.seed)
             run.config.load_from = newest_checkpoint(source.path)
             if run.config.load_from is None:
-                raise ValueError(f"{source.path} holds no checkpoint to start from")
+                raise ValueError(f"{source.path} holds no checkpoint to start from.")
         write_config(run.config, folder.config)
         command = [sys.executable, str(self.script), str(folder.config)]
         command += ["--work-dir", str(folder.path)]
@@ -162,7 +164,7 @@ class Trainer:
         return process
 
     def _collect(self) -> None:
-        """Takes note of the processes that have ended."""
+        """Take note of the processes that have ended."""
         for process in list(self._running):
             status = process.popen.poll()
             if status is None:
@@ -186,7 +188,7 @@ class Trainer:
             self._done.add(_key(run))
             self.console.print(f"{escape(_title(run))} done in {seconds:.0f} s", highlight=False)
 
-    def _fail(self, run: Run, reason: str) -> None:
+    def _fail(self, run: PlannedRun, reason: str) -> None:
         self._failures[_key(run)] = Failure(run, reason)
         self.console.print(f"[red]{escape(_title(run))} failed:[/] {escape(reason)}")
         folder = self.folder(run)
@@ -194,15 +196,15 @@ class Trainer:
             folder.write("failed.json", {**_described(run), "reason": reason})
 
 
-def _key(run: Run) -> tuple[str, int]:
+def _key(run: PlannedRun) -> tuple[str, int]:
     return run.setting, run.seed
 
 
-def _title(run: Run) -> str:
+def _title(run: PlannedRun) -> str:
     return f"{run.setting}, seed {run.seed}"
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _described(run: PlannedRun) -> dict[str, Any]:
     return {
         "setting": run.setting,
         "seed": run.seed,

@@ -1,4 +1,4 @@
-"""Writes what an ablation found: results.md, results.json, curves.csv, figures, analysis.json."""
+"""Writing of what an ablation found: results.md and .json, curves.csv, figures, analysis.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fst.studies.reporting.markdown import markdown
 
 
 def write(results: Results, folder: Path, command: str) -> Document:
-    """Writes everything into `folder`; `command` is how to get it."""
+    """Write everything into ``folder``; ``command`` is how to get it."""
     document = Document(
         title=results.grid.title,
         description=results.grid.description,
@@ -154,7 +154,7 @@ def _notes(results: Results) -> list[str]:
 
 
 def _versions(results: Results) -> Mapping[str, str]:
-    """Of the runs, if they agree; else every version that occurs."""
+    """The versions of the runs; where they disagree, every one that occurs."""
     found: dict[str, list[str]] = {}
     for run in results.runs:
         for package, version in run.made.get("versions", {}).items():

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from fst.studies.analysis import plots
 from fst.studies.analysis.commands import (
     entropy,
     gradients,
@@ -20,6 +17,8 @@ from fst.studies.analysis.commands import (
     similarity,
     time_to_accuracy,
 )
+from fst.studies.arguments import command_of
+from fst.studies.reporting.figures import SMALL, style
 
 COMMANDS: dict[str, ModuleType] = {
     "macs": macs,
@@ -53,14 +52,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Analyse, write, print where."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    chosen = make_parser().parse_args(arguments)
-    with plots.style():
+    chosen = make_parser().parse_args(argv)
+    with style(SMALL):
         try:
             result = COMMANDS[chosen.command].run(chosen)
         except (ValueError, TypeError, FileNotFoundError, ImportError, SyntaxError) as error:
             chosen.parser.error(str(error))
-        command = shlex.join(["python", "tools/analyze.py", *arguments])
-        written = result.save(chosen.out, command)
+        written = result.save(chosen.out, command_of("analyze", argv))
     print("\n".join(f"written: {path}" for path in written))
     return 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Error(NamedTuple):
-    """Of an approximation a of e.
+    """How far an approximation a is from e.
 
     Attributes:
         relative: ‖a − e‖ / ‖e‖.
@@ -24,7 +24,7 @@ class Error(NamedTuple):
     norm: float
 
 
-def compare(approximate: Iterable[Tensor], exact: Iterable[Tensor]) -> Error:
+def error_of(approximate: Iterable[Tensor], exact: Iterable[Tensor]) -> Error:
     """The error of several tensors taken as one vector; sums in float64.
 
     Two vectors of zeros have no error and cosine 1; if one of them is zero the cosine is 0. Inf or

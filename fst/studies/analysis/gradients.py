@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fst.ops.prune import prune_grad_output
 from fst.rules.nm import NM
-from fst.studies.analysis.errors import Error, compare
+from fst.studies.analysis.errors import Error, error_of
 from fst.studies.analysis.record import LayerRecord
 
 RULES = ("dense", "random", "magnitude", "magnitude_rescaled")
@@ -55,13 +55,13 @@ def rule_effects(
         found = None
         if exact is not None:
             reached = [grad_input(layer, call.input, gradient) for gradient in (pruned, dense)]
-            found = compare(reached[:1], reached[1:])
+            found = error_of(reached[:1], reached[1:])
         kept = float(pruned.abs().double().sum())
         effects[name] = RuleEffect(
             pruned,
             float((pruned == 0).double().mean()),
             kept / mass if mass else 1.0,
-            compare([pruned], [dense]),
+            error_of([pruned], [dense]),
             found,
         )
     return effects

@@ -122,8 +122,8 @@ class MacReport:
             sum(part.left for part in parts),
         )
 
-    def by_module(self, *, markdown: bool = False) -> str:
-        """Per module and kind: layers, multiply-adds of each GEMM, and how much is sparse."""
+    def by_module(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Header and rows: per module and kind the layers, and `total_cell` of each GEMM."""
         keys = [(group, kind) for group in self.groups for kind in KINDS]
         rows: list[tuple[Any, ...]] = []
         for group, kind in keys:
@@ -134,15 +134,16 @@ class MacReport:
             count = sum(layer.kind == kind for layer in self.layers)
             if count:
                 rows.append(("all", kind, count, *self._cells(None, kind)))
-        return table(("module", "kind", "layers", *GEMMS, "three GEMMs"), rows, markdown=markdown)
+        return ("module", "kind", "layers", *GEMMS, "three GEMMs"), rows
 
     def _cells(self, group: str | None, kind: str) -> list[str]:
         return [total_cell(self.total(gemm, group=group, kind=kind)) for gemm in (*GEMMS, None)]
 
-    def exceptions(self, *, markdown: bool = False) -> str:
-        """Table of what is not computed, or dense in a GEMM that is sparse elsewhere: why, in how
-        many layers of which module, and its share of the multiply-adds of that GEMM, convolutions
-        and linear layers together.
+    def exceptions(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Header and rows: what is not computed, or dense in a GEMM that is sparse elsewhere.
+
+        Why, in how many layers of which module, and its share of the multiply-adds of that GEMM,
+        convolutions and linear layers together.
         """
         found: dict[tuple[str, ...], list[GemmMacs]] = {}
         for gemm in GEMMS:
@@ -157,28 +158,13 @@ class MacReport:
             dense = sum(part.dense for part in parts)
             share = f"{dense / self.total(gemm, kind=None).dense:.2%}" if dense else ""
             rows.append((gemm, *rest, len(parts), share))
-        header = ("GEMM", "module", "kind", "mode", "reason", "layers", "share")
-        return table(header, rows, markdown=markdown)
-
-    def by_layer(self, *, markdown: bool = False) -> str:
-        """Per layer: weight, calls, output maps, and each GEMM."""
-        rows = [
-            (
-                layer.name,
-                "x".join(map(str, layer.weight)),
-                len(layer.maps),
-                _maps(layer.maps),
-                *(_layer_cell(layer.gemms[gemm]) for gemm in GEMMS),
-            )
-            for layer in self.layers
-        ]
-        return table(("layer", "weight", "calls", "maps", *GEMMS), rows, markdown=markdown)
+        return ("GEMM", "module", "kind", "mode", "reason", "layers", "share"), rows
 
     def __str__(self) -> str:
         lines = [
             "multiply-adds of one step: GMAC, of which the share in sparse GEMMs -> share left",
             "",
-            self.by_module(),
+            table(*self.by_module()),
         ]
         for title, names in (("did not run", self.idle), ("not counted", self.uncounted)):
             if names:
@@ -194,13 +180,6 @@ def total_cell(total: Total) -> str:
     return f"{cell}: {total.share_sparse:.1%} -> {total.share_left:.1%}" if total.sparse else cell
 
 
-def _layer_cell(macs: GemmMacs) -> str:
-    if macs.mode == NOT_COMPUTED:
-        return macs.mode
-    left = f" {macs.left / macs.dense:.1%}" if macs.left < macs.dense else ""
-    return f"{macs.dense / 1e9:.3g} {macs.mode}{left}"
-
-
 def _maps(maps: Iterable[tuple[int, int, int]]) -> str:
     return " ".join(dict.fromkeys(f"{samples}x{p}x{q}" for samples, p, q in maps))
 
@@ -210,7 +189,7 @@ def _check_choice(argument: str, value: str | None, allowed: Iterable[str]) -> N
         raise ValueError(f"{argument}={value!r} must be None or one of {', '.join(allowed)}.")
 
 
-class _Call:
+class _LayerCall:
     """One call of a layer: its output map, and which gradients it needed and got."""
 
     def __init__(self, layer: nn.Module, input: Tensor, output: Tensor) -> None:
@@ -253,7 +232,7 @@ def count_macs(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    calls: dict[str, list[_Call]] = {name: [] for name in layers}
+    calls: dict[str, list[_LayerCall]] = {name: [] for name in layers}
     hooks = [
         layer.register_forward_hook(_recorder(calls[name]), with_kwargs=True)
         for name, layer in layers.items()
@@ -278,11 +257,11 @@ def count_macs(
     return MacReport(counted, idle, _uncounted(model))
 
 
-def _recorder(calls: list[_Call]) -> Callable[..., None]:
+def _recorder(calls: list[_LayerCall]) -> Callable[..., None]:
     def record(
         layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
     ) -> None:
-        calls.append(_Call(layer, inputs[0] if inputs else named["input"], output))
+        calls.append(_LayerCall(layer, inputs[0] if inputs else named["input"], output))
 
     return record
 
@@ -297,7 +276,7 @@ def _uncounted(model: nn.Module) -> tuple[str, ...]:
 
 
 def _layer_macs(
-    name: str, group: str, layer: nn.Module, calls: list[_Call], skipped: str
+    name: str, group: str, layer: nn.Module, calls: list[_LayerCall], skipped: str
 ) -> LayerMacs:
     gemms = {gemm: _gemm_macs(layer, gemm, calls, skipped) for gemm in GEMMS}
     kind = "conv" if isinstance(layer, nn.Conv2d) else "linear"
@@ -305,7 +284,7 @@ def _layer_macs(
     return LayerMacs(name, group, kind, tuple(layer.weight.shape), maps, gemms)
 
 
-def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_Call], skipped: str) -> GemmMacs:
+def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_LayerCall], skipped: str) -> GemmMacs:
     reasons = [call.reason_not_computed(gemm) for call in calls]
     maps = [call.map for call, reason in zip(calls, reasons, strict=True) if not reason]
     if not maps:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fst.ops import positions
-from fst.ops.arguments import padded_geometry
-from fst.ops.geometry import Geometry
 from fst.ops.positions import KeptPositions
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
@@ -17,6 +15,7 @@ from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.studies.analysis.record import LayerRecord
+from fst.studies.benchmark.layers import padded_input
 
 SECONDS_ON_A100 = {  # FST, Tables 2 and 6: ResNet-18, batch 256
     "training step": 0.184,
@@ -45,7 +44,9 @@ def pruning_functions(
     backward = [(layer, call) for layer, call in calls if call.grad_input is not None]
     trained = [(layer, call) for layer, call in calls if layer.weight.requires_grad]
     behind = list({id(layer): layer for layer, _ in backward}.values())
-    placed = [(*_geometry(layer, call.input), layer, call.grad_output) for layer, call in trained]
+    placed = [
+        (*padded_input(layer, call.input), layer, call.grad_output) for layer, call in trained
+    ]
 
     def weights(some: list[nn.Conv2d], strategy: Strategy) -> None:
         for layer in some:
@@ -85,11 +86,3 @@ def pruning_functions(
         "S(Xᵀ), fixed mask": keep,
         "shift(dY): pair sums": shift,
     }
-
-
-def _geometry(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
-    if layer.padding_mode != "zeros":
-        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        return input, Geometry(layer.stride, (0, 0), layer.dilation, layer.groups)
-    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    return padded_geometry(input, layer.weight, *geometry)

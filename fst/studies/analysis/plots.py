@@ -1,9 +1,11 @@
-"""The analyses' figures, with matplotlib alone: nothing is measured here."""
+"""The analyses' figures, with matplotlib alone: nothing is measured here.
+
+They are drawn, and must be saved, in the common style: `reporting.figures.style`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,28 +18,11 @@ from torch import Tensor
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis.errors import Error
 from fst.studies.analysis.saliency import Saliency
-from fst.studies.analysis.time_to_accuracy import Curve
+from fst.studies.analysis.time_to_accuracy import TimedCurve
+from fst.studies.reporting.figures import COLOURS, GEMM_COLOURS, INK, name_layers
 
-# Okabe and Ito's palette, told apart by most colour-blind people; yellow is too faint for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
-GEMM_COLOURS = dict(zip(GEMMS, COLOURS, strict=False))
 ZERO_COLOUR = "#D00000"
-_STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "svg.hashsalt": "fst",
-}
 _SCOPES = {"local": "--", "global": "-"}
-
-
-def style() -> AbstractContextManager[None]:
-    """Everything in this module is drawn, and must be saved, within this."""
-    return matplotlib.rc_context(_STYLE)
 
 
 def _colour(index: int) -> str:
@@ -46,33 +31,6 @@ def _colour(index: int) -> str:
 
 def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _name_layers(axis: Axes, names: Sequence[str]) -> None:
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
-    axis.tick_params(axis="x", labelsize=7)
-    axis.grid(visible=False, axis="x")
-
-
-def gemm_bars(
-    layers: Sequence[str], values: Mapping[str, Mapping[str, Sequence[float]]], label: str
-) -> Figure:
-    """Grouped bars: one group per layer, one bar per GEMM.
-
-    ``values``: panel title -> GEMM -> one number per layer.
-    """
-    figure = _figure(max(6.0, 0.42 * len(layers) + 1.5), 1.4 * len(values) + 1.2)
-    axes = figure.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axis, (title, of_gemm) in zip(axes, values.items(), strict=True):
-        for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
-            places = [i + offset for i in range(len(layers))]
-            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=GEMM_COLOURS[gemm])
-        axis.set_title(title, loc="left", fontsize=9)
-        axis.set_ylabel(label)
-        axis.grid(visible=False, axis="x")
-    _name_layers(axes[-1], layers)
-    figure.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper right")
-    return figure
 
 
 def macs(
@@ -99,7 +57,7 @@ def macs(
                 label=f"{gemm}, dropped",
             )
     axis.set_ylabel("multiply-adds per step (10⁹)")
-    _name_layers(axis, layers)
+    name_layers(axis, layers)
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=8)
     return figure
@@ -120,12 +78,12 @@ def entropies(layers: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[
             bits["shuffled"],
             "_",
             markersize=16,
-            color="black",
+            color=INK,
             markeredgewidth=1.5,
             label="H(X|X′), neighbours shuffled",
         )
         axis.set_title(title, loc="left")
-        _name_layers(axis, layers)
+        name_layers(axis, layers)
     axes[0].set_ylabel("bits")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -218,7 +176,7 @@ def saliency(found: Sequence[Saliency], field: str, label: str, *, log: bool) ->
                     x, y = zip(*points, strict=True)
                     axis.plot(x, y, line, marker="o", markersize=3, color=_colour(index))
         axis.set_title(gradient, loc="left")
-        _name_layers(axis, names)
+        name_layers(axis, names)
         if log:
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter(_plain_number)
@@ -226,7 +184,7 @@ def saliency(found: Sequence[Saliency], field: str, label: str, *, log: bool) ->
             axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     axes[0].set_ylabel(label)
     keys = [Line2D([], [], color=_colour(i), label=one.label) for i, one in enumerate(found)]
-    keys += [Line2D([], [], color="#666666", linestyle=ls, label=s) for s, ls in _SCOPES.items()]
+    keys += [Line2D([], [], color=INK, linestyle=ls, label=s) for s, ls in _SCOPES.items()]
     figure.legend(handles=keys, loc="outside right upper", fontsize=8)
     return figure
 
@@ -240,7 +198,7 @@ def error_row(error: Error | None) -> list[float | None]:
     return [None, None, None] if error is None else list(error)
 
 
-def time_to_accuracy(curves: Sequence[Curve], metric: str, target: float | None) -> Figure:
+def time_to_accuracy(curves: Sequence[TimedCurve], metric: str, target: float | None) -> Figure:
     """Metric over time: solid lines are measured, dashed ones projected."""
     figure = _figure(8, 4.4)
     axis = figure.subplots()
@@ -257,7 +215,7 @@ def time_to_accuracy(curves: Sequence[Curve], metric: str, target: float | None)
             label=f"{curve.label} ({curve.kind})",
         )
     if target is not None:
-        axis.axhline(target, color="black", linewidth=0.8, linestyle=":")
+        axis.axhline(target, color=INK, linewidth=0.8, linestyle=":")
     axis.set(xlabel="training time (s)", ylabel=metric)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
@@ -279,7 +237,7 @@ def overhead(names: Sequence[str], shares: Sequence[float]) -> Figure:
         )
     axis.invert_yaxis()
     axis.margins(x=0.12)
-    axis.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axis.axvline(1.0, color=INK, linewidth=0.8, linestyle=":")
     axis.set_xlabel("time over that of a dense training step")
     axis.grid(visible=False, axis="y")
     return figure

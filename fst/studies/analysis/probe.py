@@ -22,7 +22,7 @@ PROBED = {
 
 
 @dataclass(frozen=True)
-class Probe:
+class GradientProbe:
     """What is pruned, whatever the GEMM's reduction axis is.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Route(torch.autograd.Function):
 class _ProbedConv2d(nn.Conv2d):
     """A dense convolution of which grad_input and grad_weight see different grad_outputs."""
 
-    probe: Probe
+    probe: GradientProbe
 
     def forward(self, input: Tensor) -> Tensor:
         def change(gradient: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class _ProbedConv2d(nn.Conv2d):
         return first + (second - second.detach())
 
 
-def insert_probe(model: nn.Module, probe: Probe) -> None:
+def insert_probe(model: nn.Module, probe: GradientProbe) -> None:
     """Make the plain convolutions of ``model`` prune as ``probe`` says.
 
     Raises:

@@ -42,11 +42,6 @@ class StepRecord:
     gradients: dict[str, Tensor]
 
 
-def root_of(model: nn.Module) -> nn.Module:
-    """The module by whose names layers go: a classifier's architecture, else the model itself."""
-    return getattr(model, "sparse_root", model)
-
-
 def conv_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
     """Names of the 2-D convolutions that match one of the glob ``patterns`` (None: all).
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fst.basics.text import table
 from fst.studies.reporting.document import Cell, Document, Figure, Table
 from fst.studies.reporting.environment import machine, versions
+from fst.studies.reporting.markdown import DIGITS, markdown
 
 if TYPE_CHECKING:
     import matplotlib.figure
-
-DIGITS = 4  # significant ones, of numbers in tables
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,13 @@ class Result:
 
     def save(self, folder: Path, command: str) -> list[Path]:
         """Write everything into ``folder`` and return the files."""
+        from fst.studies.reporting.figures import save  # numbers need no matplotlib
+
         folder.mkdir(parents=True, exist_ok=True)
         written, figures = [], []
         for plot in self.plots:
-            for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 110})):
-                path = folder / f"{plot.name}.{ending}"
-                plot.figure.savefig(path, **options)
-                written.append(path)
-            figures.append(Figure(plot.title, f"{plot.name}.svg", plot.caption))
+            figures.append(Figure(plot.title, save(plot.figure, folder, plot.name), plot.caption))
+            written += [folder / f"{plot.name}.{ending}" for ending in ("svg", "png")]
         document = Document(
             title=self.title,
             description=self.description,
@@ -79,25 +76,3 @@ def _cell(value: object) -> Cell:
             return None
         return float(f"{value:.{DIGITS}g}")
     return value if isinstance(value, str | int | bool | None) else str(value)
-
-
-def markdown(document: Document) -> str:
-    """The same as one Markdown page."""
-    lines = [f"# {document.title}", "", document.description, "", f"    {document.command}", ""]
-    lines += [", ".join(f"{name} {value}" for name, value in document.versions.items())]
-    for part in document.tables:
-        header, *rows = [[_shown(cell) for cell in row] for row in [part.columns, *part.rows]]
-        lines += ["", f"## {part.title}", "", table(header, rows, markdown=True)]
-        lines += ["", part.caption] if part.caption else []
-    for part in document.figures:
-        image = Path(part.file).with_suffix(".png")
-        lines += ["", f"![{part.title}]({image})", "", part.caption]
-    lines += [f"\n{note}" for note in document.notes]
-    return "\n".join(lines) + "\n"
-
-
-def _shown(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    text = f"{cell:.{DIGITS}g}" if isinstance(cell, float) else str(cell)
-    return text.replace("|", r"\|")

@@ -10,7 +10,7 @@ up from layer to layer; SDGP finds them harmless. Here both errors are measured 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fst.studies.analysis.contestants import Contestant
-from fst.studies.analysis.errors import Error, compare, mean
+from fst.studies.analysis.approximations import Approximation
+from fst.studies.analysis.errors import Error, error_of, mean
 from fst.studies.analysis.record import (
     Batch,
     LayerRecord,
     Loss,
     StepRecord,
     record_step,
-    root_of,
     same_draws,
 )
 
@@ -54,7 +53,7 @@ class LayerSaliency:
 
 @dataclass
 class Saliency:
-    """Of one contestant.
+    """What `saliency` finds about one approximation.
 
     Attributes:
         layers: the convolutions that a gradient reaches, in the order of execution.
@@ -68,7 +67,7 @@ class Saliency:
 
 @dataclass(frozen=True)
 class Precision:
-    """How the contestant's step is computed; the exact one is in the model's own dtype.
+    """How the approximation's step is computed; the exact one is in the model's own dtype.
 
     Attributes:
         dtype: autocast's, or None for no autocast.
@@ -95,35 +94,37 @@ def saliency(
     model: nn.Module,
     loss: Loss,
     batches: Sequence[Batch],
-    contestant: Contestant,
+    approximation: Approximation,
     *,
+    root: Callable[[nn.Module], nn.Module] = lambda model: model,
     reference: str = "forward",
     selectors: Mapping[str, Any] | None = None,
     precision: Precision | None = None,
     seed: int = 0,
 ) -> Saliency:
-    """Compare the gradients of ``contestant`` with the exact ones, on every batch.
+    """Compare the gradients of ``approximation`` with the exact ones, on every batch.
 
     Args:
         model: dense, in the mode that is to be analysed; it is copied.
         loss: computes the scalar of a model and a batch.
-        reference: see `Contestant.prepare_reference`.
+        root: the part of a model that is converted, and by whose names layers go.
+        reference: see `Approximation.prepare_reference`.
         selectors: include and exclude of `fst.convert`.
         seed: of everything that a step draws (dropout, random rules), the same for both.
     """
     chosen, precision = dict(selectors or {}), precision or Precision()
     exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
-    contestant.prepare_reference(root_of(exact), chosen, reference, seed)
+    approximation.prepare_reference(root(exact), chosen, reference, seed)
     for prepared in (approximate, alone):
-        contestant.prepare(root_of(prepared), chosen, seed)
+        approximation.prepare(root(prepared), chosen, seed)
     sums = _Sums()
     for number, batch in enumerate(batches):
         place = (batch, loss, seed + number)
-        truth = _step(exact, *place, Precision())
-        found = _step(approximate, *place, precision)
+        truth = _step(exact, root, *place, Precision())
+        found = _step(approximate, root, *place, precision)
         for name, record in truth.layers.items():
             errors = sums.layers.setdefault(name, {kind: [] for kind in KINDS})
-            layer = root_of(alone).get_submodule(name)
+            layer = root(alone).get_submodule(name)
             with same_draws(seed + number, record.calls[0].input.device):
                 own = _local_gradients(layer, record, precision)
             _add(errors, "local", own, record)
@@ -132,17 +133,22 @@ def saliency(
                 _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
         shared = [name for name in truth.gradients if name in found.gradients]
         sums.totals.append(
-            compare(*([step.gradients[name] for name in shared] for step in (found, truth)))
+            error_of(*([step.gradients[name] for name in shared] for step in (found, truth)))
         )
     layers = [
         LayerSaliency(name, depth, {kind: mean(e) for kind, e in errors.items() if e})
         for depth, (name, errors) in enumerate(sums.layers.items())
     ]
-    return Saliency(contestant.label, layers, mean(sums.totals))
+    return Saliency(approximation.label, layers, mean(sums.totals))
 
 
 def _step(
-    model: nn.Module, batch: Batch, loss: Loss, seed: int, precision: Precision
+    model: nn.Module,
+    root: Callable[[nn.Module], nn.Module],
+    batch: Batch,
+    loss: Loss,
+    seed: int,
+    precision: Precision,
 ) -> StepRecord:
     device = next(model.parameters()).device
 
@@ -151,7 +157,7 @@ def _step(
             return loss(model, batch)
 
     with same_draws(seed, device):
-        return record_step(root_of(model), run, scale=precision.scale)
+        return record_step(root(model), run, scale=precision.scale)
 
 
 def _local_gradients(
@@ -187,7 +193,7 @@ def _add(
 ) -> None:
     grad_weight, grad_inputs = found
     if grad_weight is not None and record.grad_weight is not None:
-        errors[f"{scope} grad_weight"].append(compare([grad_weight], [record.grad_weight]))
+        errors[f"{scope} grad_weight"].append(error_of([grad_weight], [record.grad_weight]))
     exact = _grad_inputs(record)
     if exact and len(exact) == len(grad_inputs):
-        errors[f"{scope} grad_input"].append(compare(grad_inputs, exact))
+        errors[f"{scope} grad_input"].append(error_of(grad_inputs, exact))

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from fst.functional import sparse_conv2d
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
-from fst.studies.analysis.errors import compare
+from fst.studies.analysis.errors import error_of
 from fst.studies.analysis.record import LayerRecord
+from fst.studies.benchmark.layers import padded_input
 
 
 class Similarity(NamedTuple):
-    """Of one layer in one step.
+    """The numbers of one layer in one step.
 
     Attributes:
         difference: mean |X − its right neighbour| over the range of X.
@@ -59,11 +60,11 @@ def layer_similarity(record: LayerRecord) -> Similarity:
         columns.append(matrix)
         copies.append(reconstruction(matrix))
     difference = torch.stack(differences).mean() / torch.stack(spans).amax().clamp(min=1e-30)
-    error = compare(copies, columns).relative
+    error = error_of(copies, columns).relative
     del columns, copies
     exact = grad_weight(record, Strategy("dense"))
     errors = [
-        compare([grad_weight(record, Strategy("alternating", grad_weight=rule))], [exact]).relative
+        error_of([grad_weight(record, Strategy("alternating", grad_weight=rule))], [exact]).relative
         for rule in (Alternating(restore=True), Alternating(restore=False))
     ]
     return Similarity(float(difference), error, *errors)
@@ -75,26 +76,17 @@ def grad_weight(record: LayerRecord, strategy: Strategy) -> Tensor:
     weight = layer.weight.detach().requires_grad_()
     total = torch.zeros_like(weight)
     for call in record.calls:
-        input, padding = _padded(call.input.to(weight.dtype), layer)
+        input, geometry = padded_input(layer, call.input.to(weight.dtype))
         with torch.enable_grad():
-            output = sparse_conv2d(
-                input, weight, None, layer.stride, padding, layer.dilation, layer.groups, strategy
-            )
+            output = sparse_conv2d(input, weight, None, *geometry, strategy)
         total += torch.autograd.grad(output, weight, call.grad_output.to(weight.dtype))[0]
     return total
 
 
-def _padded(input: Tensor, layer: nn.Conv2d) -> tuple[Tensor, str | tuple[int, ...]]:
-    if layer.padding_mode == "zeros":
-        return input, layer.padding
-    edges = layer._reversed_padding_repeated_twice
-    return F.pad(input, edges, mode=layer.padding_mode), (0, 0)
-
-
 def _im2col(input: Tensor, layer: nn.Conv2d, output_size: torch.Size) -> Tensor:
     """(N, Cin·kh·kw, P, Q)."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    edges = layer._reversed_padding_repeated_twice
-    padded = F.pad(input, edges, mode=mode)
-    columns = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
+    padded, geometry = padded_input(layer, input)
+    columns = F.unfold(
+        padded, layer.kernel_size, geometry.dilation, geometry.padding, geometry.stride
+    )
     return columns.unflatten(2, tuple(output_size))

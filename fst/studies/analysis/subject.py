@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
 import fst
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.engine.classifier import Classifier
-from fst.engine.config import check_config, load_config
+from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.data import build_dataloader
+from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step
-from fst.studies.analysis.contestants import one_step
-from fst.studies.analysis.record import Batch, Loss, root_of
+from fst.studies.analysis.approximations import one_step
+from fst.studies.analysis.record import Batch, Loss
 
 SPLITS = ("train", "val", "test")
 SOURCES = ("torchvision", "timm", "fst")
@@ -36,10 +35,11 @@ class Subject:
         title: model and data in words.
         model: dense, whatever the config's sparsity is.
         batches: preprocessed, ready for the model.
-        loss: the scalar that a training step derives, of the model or a copy and one of `batches`.
+        loss: the scalar that a training step derives, of a model and one of ``batches``.
         strategy: the config's, or None.
-        selectors: `include` and `exclude` of `fst.convert`.
+        selectors: ``include`` and ``exclude`` of `fst.convert`.
         masks: sparsity state of the checkpoint, if it has one.
+        shape: of the images where ``batches`` do not hold them.
     """
 
     title: str
@@ -49,24 +49,35 @@ class Subject:
     strategy: fst.Strategy | None = None
     selectors: dict[str, Any] = field(default_factory=dict)
     masks: dict[str, Any] | None = None
+    shape: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where model and batches are."""
         return next(self.model.parameters()).device
 
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """(N, C, H, W) as the model sees it, padding included."""
+        return self.shape or tuple(images_of(self.batches[0]).shape)
+
     def copied(self, strategy: fst.Strategy | None = None) -> BaseModel:
-        """A copy of the model, converted if a strategy is given; with the checkpoint's masks if
-        that is the config's. Its gradients are those of pruning alone (see `one_step`).
+        """A copy of the model, `converted` if a strategy is given."""
+        return copy.deepcopy(self.model) if strategy is None else self.converted(strategy)[0]
+
+    def converted(self, strategy: fst.Strategy) -> tuple[BaseModel, Mapping[str, str]]:
+        """A converted copy of the model, and why layers of it are left dense.
+
+        It has the checkpoint's masks if the strategy is the config's, and its gradients are those
+        of pruning alone (see `one_step`).
         """
-        model = copy.deepcopy(self.model)
-        if strategy is not None:
-            fst.convert(root_of(model), strategy, **self.selectors)
-            if self.masks is not None and strategy == self.strategy:
-                fst.load_sparsity_state(root_of(model), self.masks)
-            for layer in fst.sparse_layers(root_of(model)).values():
-                layer.strategy = one_step(strategy)
-        return model
+        model = self.copied()
+        report = fst.convert(sparse_root(model), strategy, **self.selectors)
+        if self.masks is not None and strategy == self.strategy:
+            fst.load_sparsity_state(sparse_root(model), self.masks)
+        for layer in fst.sparse_layers(sparse_root(model)).values():
+            layer.strategy = one_step(strategy)
+        return model, report.skipped
 
 
 def loss_of(model: BaseModel, batch: Mapping[str, Any]) -> Tensor:
@@ -113,7 +124,6 @@ def from_config(
     if config.get(key) is None:
         raise ValueError(f"config {path!r} has no {key}.")
     check_config(config, (key,))
-    init_default_scope(config.get("default_scope") or "mmengine")
     torch.manual_seed(seed)
     model = build_model(config)
     loaded = load_checkpoint_safely(checkpoint) if checkpoint else {}
@@ -128,7 +138,7 @@ def from_config(
     read = [model.data_preprocessor(raw, as_trained) for raw in itertools.islice(loader, batches)]
     if len(read) < batches:
         raise ValueError(f"batches={batches}: the {split} data give {len(read)} only.")
-    strategy, selectors = sparsity_of(config)
+    strategy, selectors = read_sparsity(config)
     weights = f"weights of {checkpoint}" if checkpoint else "random weights"
     return Subject(
         f"{config.filename or path}, {weights}",
@@ -139,24 +149,6 @@ def from_config(
         selectors,
         loaded.get("sparsity"),
     )
-
-
-def sparsity_of(config: Mapping[str, Any]) -> tuple[fst.Strategy | None, dict[str, Any]]:
-    """A config's strategy, and the include and exclude of its `fst.convert`."""
-    sparsity = dict(config.get("sparsity") or {})
-    for name in ("log_interval", "from_scratch"):
-        sparsity.pop(name, None)
-    selectors = {name: sparsity.pop(name, None) for name in ("include", "exclude")}
-    name = sparsity.pop("strategy", None)
-    return (fst.get_strategy(name, **sparsity) if name else None), selectors
-
-
-def build_model(config: Config) -> BaseModel:
-    """The model of a config, dense."""
-    model = dict(config.model)
-    if config.get("data_preprocessor") is not None:
-        model.setdefault("data_preprocessor", config.data_preprocessor)
-    return MODELS.build(model)
 
 
 def _initialise(model: BaseModel) -> None:
@@ -210,9 +202,13 @@ def from_config_on_random_images(
     config = load_config(path, options)
     torch.manual_seed(seed)
     step = sample_step(config, batch_size, None if size is None else (size, size), device)
-    title = f"{path}, random weights, random images"
     return Subject(
-        title, step.model, [None], lambda model, _: step.loss(model), *sparsity_of(config)
+        f"{path}, random weights, random images",
+        step.model,
+        [None],
+        lambda model, _: step.loss(model),
+        *read_sparsity(config),
+        shape=step.batch_shape,
     )
 
 

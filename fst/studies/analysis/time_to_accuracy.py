@@ -24,7 +24,7 @@ EQUAL_SHARES = dict.fromkeys(GEMMS, 1 / 3)  # SDGP: "approximately one-third"
 
 
 @dataclass(frozen=True)
-class Curve:
+class TimedCurve:
     """A run's validation results.
 
     Attributes:
@@ -44,7 +44,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Timing:
+class Pace:
     """Seconds per iteration of a run, in stretches.
 
     Attributes:
@@ -74,7 +74,7 @@ class Timing:
         return found
 
 
-def read_timing(folder: Path, by_epoch: bool) -> Timing:
+def read_pace(folder: Path, by_epoch: bool) -> Pace:
     """From the logs of a run of tools/train.py; a resumed run overrides what it repeats.
 
     Raises:
@@ -98,7 +98,7 @@ def read_timing(folder: Path, by_epoch: bool) -> Timing:
     else:
         per_epoch = ends[-1]
     each = tuple(found[end][1] for end in ends)
-    return Timing(ends, each, per_epoch if by_epoch else None)
+    return Pace(ends, each, per_epoch if by_epoch else None)
 
 
 def simulated_densities(strategy: Strategy | None) -> dict[str, float]:
@@ -119,7 +119,7 @@ def projection_factor(densities: Mapping[str, float], shares: Mapping[str, float
     return 1 - sum(shares[gemm] * (1 - density) for gemm, density in densities.items())
 
 
-def projected(curve: Curve, factor: float) -> Curve:
+def projected(curve: TimedCurve, factor: float) -> TimedCurve:
     """``curve`` with its time multiplied by ``factor``."""
     seconds = tuple(second * factor for second in curve.seconds)
-    return Curve(curve.label, "projected", seconds, curve.values)
+    return TimedCurve(curve.label, "projected", seconds, curve.values)

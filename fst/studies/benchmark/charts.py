@@ -7,29 +7,29 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fst.rules.strategy import GEMMS
-from fst.studies.analysis import plots
 from fst.studies.benchmark.breakdown import CATEGORIES, IDLE, parts_of_step
-from fst.studies.benchmark.report import Results
+from fst.studies.benchmark.measurements import Measurements
 from fst.studies.benchmark.steps import StepTimes
+from fst.studies.reporting.figures import COLOURS, INK, SMALL, gemm_bars, style
 
 HIGHEST_RATIO = 4.0  # bars beyond are cut off
 WHOLE = "whole step"
 COLOURS = {
-    **dict(zip(CATEGORIES, (*plots.COLOURS, "#BBBBBB"), strict=True)),
-    IDLE: "#EEEEEE",
-    WHOLE: plots.COLOURS[0],
+    **dict(zip(CATEGORIES, (*COLOURS, INK, "#bbbbbb"), strict=True)),
+    IDLE: "#eeeeee",
+    WHOLE: COLOURS[0],
 }
 
 
-def draw(results: Results, out: Path) -> list[Path]:
-    """OUT.png, a step's time and its parts, and OUT_layers.png, as far as there are results."""
+def draw(found: Measurements, out: Path) -> list[Path]:
+    """OUT.png, a step's time and its parts, and OUT_layers.png, as far as there are found."""
     written = []
-    with plots.style():
+    with style(SMALL):
         figures: dict[str, Figure] = {}
-        if results.steps is not None:
-            figures[out.name] = step_bars(results.steps, results.breakdown, results.device)
-        if results.layers:
-            figures[f"{out.name}_layers"] = layer_bars(results)
+        if found.steps is not None:
+            figures[out.name] = step_bars(found.steps, found.breakdown, found.device)
+        if found.layers:
+            figures[f"{out.name}_layers"] = layer_bars(found)
         for name, figure in figures.items():
             written.append(out.with_name(f"{name}.png"))
             figure.savefig(written[-1], dpi=130)
@@ -58,7 +58,7 @@ def step_bars(steps: StepTimes, breakdown: dict[str, dict[str, float]], device: 
             start = [s + width for s, width in zip(start, widths, strict=True)]
     below = [steps.step[name].median - steps.step[name].low for name in names]
     above = [steps.step[name].high - steps.step[name].median for name in names]
-    axis.errorbar(medians, places, xerr=(below, above), fmt="none", ecolor="black", capsize=3)
+    axis.errorbar(medians, places, xerr=(below, above), fmt="none", ecolor=INK, capsize=3)
     for place, name in enumerate(names):
         axis.annotate(
             f"{medians[place]:.1f} ms, {steps.ratios(name)[0]:.2f}×",
@@ -79,9 +79,9 @@ def step_bars(steps: StepTimes, breakdown: dict[str, dict[str, float]], device: 
     return figure
 
 
-def layer_bars(results: Results) -> Figure:
+def layer_bars(found: Measurements) -> Figure:
     """Speed of each layer's GEMMs against torch's, one panel per strategy."""
-    layers = results.layers
+    layers = found.layers
     strategies = [
         name for name in layers[0].times[GEMMS[0]] if name in layers[0].decisions["output"]
     ]
@@ -89,9 +89,9 @@ def layer_bars(results: Results) -> Figure:
         name: {gemm: [layer.ratio(gemm, name) for layer in layers] for gemm in GEMMS}
         for name in strategies
     }
-    figure = plots.gemm_bars([str(layer.shape) for layer in layers], values, "speed against torch")
+    figure = gemm_bars([str(layer.shape) for layer in layers], values, "speed against torch")
     highest = max(max(of_gemm) for panel in values.values() for of_gemm in panel.values())
     for axis in figure.axes:
         axis.set_ylim(0, min(1.05 * highest, HIGHEST_RATIO))
-        axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axis.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
     return figure

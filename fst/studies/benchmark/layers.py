@@ -100,17 +100,22 @@ class LayerTimes:
         return self.times[gemm][PLAIN].median / self.times[gemm][strategy].median
 
 
+def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
+    """The input of a convolution, padded as far as its `Geometry` does not say it."""
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = 0
+    options = (layer.stride, padding, layer.dilation, layer.groups)
+    return padded_geometry(input, layer.weight, *options)
+
+
 def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
     """The distinct calls of `nn.Conv2d` of ``model`` while ``run`` runs it, and their numbers."""
     found: dict[ConvShape, int] = {}
 
     def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        image, padding = inputs[0], module.padding
-        if module.padding_mode != "zeros":
-            image = F.pad(image, module._reversed_padding_repeated_twice, mode=module.padding_mode)
-            padding = 0
-        options = (module.stride, padding, module.dilation, module.groups)
-        image, geometry = padded_geometry(image, module.weight, *options)
+        image, geometry = padded_input(module, inputs[0])
         kernel = (module.kernel_size[0], module.kernel_size[1])
         batch, _, height, width = image.shape
         channels = (module.in_channels, module.out_channels)
@@ -165,9 +170,9 @@ class _Layer:
         self.weight = random(shape.out_channels, channels, *shape.kernel)
         self.grad_output = random(shape.batch, shape.out_channels, *shape.output_size)
 
-    def plain(self) -> dict[str, Function]:
+    def plain(self, parts: Collection[str]) -> dict[str, Function]:
         """The GEMMs of `F.conv2d`."""
-        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), GEMMS)
+        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
@@ -182,13 +187,13 @@ class _Layer:
             lambda x, w: convolve_pruned(
                 x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
             ),
-            [gemm for gemm in GEMMS if gemm in parts],
+            parts,
         )
-        return {**functions, PRUNING: prune}
+        return {**functions, PRUNING: prune} if PRUNING in parts else functions
 
-    def _gemms(self, convolution: Convolution, gemms: Collection[str]) -> dict[str, Function]:
+    def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
-        for gemm in gemms:
+        for gemm in [gemm for gemm in GEMMS if gemm in parts]:
             operands = [self.images.detach(), self.weight.detach()]
             if gemm == "output":
                 functions[gemm] = torch.no_grad()(lambda x=operands: convolution(*x))
@@ -212,23 +217,25 @@ def time_layer(
     repeats: int,
     tried: Mapping[str, Collection[str]] | None = None,
     forced: Mapping[str, str] | None = None,
+    parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
     """Time the GEMMs and the pruning of one convolution under each strategy, on random data.
 
     Args:
         tried: operation -> backends; those that were not chosen are timed too, one by one.
         forced: operation -> backend, timed together.
+        parts: which GEMMs, and whether "pruning", are timed.
     """
     layer = _Layer(shape, device, dtype, memory_format)
-    contestants: dict[str, dict[str, Function]] = {part: {} for part in (*GEMMS, PRUNING)}
+    contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
     decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in contestants}
-    for gemm, function in layer.plain().items():
+    for gemm, function in layer.plain(parts).items():
         contestants[gemm][PLAIN] = function
     alternatives: list[Alternative] = []
     for name, strategy in strategies.items():
         record: dispatch.Record = {}
         with dispatch.recording(record):
-            functions = layer.sparse(strategy, GEMMS)
+            functions = layer.sparse(strategy, parts)
             for part, function in functions.items():
                 contestants[part][name] = function
                 record.clear()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fst.studies.arguments import command_of
 from fst.studies.reporting.document import FILE_NAME, Document, load_document
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.html import page
@@ -18,7 +17,7 @@ from fst.studies.reporting.training import describe_runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the report; exit status 2 for bad input."""
+    """Write the report; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
         description="Write one self-contained HTML page about training runs, ablations and "
         "analyses."
@@ -34,15 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
     parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
     arguments = parser.parse_args(argv)
-    words = ["python", "tools/report.py", *(sys.argv[1:] if argv is None else argv)]
     made = {
         "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "Command": shlex.join(words),
+        "Command": command_of("report", argv),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions().items()),
     }
     try:
         if not arguments.out.parent.is_dir():
-            raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist")
+            raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist.")
         documents, runs = find_sources(arguments.sources)
         with tempfile.TemporaryDirectory() as drawings:
             sections = [(load_document(folder), folder) for folder in documents]
@@ -69,14 +67,14 @@ def find_sources(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     runs: list[Path] = []
     for path in paths:
         if not path.is_dir():
-            raise FileNotFoundError(f"{str(path)!r} is no folder")
+            raise FileNotFoundError(f"{str(path)!r} is no folder.")
         found = [file.parent for file in sorted(path.rglob(FILE_NAME))]
         loose = [path] if is_run(path) else find_runs(path)
         loose = [run for run in loose if not any(run.is_relative_to(folder) for folder in found)]
         if not found and not loose:
             raise ValueError(
                 f"{str(path)!r} holds neither a run of tools/train.py (*/vis_data/scalars.json) "
-                f"nor an ablation or analysis ({FILE_NAME})"
+                f"nor an ablation or analysis ({FILE_NAME})."
             )
         documents += [folder for folder in found if folder not in documents]
         runs += [run for run in loose if run not in runs]

@@ -27,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure; `file` is an SVG, relative to the folder of the analysis.json."""
+    """A figure; ``file`` is an SVG, relative to the folder of the analysis.json."""
 
     title: str
     file: str
@@ -47,7 +47,7 @@ class Document:
     notes: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> Path:
-        """Writes `folder`/analysis.json, replacing it in one step."""
+        """Write ``folder``/analysis.json, replacing it in one step."""
         path = folder / FILE_NAME
         partial = path.with_suffix(".json.tmp")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
@@ -57,7 +57,7 @@ class Document:
 
 
 def load_document(folder: Path) -> Document:
-    """Reads `folder`/analysis.json.
+    """Read ``folder``/analysis.json.
 
     Raises:
         ValueError: it is no JSON of that format: an unknown or missing key, a row of another
@@ -76,14 +76,14 @@ def load_document(folder: Path) -> Document:
             if not isinstance(row, list) or len(row) != len(table.columns):
                 raise ValueError(
                     f"{path}: tables[{i}]: row {row!r} must have {len(table.columns)} cells, one "
-                    "for each column"
+                    "for each column."
                 )
     for i, figure in enumerate(figures):
         file = (folder / figure.file).resolve()
         if not file.is_relative_to(folder.resolve()) or file.suffix != ".svg":
-            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} must be an SVG beside it")
+            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} must be an SVG beside it.")
         if not file.is_file():
-            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} does not exist")
+            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} does not exist.")
     versions = {str(name): str(value) for name, value in document.versions.items()}
     return Document(
         title=str(document.title),
@@ -99,7 +99,7 @@ def load_document(folder: Path) -> Document:
 def _build(kind: type[Part], raw: Any, where: str) -> Part:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{where} must be an object with the keys {known}")
+        raise ValueError(f"{where} must be an object with the keys {known}.")
     for key in raw:
         if key not in known:
             raise ValueError(f"{where}: {key!r} is no key.{suggest(key, known)}")

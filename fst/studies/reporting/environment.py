@@ -1,28 +1,47 @@
-"""What a measurement was made with: versions, and a description of the machine in words."""
+"""What a result was made with: versions, the machine, and all else that a time depends on."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import torch
 
-import fst
+from fst.backends import autotune
 from fst.basics.machine import processor
+from fst.basics.version import __version__
 
-PACKAGES = ("torchvision", "onedl-mmengine", "timm", "onedl-mmdetection")
+PACKAGES = {  # distribution -> the upstream one, which may be installed instead
+    "triton": "triton",
+    "torchvision": "torchvision",
+    "timm": "timm",
+    "onedl-mmengine": "mmengine",
+    "onedl-mmcv": "mmcv",
+    "onedl-mmdetection": "mmdet",
+}
+GPU_QUERY = {
+    "driver": "driver_version",
+    "power limit": "power.limit",
+    "highest SM clock": "clocks.max.sm",
+    "SM clock now": "clocks.sm",
+}
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout, if this runs from one
 
 
 def versions() -> dict[str, str]:
     """Versions of this library, Python, PyTorch and the packages that training uses."""
-    found = {"fst": fst.__version__, "python": platform.python_version()}
-    found["torch"] = torch.__version__
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found = {"fst": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for names in PACKAGES.items():
+        for name in dict.fromkeys(names):
+            try:
+                found[name] = importlib.metadata.version(name)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
     return found
 
 
@@ -42,3 +61,51 @@ def machine() -> str:
     else:
         parts.append("no GPU")
     return ", ".join(parts)
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """All that a time depends on besides the program and its options: name -> value."""
+    found: dict[str, Any] = {"device": f"CPU, {processor()}"}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found.update(_gpu_state(device))
+        found["CUDA"] = torch.version.cuda
+        found["cuDNN"] = torch.backends.cudnn.version()
+    found |= {"threads": torch.get_num_threads(), **versions()}
+    if revision := commit():
+        found["commit"] = revision
+    found["autotuner"] = "on" if autotune.enabled(device) else "off"
+    if forced := os.environ.get("FST_BACKENDS"):
+        found["FST_BACKENDS"] = forced
+    return found
+
+
+def commit() -> str:
+    """The checkout's commit, and whether files were changed since; "" where there is none."""
+    if not (ROOT / ".git").exists():
+        return ""
+    found = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    tracked = ["--porcelain", "--untracked-files=no"]
+    changed = found and _output(["git", "-C", str(ROOT), "status", *tracked])
+    return f"{found} with changes" if changed else found
+
+
+def _gpu_state(device: torch.device) -> dict[str, str]:
+    """What nvidia-smi says; empty where it does not answer."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    except AttributeError:  # before torch 2.7
+        uuid = str(index)
+    query = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(GPU_QUERY.values())}"]
+    answer = _output([*query, "--format=csv,noheader"])
+    values = [value.strip() for value in answer.splitlines()[0].split(",")] if answer else []
+    return dict(zip(GPU_QUERY, values, strict=False))
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

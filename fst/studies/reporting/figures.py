@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,17 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fst.rules.strategy import GEMMS
+
 INK = "#010203"  # the report turns this one black into the page's text colour
 WIDTH = 6.6  # inches: fits a phone at a readable size
+# Okabe and Ito's palette, told apart by most colour-blind people; its yellow is too faint for lines
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f")
+SMALL = 9  # points, of figures with a column for each layer
+GEMM_COLOURS = dict(zip(GEMMS, COLOURS, strict=False))
 LINES = ("-", "--", ":")
 STYLE = {
+    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.grid": True,
     "axes.labelcolor": INK,
@@ -25,11 +31,10 @@ STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlecolor": INK,
-    "axes.titlesize": 11,
-    "font.size": 11,
+    "axes.titlesize": "medium",
     "grid.alpha": 0.25,
     "grid.color": "#808080",
-    "legend.fontsize": 9.5,
+    "legend.fontsize": "small",
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fst",
@@ -39,16 +44,21 @@ STYLE = {
 }
 
 
+def style(size: float = 11) -> AbstractContextManager[None]:
+    """The common style: figures are drawn and saved within it."""
+    return matplotlib.rc_context({**STYLE, "font.size": size})
+
+
 @contextmanager
 def figure(height: float, **subplots: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure of the common width and `height` inches, and its axes, in the common style."""
-    with matplotlib.rc_context(STYLE):
+    """A figure of the common width and ``height`` inches, and its axes, in the common style."""
+    with style():
         drawn = Figure(figsize=(WIDTH, height), layout="constrained")
         yield drawn, drawn.subplots(**subplots)
 
 
 def save(drawn: Figure, folder: Path, name: str) -> str:
-    """Writes NAME.svg, transparent, and NAME.png, on white; returns the SVG's file name."""
+    """Write NAME.svg, transparent, and NAME.png, on white; returns the SVG's file name."""
     drawn.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
     drawn.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
     return f"{name}.svg"
@@ -72,7 +82,7 @@ def draw_curves(
 
 
 def skip_first_rise(axis: Any, curves: Iterable[Sequence[Mapping[int, float]]]) -> None:
-    """Starts the y axis at the lowest value after the first third, so that the end can be seen."""
+    """Start the y axis at the lowest value after the first third, so that the end can be seen."""
     late = [
         value
         for curve in itertools.chain.from_iterable(curves)
@@ -88,3 +98,32 @@ def legend_below(drawn: Figure, axis: Any, columns: int = 3) -> None:
     """One legend for all panels, below them."""
     handles, labels = axis.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def name_layers(axis: Any, names: Sequence[str]) -> None:
+    """A tick and a slanted name for each layer."""
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+    axis.tick_params(axis="x", labelsize=7)
+    axis.grid(visible=False, axis="x")
+
+
+def gemm_bars(
+    layers: Sequence[str], values: Mapping[str, Mapping[str, Sequence[float]]], label: str
+) -> Figure:
+    """Grouped bars: one group per layer, one bar per GEMM.
+
+    ``values``: panel title -> GEMM -> one number per layer.
+    """
+    size = (max(6.0, 0.42 * len(layers) + 1.5), 1.4 * len(values) + 1.2)
+    drawn = Figure(figsize=size, layout="constrained")
+    axes = drawn.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axis, (title, of_gemm) in zip(axes, values.items(), strict=True):
+        for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
+            places = [i + offset for i in range(len(layers))]
+            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=GEMM_COLOURS[gemm])
+        axis.set_title(title, loc="left", fontsize=SMALL)
+        axis.set_ylabel(label)
+        axis.grid(visible=False, axis="x")
+    name_layers(axes[-1], layers)
+    drawn.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper right")
+    return drawn

@@ -1,4 +1,4 @@
-"""Writes documents as one HTML page that needs nothing else: no network, no other file."""
+"""Documents as one HTML page that needs nothing else: no network, no other file."""
 
 from __future__ import annotations
 

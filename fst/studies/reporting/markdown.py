@@ -34,7 +34,8 @@ def markdown(document: Document) -> str:
     if document.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in document.notes), ""]
     made = ", ".join(f"{name} {value}" for name, value in document.versions.items())
-    lines += ["## How it was made", "", f"    {document.command}", "", f"{made}.", ""]
+    lines += ["## How it was made", "", f"    {document.command}", ""]
+    lines += [f"{made}.", ""] if made else []
     return "\n".join(lines)
 
 

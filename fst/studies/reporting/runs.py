@@ -1,4 +1,4 @@
-"""Reads the folder of one training run: its config, and the scalars that it logged."""
+"""The folder of one training run is read: its config, and the scalars that it logged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Curve = dict[int, float]
 class RunLog:
     """What a run logged, interruptions joined.
 
-    `validation` has a curve for each metric, `training` for each scalar of the training (its mean
-    over the lines of an epoch); x is the epoch, or the iteration where the loop counts these.
+    ``validation`` has a curve for each metric, ``training`` for each scalar of the training (its
+    mean over the lines of an epoch); x is the epoch, or the iteration where the loop counts these.
     """
 
     config: dict[str, Any]
@@ -39,15 +39,15 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Folders of runs at or below `folder`, sorted by path."""
+    """Folders of runs at or below ``folder``, sorted by path."""
     return sorted({path.parents[2] for path in folder.rglob("vis_data/scalars.json")})
 
 
 def read_run(folder: Path) -> RunLog:
-    """Reads the logs of all the starts of a run; later ones override what they repeat."""
+    """Read the logs of all the starts of a run; later ones override what they repeat."""
     logs = sorted(folder.glob("*/vis_data/scalars.json"))
     if not logs:
-        raise ValueError(f"{folder} holds no run of tools/train.py (no */vis_data/scalars.json)")
+        raise ValueError(f"{folder} holds no run of tools/train.py (no */vis_data/scalars.json).")
     dumped = logs[-1].with_name("config.py")
     config = read_config(dumped) if dumped.is_file() else {}
     by_epoch = bool(config.get("train_cfg", {}).get("by_epoch"))
@@ -93,7 +93,7 @@ def _is_number(value: Any) -> bool:
 def read_config(path: Path) -> dict[str, Any]:
     """The plain values of a config that mmengine has written, read without running it.
 
-    Names whose values are more than `dict(...)` calls, lists and literals are left out.
+    Names whose values are more than ``dict(...)`` calls, lists and literals are left out.
     """
     found = {}
     for node in ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body:

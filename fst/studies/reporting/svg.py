@@ -1,4 +1,4 @@
-"""Makes an SVG file safe to stand inside a page, beside others."""
+"""An SVG file is made safe to stand inside a page, beside others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def inline(path: Path, prefix: str, title: str, description: str) -> str:
     """The SVG as an element of an HTML page.
 
     Only known elements stay; scripts, style sheets, event handlers, metadata and everything that
-    would be loaded from elsewhere go. Ids get `prefix`, so that figures do not mix theirs up;
-    `title` and `description` are what a screen reader says. Plots in the common style are
+    would be loaded from elsewhere go. Ids get ``prefix``, so that figures do not mix theirs up;
+    ``title`` and ``description`` are what a screen reader says. Plots in the common style are
     transparent, with the page's text colour; others get a white background (class "paper").
 
     Raises:
@@ -33,13 +33,13 @@ def inline(path: Path, prefix: str, title: str, description: str) -> str:
     """
     text = path.read_text(encoding="utf-8")
     if "<!ENTITY" in text:
-        raise ValueError(f"{path}: an SVG that defines entities is not read")
+        raise ValueError(f"{path}: an SVG that defines entities is not read.")
     try:
         root = ET.fromstring(text)
     except ET.ParseError as error:
         raise ValueError(f"{path} is no valid SVG: {error}") from error
     if root.tag != f"{{{SVG}}}svg":
-        raise ValueError(f"{path} is no SVG: its root is {root.tag!r}")
+        raise ValueError(f"{path} is no SVG: its root is {root.tag!r}.")
     _clean(root, prefix)
     width = _width(root, path)
     drawn = root.find(".//path")
@@ -67,7 +67,7 @@ def _width(root: ET.Element, path: Path) -> float:
         root.set("viewBox", " ".join(["0", "0", *(size[0] for size in sizes if size)]))
     box = root.get("viewBox", "").split()
     if len(box) != 4 or not re.fullmatch(r"[\d.]+", box[2]):
-        raise ValueError(f"{path}: the SVG has neither a viewBox nor a width and a height")
+        raise ValueError(f"{path}: the SVG has neither a viewBox nor a width and a height.")
     return float(box[2])
 
 

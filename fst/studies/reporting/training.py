@@ -16,7 +16,7 @@ LEGEND_INCHES = 0.22
 
 
 def describe_runs(folders: Sequence[Path], drawings: Path) -> Document:
-    """Compares the runs in `folders`; figures are written to `drawings`.
+    """Compare the runs in ``folders``; figures are written to ``drawings``.
 
     Raises:
         ValueError: a folder holds no run.

@@ -8,10 +8,11 @@ from collections import defaultdict
 import torch
 
 from fst.basics.arguments import positive
+from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import add_layers, add_subject, subject_of
 from fst.studies.analysis.entropy import SpatialEntropy, spatial_entropy, white_noise
-from fst.studies.analysis.record import conv_names, root_of, same_draws, spread, visit_inputs
+from fst.studies.analysis.record import conv_names, same_draws, spread, visit_inputs
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import Subject, images_of
 
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> Result:
     """Measure both kinds of input."""
     subject = subject_of(options)
     model = subject.copied(subject.strategy)
-    chosen = conv_names(root_of(model), options.layers)
+    chosen = conv_names(sparse_root(model), options.layers)
     chosen = chosen if options.layers else spread(chosen, COUNT)
     panels = {
         "images": _measure(subject, model, chosen, options, noise=False),
@@ -104,7 +105,7 @@ def _measure(
         if noise:
             batch = {**batch, "inputs": white_noise(images_of(batch), generator)}
         with same_draws(options.seed + number, subject.device):
-            visit_inputs(root_of(model), layers, lambda: subject.loss(model, batch), visit)  # noqa: B023
+            visit_inputs(sparse_root(model), layers, lambda: subject.loss(model, batch), visit)  # noqa: B023
     missing = [layer for layer in layers if layer not in found]
     if missing:
         raise ValueError(f"layers did not run: {', '.join(missing)}.")

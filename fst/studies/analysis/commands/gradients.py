@@ -6,6 +6,7 @@ import argparse
 
 import torch
 
+from fst.engine.model import sparse_root
 from fst.rules.masks import RESCALES
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import (
@@ -13,13 +14,13 @@ from fst.studies.analysis.commands.options import (
     add_pattern,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
 from fst.studies.analysis.gradients import rule_effects
-from fst.studies.analysis.record import conv_names, record_step, root_of, same_draws
+from fst.studies.analysis.record import conv_names, record_step, same_draws
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import Precision
+from fst.studies.arguments import amp_dtype
 
 SHOWN = 1  # SDGP shows the second convolution
 
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> Result:
     """Record one dense step, prune its grad_outputs under each rule."""
     subject = subject_of(options)
     model = subject.copied()
-    names = conv_names(root_of(model), options.layers)
+    names = conv_names(sparse_root(model), options.layers)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
 
     def loss() -> torch.Tensor:
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> Result:
             return subject.loss(model, subject.batches[0])
 
     with same_draws(options.seed, subject.device):
-        step = record_step(root_of(model), loss, scale=precision.scale)
+        step = record_step(sparse_root(model), loss, scale=precision.scale)
     records = {name: record for name, record in step.layers.items() if name in names}
     if not records:
         raise ValueError("no gradient reached any of the layers.")

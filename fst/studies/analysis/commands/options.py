@@ -20,10 +20,10 @@ from fst.studies.analysis.subject import (
     from_config_on_random_images,
     from_name,
 )
+from fst.studies.arguments import DTYPES
 
 SIZE = 224
-DTYPES = ("float32", "bfloat16", "float16")
-CONTESTANTS_HELP = (
+APPROXIMATIONS_HELP = (
     f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
     "pruning of grad_output alone, with the options n=2, m=4, "
     "rule=magnitude|random|magnitude_rescaled, "
@@ -41,11 +41,19 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def add_subject(
-    parser: argparse.ArgumentParser, *, batches: int, batch_size: int, needs_data: bool
+    parser: argparse.ArgumentParser,
+    *,
+    batches: int,
+    batch_size: int,
+    needs_data: bool,
+    several: bool = False,
 ) -> None:
-    """A model with batches: a config, or --model on random images."""
+    """A model with batches: a config (or ``several``), or --model on random images."""
     parser.add_argument(
-        "config", nargs="?", help="training config, of a classifier or a detector (or use --model)"
+        "configs" if several else "config",
+        nargs="*" if several else "?",
+        metavar="config",
+        help="training config, of a classifier or a detector (or use --model)",
     )
     parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
     parser.add_argument(
@@ -161,8 +169,3 @@ def _on_random_images(options: argparse.Namespace) -> Subject:
         device=options.device,
         seed=options.seed,
     )
-
-
-def amp_dtype(name: str) -> torch.dtype | None:
-    """autocast's dtype; None for float32."""
-    return None if name == "float32" else getattr(torch, name)

@@ -8,19 +8,20 @@ from collections.abc import Callable
 import torch
 
 from fst.basics.arguments import positive
+from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import (
     add_pattern,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
 from fst.studies.analysis.overhead import SECONDS_ON_A100, pruning_functions
-from fst.studies.analysis.record import record_step, root_of
+from fst.studies.analysis.record import record_step
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import Precision
 from fst.studies.analysis.subject import Subject
+from fst.studies.arguments import amp_dtype
 from fst.studies.benchmark import compare
 
 STEP = "training step, dense"
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> Result:
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     model = subject.copied()
     step = _step(subject, model, precision)
-    recorded = record_step(root_of(model), _loss(subject, model, precision))
+    recorded = record_step(sparse_root(model), _loss(subject, model, precision))
     pruning = pruning_functions(recorded.layers, options.n, options.m)
     pruning = {name: torch.no_grad()(function) for name, function in pruning.items()}
     times = compare({STEP: step, **pruning}, options.repeats, subject.device)

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from fst.rules.strategy import GEMMS
-from fst.studies.analysis import plots
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.runtime import layer_runtimes, totals
+from fst.studies.reporting.figures import gemm_bars
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> Result:
             for name, t in summed.items()
         ],
     )
-    figure = plots.gemm_bars([f"{x.layer} ×{x.count}" for x in layers], values, "ms")
+    figure = gemm_bars([f"{x.layer} ×{x.count}" for x in layers], values, "ms")
     caption = "Time of the three GEMMs of every distinct convolution (SDGP, Figure 9)."
     result.plots.append(Plot("Runtime", "runtime", caption, figure))
     return result

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 
+from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
+from fst.studies.analysis.approximations import REFERENCES, parse
 from fst.studies.analysis.commands.options import (
-    CONTESTANTS_HELP,
+    APPROXIMATIONS_HELP,
     add_precision,
     add_subject,
-    amp_dtype,
     subject_of,
 )
-from fst.studies.analysis.contestants import REFERENCES, parse
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import KINDS, Precision, Saliency, saliency
+from fst.studies.arguments import amp_dtype
 
 DEFAULT = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
 FIGURES = (
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     add_subject(parser, batches=4, batch_size=32, needs_data=True)
     parser.add_argument(
-        "--strategies", nargs="+", default=DEFAULT, metavar="SPEC", help=CONTESTANTS_HELP
+        "--strategies", nargs="+", default=DEFAULT, metavar="SPEC", help=APPROXIMATIONS_HELP
     )
     parser.add_argument(
         "--reference",
@@ -41,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure every contestant on the same batches."""
-    contestants = [parse(text) for text in options.strategies]
+    """Measure every approximation on the same batches."""
+    approximations = [parse(text) for text in options.strategies]
     subject = subject_of(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     found = [
@@ -50,13 +51,14 @@ def run(options: argparse.Namespace) -> Result:
             subject.model,
             subject.loss,
             subject.batches,
-            contestant,
+            approximation,
+            root=sparse_root,
             reference=options.reference,
             selectors=subject.selectors,
             precision=precision,
             seed=options.seed,
         )
-        for contestant in contestants
+        for approximation in approximations
     ]
     against = {
         "forward": "the dense backward pass of the same forward pass",

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.basics.arguments import positive
+from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import add_layers, add_subject, subject_of
 from fst.studies.analysis.record import (
     LayerRecord,
     conv_names,
     record_step,
-    root_of,
     same_draws,
     spread,
 )
@@ -48,10 +48,10 @@ def run(options: argparse.Namespace) -> Result:
     if not 0 <= options.image < options.batch_size:
         raise ValueError(f"--image {options.image} must be 0 to {options.batch_size - 1}.")
     model = subject.copied(subject.strategy)
-    names = conv_names(root_of(model), options.layers)
+    names = conv_names(sparse_root(model), options.layers)
     with same_draws(options.seed, subject.device):
         records = record_step(
-            root_of(model), lambda: subject.loss(model, subject.batches[0])
+            sparse_root(model), lambda: subject.loss(model, subject.batches[0])
         ).layers
     records = {name: record for name, record in records.items() if name in names}
     if not records:

@@ -6,17 +6,17 @@ import argparse
 import json
 from pathlib import Path
 
+from fst.engine.config import read_sparsity
 from fst.rules.strategy import GEMMS
 from fst.studies.analysis import plots
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.runtime import gemm_shares
-from fst.studies.analysis.subject import sparsity_of
 from fst.studies.analysis.time_to_accuracy import (
     EQUAL_SHARES,
-    Curve,
+    TimedCurve,
     projected,
     projection_factor,
-    read_timing,
+    read_pace,
     simulated_densities,
 )
 from fst.studies.reporting.runs import read_run
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> Result:
     shares = EQUAL_SHARES
     if options.benchmark:
         shares = gemm_shares(json.loads(options.benchmark.read_text(encoding="utf-8")))
-    curves: list[Curve] = []
+    curves: list[TimedCurve] = []
     factors = []
     for folder in options.runs:
         log = read_run(folder)
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> Result:
             known = ", ".join(log.validation) or "nothing"
             raise ValueError(f"{folder}: no metric {metric or METRICS}; it has: {known}.")
         values = log.validation[metric]
-        timing = read_timing(folder, by_epoch=log.x_label == "epoch")
-        curve = Curve(
-            folder.name, "measured", tuple(timing.seconds_at(list(values))), tuple(values.values())
+        pace = read_pace(folder, by_epoch=log.x_label == "epoch")
+        curve = TimedCurve(
+            folder.name, "measured", tuple(pace.seconds_at(list(values))), tuple(values.values())
         )
-        strategy, _ = sparsity_of(log.config)
+        strategy, _ = read_sparsity(log.config)
         densities = simulated_densities(strategy)
         factor = projection_factor(densities, shares)
         factors.append(

@@ -14,7 +14,7 @@ from torch import nn
 import fst
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
-from fst.studies.analysis.probe import PROBE, Probe, insert_probe
+from fst.studies.analysis.probe import PROBE, GradientProbe, insert_probe
 
 REFERENCES = ("forward", "dense")
 
@@ -28,7 +28,7 @@ def one_step(strategy: Strategy) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Approximation:
     """A way to compute gradients, and the exact way that it approximates.
 
     Attributes:
@@ -37,7 +37,7 @@ class Contestant:
     """
 
     label: str
-    rule: Strategy | Probe
+    rule: Strategy | GradientProbe
 
     def prepare(self, model: nn.Module, selectors: Mapping[str, Any], seed: int = 0) -> None:
         """Make ``model`` (dense) compute its gradients this way."""
@@ -56,7 +56,7 @@ class Contestant:
         seed: int = 0,
     ) -> None:
         """Make ``model`` compute exact gradients: "forward" prunes the forward pass as the
-        contestant does and nothing else, "dense" prunes nothing.
+        approximation does and nothing else, "dense" prunes nothing.
         """
         if reference not in REFERENCES:
             raise ValueError(f"reference={reference!r} must be one of {', '.join(REFERENCES)}.")
@@ -79,9 +79,10 @@ def _keep_masks(model: nn.Module, pruned: nn.Module) -> None:
             layers[name].keep(mask.view(source.weight_as_conv().shape))
 
 
-def parse(text: str) -> Contestant:
-    """From "NAME" or "NAME,option=value,...": a registered strategy, or "dy" (see `Probe`), whose
-    options are n, m, rule, rescale, axis and gemm.
+def parse(text: str) -> Approximation:
+    """From "NAME" or "NAME,option=value,...": a registered strategy, or "dy".
+
+    The options of "dy" (see `GradientProbe`) are n, m, rule, rescale, axis and gemm.
 
     Raises:
         ValueError: unknown name, option or value.
@@ -90,14 +91,14 @@ def parse(text: str) -> Contestant:
     options = dict(part.split("=", 1) for part in parts)
     values = {option: _literal(value) for option, value in options.items()}
     if name != PROBE:
-        return Contestant(text, fst.get_strategy(name, **values))
+        return Approximation(text, fst.get_strategy(name, **values))
     where = {option: values.pop(option) for option in ("axis", "gemm") if option in values}
     try:
         rule = NM("grad_output", **values)
     except TypeError as error:
         known = "n, m, rule, rescale, axis, gemm"
         raise ValueError(f"{text!r}: {error}; the options of {PROBE!r} are {known}.") from error
-    return Contestant(text, Probe(rule, **where))
+    return Approximation(text, GradientProbe(rule, **where))
 
 
 def _literal(text: str) -> Any:

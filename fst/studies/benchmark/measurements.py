@@ -1,19 +1,20 @@
-"""A benchmark's results as Markdown and as plain data."""
+"""What a benchmark has measured, as a document and as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst.backends import Decision
 from fst.backends.timing import Timing, geometric_mean
-from fst.basics.text import table
 from fst.rules.strategy import GEMMS
 from fst.studies.benchmark.breakdown import CATEGORIES
 from fst.studies.benchmark.layers import PLAIN, PRUNING, LayerTimes, backend_words
 from fst.studies.benchmark.roofline import Bound, Rates
 from fst.studies.benchmark.steps import StepTimes
+from fst.studies.reporting.document import Document, Figure, Table
 
 if TYPE_CHECKING:
     from fst.studies.benchmark.memory import StepMemory
@@ -25,9 +26,9 @@ MEMORY_NOTE = (
     "parameters left out."
 )
 BREAKDOWN_NOTES = {
-    "cpu": "Of three profiled steps the one of median length: own time of operators, in ms. "
+    "cpu": "The median one of three profiled steps: own time of operators, in ms. "
     "Profiling makes a step longer; the shares are what counts.",
-    "cuda": "Of three profiled steps the one of median length: time of the kernels that operators "
+    "cuda": "The median one of three profiled steps: time of the kernels that operators "
     "launch, in ms. What a step takes beyond their sum, no kernel is running.",
 }
 ROOFLINE_NOTE = (
@@ -39,7 +40,7 @@ ROOFLINE_NOTE = (
 
 
 @dataclass
-class Results:
+class Measurements:
     """What was measured; empty what was skipped.
 
     Attributes:
@@ -56,58 +57,55 @@ class Results:
     memory: dict[str, StepMemory] = field(default_factory=dict)
 
 
-def markdown(header: Mapping[str, Any], results: Results, charts: Sequence[str] = ()) -> str:
+def describe(
+    header: Mapping[str, Any], found: Measurements, charts: Sequence[str] = ()
+) -> Document:
     """The report; ``charts`` are file names beside it."""
-    lines = [f"- {key}: `{value}`" for key, value in header.items()]
-    for chart in charts:
-        lines += ["", f"![{chart}]({chart})"]
-    sections = _layer_sections(results) if results.layers else {}
-    if results.steps is not None:
-        title = "training step (forward, backward, SGD)"
-        sections[title] = [_step_table(results.steps)]
-        failed = [f"- {name}: not run. {why}" for name, why in results.steps.failed.items()]
-        if failed:
-            sections[title] += ["", *failed]
-    if results.breakdown:
-        sections["where the time of a step goes"] = [
-            _breakdown_table(results.breakdown),
-            "",
-            BREAKDOWN_NOTES[results.device],
-        ]
-    if results.memory:
-        scratch = ", without oneDNN's scratch memory" if results.device == "cpu" else ""
-        note = MEMORY_NOTE.format(scratch=scratch)
-        sections["memory of a training step"] = [_memory_table(results.memory), "", note]
-    for title, section in sections.items():
-        lines += ["", f"### {title}", "", *section]
-    return "\n".join(lines) + "\n"
+    made = [[key, str(value)] for key, value in header.items() if key != "command"]
+    tables = [Table("measured with", ["what", "value"], made)]
+    tables += _layer_tables(found) if found.layers else []
+    notes = _not_run(found.layers)
+    if found.steps is not None:
+        tables.append(_step_table(found.steps))
+        notes += [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
+    if found.breakdown:
+        tables.append(_breakdown_table(found.breakdown, BREAKDOWN_NOTES[found.device]))
+    if found.memory:
+        scratch = ", without oneDNN's scratch memory" if found.device == "cpu" else ""
+        tables.append(_memory_table(found.memory, MEMORY_NOTE.format(scratch=scratch)))
+    return Document(
+        "Times side by side",
+        command=header["command"],
+        tables=tables,
+        figures=[Figure(Path(chart).stem, chart) for chart in charts],
+        notes=notes,
+    )
 
 
-def _layer_sections(results: Results) -> dict[str, list[str]]:
-    layers = results.layers
-    sections: dict[str, list[str]] = {}
+def _layer_tables(found: Measurements) -> list[Table]:
+    layers = found.layers
+    tables = []
     for gemm in GEMMS:
         titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
-        rows = _ratio_rows(layers, gemm)
-        sections[f"{gemm}: dense time over strategy's time"] = [table(titles, rows, markdown=True)]
+        title = f"{gemm}: dense time over strategy's time"
+        tables.append(Table(title, titles, _ratio_rows(layers, gemm)))
     chosen = _decision_rows(layers)
     if chosen:
         titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
-        sections["backends chosen, and why"] = [table(titles, chosen, markdown=True)]
+        tables.append(Table("backends chosen, and why", titles, chosen))
     if any(layer.alternatives for layer in layers):
         titles = ["layer", "GEMM", "strategy", "instead", "ms (quartiles)"]
         titles += ["dense time / time", "chosen's time / time", "share of the bound"]
-        bounds = results.bounds or [{} for _ in layers]
+        bounds = found.bounds or [{} for _ in layers]
         pairs = zip(layers, bounds, strict=True)
         rows = [row for layer, bound in pairs for row in _alternative_rows(layer, bound)]
-        sections["other backends"] = [table(titles, rows, markdown=True), *_not_run(layers)]
-    if results.bounds:
-        for gemm in GEMMS:
-            titles = ["layer", "n", "GFLOP", "limit", PLAIN, *_strategies(layers, gemm)]
-            rows = _roofline_rows(layers, results.bounds, gemm)
-            sections[f"{gemm}: share of the roofline bound"] = [table(titles, rows, markdown=True)]
-        sections[f"{GEMMS[-1]}: share of the roofline bound"] += ["", ROOFLINE_NOTE]
-    return sections
+        tables.append(Table("other backends", titles, rows))
+    for gemm in GEMMS if found.bounds else ():
+        titles = ["layer", "n", "GFLOP", "limit", PLAIN, *_strategies(layers, gemm)]
+        rows = _roofline_rows(layers, found.bounds, gemm)
+        note = ROOFLINE_NOTE if gemm == GEMMS[-1] else ""
+        tables.append(Table(f"{gemm}: share of the roofline bound", titles, rows, note))
+    return tables
 
 
 def _strategies(layers: Sequence[LayerTimes], gemm: str) -> list[str]:
@@ -184,11 +182,10 @@ def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
         for gemm, _, forced, timing, reason in layer.alternatives:
             if timing is None:
                 found.setdefault((gemm, backend_words(forced), reason), {})[str(layer.shape)] = None
-    lines = [
-        f"- {gemm} with {instead} not run for {'; '.join(names)}: {reason}"
+    return [
+        f"{gemm} with {instead} not run for {'; '.join(names)}: {reason}"
         for (gemm, instead, reason), names in found.items()
     ]
-    return ["", *lines] if lines else []
 
 
 def _roofline_rows(
@@ -208,7 +205,7 @@ def _share(bound: Bound, timing: Timing) -> str:
     return f"{bound.milliseconds / timing.median:.0%} of {_milliseconds(bound.milliseconds)}"
 
 
-def _step_table(steps: StepTimes) -> str:
+def _step_table(steps: StepTimes) -> Table:
     titles = ["strategy", "ms (quartiles)", "dense time / time", "best dense time / time"]
     titles += ["host ms (quartiles)"] if steps.host else []
     titles.append("S(W) + S(Wᵀ), share of step")
@@ -218,20 +215,20 @@ def _step_table(steps: StepTimes) -> str:
         row += [steps.host[name]] if steps.host else []
         pruning = steps.pruning.get(name)
         rows.append([*row, f"{pruning.median / timing.median:.2%}" if pruning else ""])
-    return table(titles, rows, markdown=True)
+    return Table("training step (forward, backward, SGD)", titles, rows)
 
 
-def _breakdown_table(breakdown: Mapping[str, Mapping[str, float]]) -> str:
+def _breakdown_table(breakdown: Mapping[str, Mapping[str, float]], note: str) -> Table:
     shown = [name for name in CATEGORIES if any(name in spent for spent in breakdown.values())]
     rows = []
     for contestant, spent in breakdown.items():
         whole = sum(spent.values())
         cells = (f"{spent[n]:.1f} ({spent[n] / whole:.0%})" if n in spent else "" for n in shown)
         rows.append([contestant, *cells, f"{whole:.1f}"])
-    return table(["strategy", *shown, "sum"], rows, markdown=True)
+    return Table("where the time of a step goes", ["strategy", *shown, "sum"], rows, note)
 
 
-def _memory_table(memory: Mapping[str, StepMemory]) -> str:
+def _memory_table(memory: Mapping[str, StepMemory], note: str) -> Table:
     plain = memory[PLAIN]
     rows = [
         [
@@ -244,26 +241,26 @@ def _memory_table(memory: Mapping[str, StepMemory]) -> str:
         for name, used in memory.items()
     ]
     titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
-    return table(titles, rows, markdown=True)
+    return Table("memory of a training step", titles, rows, note)
 
 
-def as_json(header: Mapping[str, Any], results: Results) -> dict[str, Any]:
+def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
     """The report as plain data; times in milliseconds, memory in bytes, rates per second."""
     steps: dict[str, Any] = {}
-    if results.steps is not None:
-        parts = results.steps._asdict()
+    if found.steps is not None:
+        parts = found.steps._asdict()
         steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
-        steps["failed"] = results.steps.failed
-    layers = [_layer_json(layer) for layer in results.layers]
-    for layer, bounds in zip(layers, results.bounds, strict=False):
+        steps["failed"] = found.steps.failed
+    layers = [_layer_json(layer) for layer in found.layers]
+    for layer, bounds in zip(layers, found.bounds, strict=False):
         layer["bounds"] = {gemm: _plain(of_gemm) for gemm, of_gemm in bounds.items()}
     return {
         "header": dict(header),
-        "rates": None if results.rates is None else results.rates._asdict(),
+        "rates": None if found.rates is None else found.rates._asdict(),
         "layers": layers,
         "steps": steps,
-        "breakdown": results.breakdown,
-        "memory": _plain(results.memory),
+        "breakdown": found.breakdown,
+        "memory": _plain(found.memory),
     }
 
 

@@ -1,0 +1,26 @@
+"""A config's model: how it is built, and the part of it that sparsity is about."""
+
+from __future__ import annotations
+
+from mmengine.config import Config
+from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+
+def build_model(config: Config) -> BaseModel:
+    """The model of a config, dense, with the preprocessor that the config names beside it."""
+    init_default_scope(config.get("default_scope") or "mmengine")
+    model = dict(config.model)
+    if config.get("data_preprocessor") is not None:
+        model.setdefault("data_preprocessor", config.data_preprocessor)
+    return MODELS.build(model)
+
+
+def sparse_root(model: nn.Module) -> nn.Module:
+    """The module whose layers are converted, and by whose names they go.
+
+    A classifier's architecture, else the model itself; within a wrapper such as DDP.
+    """
+    model = model.module if is_model_wrapper(model) else model
+    return getattr(model, "sparse_root", model)
