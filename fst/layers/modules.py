@@ -79,8 +79,6 @@ class SparseLayer(nn.Module):
         stored = self._parameters.get("weight")
         return next(self.parametrizations["weight"].parameters()) if stored is None else stored
 
-    # ------------------------------------------------------------------ masks
-
     def mask(self) -> Tensor | None:
         """Mask of the weight (Cout, Cin/groups, kh, kw) as the next call has it; None: dense."""
         return self.pruned(self.weight.dtype).mask
@@ -126,8 +124,6 @@ class SparseLayer(nn.Module):
         if state.kept_mask is not None and state.kept_mask.device != self.weight.device:
             state.kept_mask = state.kept_mask.to(self.weight.device)
         return state.kept_mask
-
-    # ------------------------------------------------------------------ a call
 
     def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
         """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
@@ -213,8 +209,6 @@ class SparseLayer(nn.Module):
         if self.strategy.has_memory and trains and self.weight.requires_grad:
             memory = state.memories.setdefault(calls - 1, {})
         return generator, seed, memory
-
-    # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "run": RunState()}

@@ -18,6 +18,7 @@ from torch import nn
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.engine.model import sparse_root
 from fst.layers.channels import fit_channels
 
 FROM_SCRATCH = ("warn", "error", "allow")
@@ -79,8 +80,7 @@ class SparsityHook(Hook):
     @staticmethod
     def root(runner: Any) -> nn.Module:
         """The module whose layers are converted."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        return getattr(model, "sparse_root", model)
+        return sparse_root(runner.model)
 
     def before_run(self, runner: Any) -> None:
         """Converts the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
