@@ -74,10 +74,12 @@ class SparseLayer(nn.Module):
         """The weight as (Cout, Cin/groups, kh, kw)."""
         return self.weight
 
-    def stored_weight(self) -> nn.Parameter:
-        """The Parameter behind the weight, which an optimizer may hold."""
-        stored = self._parameters.get("weight")
-        return next(self.parametrizations["weight"].parameters()) if stored is None else stored
+    def stored_weight(self) -> nn.Parameter | None:
+        """The Parameter that the weight is or is computed from, which an optimizer may hold."""
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            return weight
+        return next((p for name, p in self.named_parameters() if name != "bias"), None)
 
     def mask(self) -> Tensor | None:
         """Mask of the weight (Cout, Cin/groups, kh, kw) as the next call has it; None: dense."""
