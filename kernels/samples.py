@@ -49,7 +49,7 @@ def _fold(last: bool) -> Launch:
 def _grad_weight(
     channels: tuple[int, int], size: int, kernel: int, dtype: torch.dtype = torch.bfloat16
 ) -> Callable[[bool], Launch]:
-    """Of a layer with pairs along rows; its 1x1 kernels read the kept half of their input."""
+    """A layer with pairs along rows; its 1x1 kernels read the kept half of their input."""
 
     def launch(last: bool) -> Launch:
         grad_output = _meta((SIZE[0], channels[1], size, size), dtype, last)

@@ -82,7 +82,7 @@ class Training:
         self.losses: list[str] = []
 
     def loss(self, step: int) -> Tensor:
-        """Of a batch of its own for each step; every other one is channels_last."""
+        """The loss of a batch of its own for each step; every other one is channels_last."""
         generator = torch.Generator().manual_seed(step)
         layout = torch.channels_last if step % 2 else torch.contiguous_format
         images = torch.randn(3, 3, 13, 11, generator=generator).to(memory_format=layout)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fst.rules.rule import Rule
+
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up; rooms of one line do not know each other.
 FLOORS = (
@@ -80,3 +82,23 @@ def test_import_loads_no_kernel() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not found.stdout.split()
+
+
+def test_nobody_asks_for_the_type_of_a_rule() -> None:
+    """A rule's meaning is its methods: only its own room and the oracle may tell rules apart."""
+
+    def below(kind: type) -> Iterator[str]:
+        yield kind.__name__
+        for child in kind.__subclasses__():
+            yield from below(child)
+
+    rules, asking = set(below(Rule)), []
+    for file in FILES:
+        if room(module_of(file)) == "rules" or file.stem.startswith("reference"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
+                if named & rules:
+                    asking.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not asking

@@ -43,8 +43,8 @@ class WholeGradient(Rule):
 class TopK(WholeGradient):
     """Keep the largest |grad_output| of each sample (meProp, Sun et al. 2017, Eq. 6 to 8).
 
-    Of a sample's L = Cout·P·Q elements it keeps exactly max(1, round(density·L)); ties keep the
-    lower index in the order (cout, p, q).
+    A sample of L = Cout·P·Q elements keeps exactly max(1, round(density·L)); ties keep the lower
+    index in the order (cout, p, q).
     """
 
     def prune_grad_output(

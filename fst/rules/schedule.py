@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Remembered(Protocol):
-    """Of a layer's state, what schedules read and write.
+    """What schedules read and write of a layer's state.
 
     Attributes:
         kept_mask: mask of the weight (Cout, Cin/groups, kh, kw), see `PrunedLayer.keep`.
