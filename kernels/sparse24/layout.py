@@ -2,8 +2,8 @@
 
 A weight (Cout, Cin/groups, kh, kw) is, for each tap, a matrix of rows by k: Cout by Cin/groups for
 the output, and for grad_input Cin/groups by Cout, with the taps in reverse order. It is cut into
-blocks of 64 rows by 64 k, padded with zeros. Among four values along k the two largest magnitudes are
-kept, exactly two always:
+blocks of 64 rows by 64 k, padded with zeros. Among four values along k the two largest magnitudes
+are kept, exactly two always:
 
 - magnitudes are compared as stored, before rounding to the packed dtype; ties keep the lower index,
   so that zeros of either sign give the indices 0 and 1;
