@@ -3,14 +3,22 @@
 `pytest` leaves out what is marked `exhaustive`, the rest of a crossing of which the hard part runs:
 
     pytest -m ""                              # everything, the full crossings too
-    pytest -m exhaustive tests/core           # only what is left out otherwise
+    pytest -m exhaustive                      # only what is left out otherwise
     pytest -m "not slow and not exhaustive"   # a -m of one's own replaces that of setup.cfg
     make test PYTEST_ARGS='-m ""'
 """
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from fst.backends import registry
+from fst.ops import triton as ops
+from tests.stand_in import PruneWeight, stand_ins
+
+KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "fold_grad_output"), "triton")
 
 torch.set_num_threads(1)
 
@@ -32,3 +40,20 @@ def _seed():
 def pytest_make_parametrize_id(config, val, argname):
     """Name the rows of the settings and shape tables by their own ``id``."""
     return getattr(val, "id", None)
+
+
+@pytest.fixture
+def triton_usable(monkeypatch) -> dict[str, str]:
+    """As if Triton's kernels could run here; returns how to `force` them."""
+    for key in KERNELS.items():
+        usable = dataclasses.replace(registry._BACKENDS[key], missing=lambda: "")
+        monkeypatch.setitem(registry._BACKENDS, key, usable)
+    return KERNELS
+
+
+@pytest.fixture
+def stand_in(monkeypatch, triton_usable) -> PruneWeight:
+    """Kernels are replaced; returns what prunes weights."""
+    kernels = stand_ins()
+    monkeypatch.setattr(ops, "_kernels", kernels.__getitem__)
+    return kernels["prune_weight"]

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import fst
 import fst.layers.modules
-from tests.core.networks import stepped_gradients
+from tests.networks import stepped_gradients
 
 STRATEGIES = ("dense", "fst", "sdgp", "srste")
 DECAY = 0.5

@@ -11,8 +11,7 @@ import fst
 from fst.backends import force, registry, sources
 from fst.ops import sparse24
 from fst.report import describe_layer
-
-from ..core.cases import error
+from tests.cases import error
 
 NAMES = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
 ROUNDING = torch.finfo(torch.bfloat16).eps

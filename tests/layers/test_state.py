@@ -1,0 +1,221 @@
+"""Masks that are kept for several steps or drawn, and a run that is resumed."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from tests.networks import TRAINED, attach, batch, small_net
+from tests.strategy_settings import setting
+
+# ---------------------------------------------------------------- kept and drawn masks
+
+
+def _identity_layer(strategy, channels=8):
+    """A 1x1 layer and an input of which the output shows S(W)."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(channels, channels, 1, bias=False)).double()
+    fst.convert(layer, strategy)
+    return layer, torch.eye(channels, dtype=torch.float64)[:, :, None, None]
+
+
+def _masks_of_steps(layer, unit, steps, between=lambda step: None):
+    masks = []
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    for step in range(steps):
+        output = layer(unit)
+        masks.append(output.detach()[:, :, 0, 0].T != 0)
+        output.sum().backward()
+        between(step)
+        optimizer.step()
+        with torch.no_grad():  # wholly different weights
+            generator = torch.Generator().manual_seed(step)
+            layer[0].weight.copy_(
+                torch.randn(layer[0].weight.shape, generator=generator, dtype=torch.float64)
+            )
+    return masks
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_tsm_refreshes_its_mask_every_interval_steps(interval):
+    layer, unit = _identity_layer(fst.get_strategy("tsm", interval=interval))
+    masks = _masks_of_steps(layer, unit, 8)
+    for step in range(1, 8):
+        same = torch.equal(masks[step], masks[step - 1])
+        assert same == (step % interval != 0), step
+    for mask in masks:
+        assert (mask.reshape(2, 4, 8).sum(1) == 2).all()
+        assert (mask.reshape(8, 2, 4).sum(2) == 2).all()
+
+
+def _look(layer):
+    """Everything that only looks."""
+    layer[0].output_mask()
+    layer[0].effective_weight()
+    fst.verify(layer)
+    fst.sparsity_state(layer)
+    fst.fold(layer)
+    copy.deepcopy(layer)
+    repr(layer)
+
+
+@pytest.mark.parametrize("id", ["tsm", "srste-random", "srste"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_looking_at_a_layer_changes_nothing(id, grad):
+    row = setting(id)
+    strategy = row.build(interval=3) if id == "tsm" else row.build()
+
+    def run(between):
+        layer, unit = _identity_layer(strategy)
+        fst.seed_random_rules(layer, 7)
+        return _masks_of_steps(layer, unit, 8, between(layer)), layer[0].weight.grad
+
+    def look(layer):
+        def between(step):
+            with torch.set_grad_enabled(grad):
+                _look(layer)
+
+        return between
+
+    masks, gradient = run(lambda layer: lambda step: None)
+    watched, watched_gradient = run(look)
+    for step in range(8):
+        assert torch.equal(masks[step], watched[step]), step
+    assert torch.equal(gradient, watched_gradient)
+
+
+def test_evaluation_in_between_changes_no_refresh():
+    def between(layer):
+        def evaluate(step):
+            layer.eval()
+            with torch.no_grad():
+                layer(torch.randn(2, 8, 3, 3, dtype=torch.float64))
+            layer.train()
+
+        return evaluate
+
+    strategy = fst.get_strategy("tsm", interval=3)
+    layer, unit = _identity_layer(strategy)
+    expected = _masks_of_steps(layer, unit, 8)
+    layer, unit = _identity_layer(strategy)
+    actual = _masks_of_steps(layer, unit, 8, between(layer))
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_random_masks_follow_seed_layer_and_step():
+    def masks(seed, rank=0, steps=3):
+        layer, unit = _identity_layer(setting("srste-random").build())
+        fst.seed_random_rules(layer, seed, rank)
+        torch.manual_seed(torch.seed())  # the global generator does not matter
+        return _masks_of_steps(layer, unit, steps)
+
+    first = masks(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, masks(1), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, masks(1, rank=3), strict=True))
+    assert not torch.equal(first[0], first[1]), "a new draw at each step"
+    assert not torch.equal(first[0], masks(2)[0])
+    net = nn.Sequential(*(nn.Conv2d(16, 16, 1) for _ in range(2)))
+    fst.convert(net, setting("srste-random").build())
+    fst.seed_random_rules(net, 1)
+    net(torch.randn(1, 16, 1, 1))
+    assert not torch.equal(net[0].output_mask(), net[1].output_mask()), "each layer its own"
+
+
+def test_random_gradient_masks_differ_between_ranks_and_calls():
+    def masks(rank):
+        torch.manual_seed(0)
+        layer = nn.Conv2d(8, 8, 1, bias=False).double()
+        fst.convert(layer, setting("sdgp-random").build())
+        fst.seed_random_rules(layer, 1, rank)
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(8)[:, :, None, None])
+        inputs = [torch.zeros(4, 8, 3, 3, dtype=torch.float64, requires_grad=True) for _ in "ab"]
+        sum(layer(x).sum() for x in inputs).backward()
+        return [x.grad != 0 for x in inputs]
+
+    first = masks(0)
+    assert all(torch.equal(a, b) for a, b in zip(first, masks(0), strict=True))
+    assert not torch.equal(first[0], first[1]), "two calls in a step"
+    assert not torch.equal(first[0], masks(1)[0]), "two ranks"
+
+
+# ---------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("row", TRAINED)
+def test_resume_is_bit_exact(row):
+    """state_dict, optimizer and sparsity_state, through a file that weights_only accepts."""
+    overrides = dict(interval=2) if row.name in ("tsm", "dpf", "rigl") else {}
+
+    def build():
+        net = small_net()
+        fst.convert(net, row.build(**overrides))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        attach(net, optimizer)
+        fst.seed_random_rules(net, 5)
+        return net, optimizer
+
+    def train(net, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            net(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    net, optimizer = build()
+    train(net, optimizer, range(3))
+    file = io.BytesIO()
+    saved = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "sparsity": fst.sparsity_state(net),
+    }
+    torch.save(saved, file)
+    train(net, optimizer, range(3, 7))
+
+    other, other_optimizer = build()
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    fst.load_sparsity_state(other, state["sparsity"])
+    train(other, other_optimizer, range(3, 7))
+    for (name, p), q in zip(net.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(p, q[1]), name
+    assert str(fst.sparsity_state(net)) == str(fst.sparsity_state(other))
+
+
+def test_saved_state_is_a_snapshot():
+    layer, unit = _identity_layer(fst.get_strategy("tsm", interval=1))
+    _masks_of_steps(layer, unit, 1)
+    state = fst.sparsity_state(layer)
+    before = copy.deepcopy(state)
+    _masks_of_steps(layer, unit, 3)
+    assert str(state) == str(before)
+
+
+def test_state_of_another_strategy_or_model_is_refused():
+    net = small_net()
+    fst.convert(net, "tsm")
+    state = fst.sparsity_state(net)
+    for other_strategy in ("fst", fst.get_strategy("tsm", interval=7)):
+        other = small_net()
+        fst.convert(other, other_strategy)
+        with pytest.raises(ValueError, match="strategy"):
+            fst.load_sparsity_state(other, state)
+    other = small_net()
+    fst.convert(other, "tsm", include="0")
+    with pytest.raises(ValueError, match="2"):
+        fst.load_sparsity_state(other, state)
+    with pytest.raises(ValueError, match="convert"):
+        fst.load_sparsity_state(small_net(), state)
+
+
+@pytest.mark.parametrize("broken", [None, 3, {"0": 1, "2": 2}, {"0": {}, "2": {}}])
+def test_a_foreign_state_is_refused(broken):
+    net = small_net()
+    fst.convert(net, "tsm")
+    with pytest.raises((ValueError, TypeError), match="state"):
+        fst.load_sparsity_state(net, broken)

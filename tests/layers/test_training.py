@@ -1,0 +1,233 @@
+"""Converted models in training and evaluation: what stays dense, and when masks are made."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst import NM
+from fst.ops.reference import reference_nm_mask
+from tests.networks import TRAINED, attach, batch, gradients, small_net
+from tests.strategy_settings import DEFAULTS, SETTINGS
+
+# ---------------------------------------------------------------- whole networks
+
+
+@pytest.mark.parametrize("row", [row for row in TRAINED if row.id != "tsm-4:8"])
+def test_resnet18_trains(row):
+    models = pytest.importorskip("torchvision.models")
+    model = models.resnet18(num_classes=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    report = fst.convert(model, row.build())
+    assert len(report.converted) + len(report.skipped) == 21
+    attach(model, optimizer)
+    input, target = torch.randn(2, 3, 32, 32), torch.tensor([0, 3])
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(2):
+        loss = nn.functional.cross_entropy(model(input), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.isfinite()
+    for name, p in model.named_parameters():
+        assert p.isfinite().all() and not torch.equal(p, before[name]), name
+    assert model.eval()(input).isfinite().all()
+
+
+def test_dense_is_the_dense_model_bit_for_bit():
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    dense = models.resnet18(num_classes=4)
+    model = copy.deepcopy(dense)
+    fst.convert(model, "dense")
+    input = torch.randn(2, 3, 32, 32)
+    for network in (dense, model):
+        network(input).square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), dense.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad), name
+    assert torch.equal(model.eval()(input), dense.eval()(input))
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if "output" in row.dense])
+def test_layers_left_dense_get_bit_equal_gradients(row):
+    """Without a pruned forward pass, whatever lies behind the converted layer is as before."""
+    dense = small_net(double=False)
+    model = copy.deepcopy(dense)
+    fst.convert(model, row.build(), include="0")
+    attach(model)
+    input = batch(dtype=torch.float32)
+    for network in (dense, model):
+        network(input).square().sum().backward()
+    names = ["2.weight", "2.bias", "4.weight", "4.bias", "0.bias"]
+    if "grad_weight" in row.dense:
+        names.append("0.weight")
+    actual, expected = gradients(model), gradients(dense)
+    for name in names:
+        if name == "0.bias" and "grad_weight" not in row.dense:
+            torch.testing.assert_close(actual[name], expected[name])
+        else:
+            assert torch.equal(actual[name], expected[name]), name
+
+
+# ---------------------------------------------------------------- S(W) in evaluation
+
+
+@pytest.fixture
+def prunings(monkeypatch):
+    """A list that grows by one whenever a layer computes S(W)."""
+    import fst.layers.modules
+
+    calls, original = [], fst.layers.modules.prune_weight
+    monkeypatch.setattr(
+        fst.layers.modules, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
+    )
+    return calls
+
+
+def test_a_frozen_evaluation_computes_the_masks_once(prunings):
+    net = small_net()
+    fst.convert(net, "fst")
+    net.eval()
+    with torch.no_grad(), fst.frozen(net):
+        expected = [net(batch(seed)) for seed in range(3)]
+    assert len(prunings) == 2
+    assert all(torch.equal(net(batch(seed)), expected[seed]) for seed in range(3))
+    assert len(prunings) == 8
+
+
+def test_a_training_step_computes_the_masks_once_a_call(prunings):
+    """The decay takes the last call's; `fst.frozen` makes one of many."""
+    net = nn.Conv2d(4, 4, 3, padding=1)
+    fst.convert(net, "fst")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    input = torch.randn(2, 4, 5, 5)
+    for step in range(3):
+        net(net(input)).sum().backward()
+        optimizer.step()
+        assert len(prunings) == 2 * (step + 1)
+    prunings.clear()
+    with fst.frozen(net):
+        for half in input.split(1):
+            net(net(half)).sum().backward()
+    optimizer.step()
+    assert len(prunings) == 1
+
+
+def test_frozen_does_not_nest():
+    net = small_net()
+    with pytest.raises(ValueError, match="no converted layer"), fst.frozen(net):
+        pass
+    fst.convert(net, "fst")
+    with fst.frozen(net), pytest.raises(ValueError, match="frozen already"), fst.frozen(net):
+        pass
+    assert net[0].run.frozen is None
+
+
+class _Given(nn.Module):
+    """A parametrization whose weight is what it was given."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, _):
+        return self.weight * 1
+
+
+def _step(net, new, **options):
+    """An optimizer's step to ``new``; fused ones change no version."""
+    net[0].weight.grad = net[0].weight.detach() - new
+    torch.optim.SGD([net[0].weight], lr=1.0, **options).step()
+
+
+CHANGES = {
+    "in_place": lambda net, new: net[0].weight.copy_(new),
+    "copy_to_data": lambda net, new: net[0].weight.data.copy_(new),
+    "lerp_of_data": lambda net, new: net[0].weight.data.lerp_(new, 0.9),
+    "clamped_data": lambda net, new: net[0].weight.data.clamp_(-0.05, 0.05).add_(new * 0.01),
+    "new_data": lambda net, new: setattr(net[0].weight, "data", new.clone()),
+    "swapped_storage": lambda net, new: net[0].weight.set_(new.clone()),
+    "numpy": lambda net, new: net[0].weight.detach().numpy().__setitem__(..., new.numpy()),
+    "new_parameter": lambda net, new: setattr(net[0], "weight", nn.Parameter(new.clone())),
+    "load_state_dict": lambda net, new: net.load_state_dict({**net.state_dict(), "0.weight": new}),
+    "assign": lambda net, new: net.load_state_dict(
+        {**net.state_dict(), "0.weight": new}, assign=True
+    ),
+    "parametrization": lambda net, new: nn.utils.parametrize.register_parametrization(
+        net[0], "weight", _Given(new.clone())
+    ),
+    "for_loop": lambda net, new: _step(net, new, foreach=False),
+    "foreach": lambda net, new: _step(net, new, foreach=True),
+    "fused": lambda net, new: _step(net, new, fused=True),
+}
+
+
+@pytest.mark.parametrize("row", [row for row in DEFAULTS if row.prunes_weight])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_next_call_follows_the_weight(row, change):
+    for training in (False, True):
+        _check_change(row, CHANGES[change], training)
+
+
+def _check_change(row, change, training):
+    net = small_net()
+    fst.convert(net, row.build())
+    if net[0].strategy.schedule is not None:
+        attach(net)
+    net.train(training)
+    before = net(batch()).detach()
+    with torch.no_grad():
+        change(net, torch.randn_like(net[0].weight))
+    new = net[0].weight.detach()
+    rule, kept = row.build().output, net[0].effective_weight()
+    if net[0].strategy.keeps_masks or not isinstance(rule, NM):  # the mask is state, or not N:M
+        assert torch.equal(kept[kept != 0], new[kept != 0])
+    else:
+        assert torch.equal(kept, new * reference_nm_mask(new, rule.n, rule.m, 1))
+    actual = net(batch()).detach()
+    assert not torch.equal(actual, before)
+    hidden = nn.functional.conv2d(batch(), kept, net[0].bias, padding=1).relu()
+    torch.testing.assert_close(actual, net[2:](hidden).detach())
+
+
+@pytest.mark.parametrize("row", [row for row in DEFAULTS if row.prunes_weight])
+def test_evaluation_follows_the_optimizer(row):
+    net = small_net()
+    fst.convert(net, row.build())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    attach(net, optimizer)
+    for _ in range(3):
+        net.train()
+        net(batch()).sum().backward()
+        optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(net(batch()), fst.fold(net)(batch()))
+
+
+def test_functional_call_sees_the_weights_it_is_given():
+    net = small_net()
+    fst.convert(net, "fst")
+    net.eval()
+    own = net(batch())
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.normal_()
+    swapped = torch.func.functional_call(net, dict(other.named_parameters()), (batch(),))
+    torch.testing.assert_close(swapped, other(batch()))
+    assert torch.equal(net(batch()), own)
+
+
+def test_averaged_model():
+    net = small_net()
+    fst.convert(net, "fst")
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    averaged.update_parameters(net)
+    averaged.eval()(batch())
+    with torch.no_grad():
+        net[0].weight.normal_()
+    averaged.update_parameters(net)
+    torch.testing.assert_close(averaged(batch()), fst.fold(averaged.module).eval()(batch()))

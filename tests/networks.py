@@ -1,0 +1,75 @@
+"""A small network, its batches and its gradients, shared by the tests of training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import fst
+from fst.attach import Attachment
+from tests.cases import error
+from tests.strategy_settings import DEFAULTS, SETTINGS
+
+TRAINED = tuple(
+    row
+    for row in SETTINGS
+    if row in DEFAULTS
+    or row.id in ("fst-flat", "fst-block2x2", "fst-phase_random", "fst-im2col", "fst-decoupled")
+    or row.id in ("sdgp-random", "srste-random", "srste-backward", "wx-alternating", "tsm-4:8")
+)
+
+
+def small_net(double: bool = True) -> nn.Sequential:
+    """Two convolutions ("0" and "2") and a head ("4") for `batch`."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(72, 4)
+    )
+    return net.double() if double else net
+
+
+def batch(seed: int = 0, size: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+    """(size, 4, 5, 5)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 4, 5, 5, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Attachment:
+    """`fst.attach` for a training of 20 steps in four epochs."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
+    attachment = fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
+    attachment.report_loss(torch.tensor(1.0))
+    return attachment
+
+
+def gradients(net: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+def end_step(net: nn.Module) -> None:
+    """An optimizer's step that changes no weight."""
+    torch.optim.SGD(net.parameters(), lr=0.0).step()
+
+
+def stepped_gradients(net: nn.Module) -> dict[str, Tensor]:
+    """What an optimizer's step sees, which here changes no weight: the decay is in it."""
+    seen: dict[str, Tensor] = {}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(net)))
+    optimizer.step()
+    return seen
+
+
+def assert_close(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-12
+) -> None:
+    """Gradients by name, by their relative error."""
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert error(actual[name], expected[name]) <= tolerance, name
+
+
+def decaying(model: nn.Module, strategy: str = "srste", decay: float = 0.5) -> nn.Module:
+    """``model``, converted with a decay large enough to see."""
+    fst.convert(model, fst.get_strategy(strategy, decay=decay))
+    return model

@@ -1,0 +1,357 @@
+"""The sparse convolution against the float64 reference, for every strategy and option."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+from fst.ops.reference import reference_conv2d, reference_nm_mask, reference_operands
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
+from tests.cases import CASES, Case, case, error, read_draws, run
+from tests.strategy_settings import GEMMS, SETTINGS, rows_and_shapes, setting
+
+NAMES = ("output", "grad_input", "grad_weight", "grad_bias")
+# Odd sizes, groups with a stride, everything at once, and more channels than any M.
+HARD = [case(id) for id in ("odd_nhwc", "grouped_stride2", "mixed", "wide_channels")]
+# Maps without pairs in one direction or both.
+TINY = [case(id) for id in ("width_1", "height_1", "single_position")]
+ALTERNATING = [row for row in SETTINGS if isinstance(row.build().grad_weight, Alternating)]
+
+
+def _reference(strategy, the_case, operands, draws=None):
+    return reference_conv2d(
+        operands.input,
+        operands.weight,
+        operands.grad_output,
+        bias=operands.bias,
+        **the_case.arguments,
+        strategy=strategy,
+        draws=draws,
+    )
+
+
+def _assert_equal_to_reference(row, the_case, operands, limit=1e-10):
+    strategy = row.build()
+    actual = run(the_case, operands, strategy)
+    draws = read_draws(row, the_case, operands)
+    phases = (0, 1) if row.random_phase else (0,)
+    errors = []
+    for phase in phases:
+        expected = _reference(strategy, the_case, operands, {**draws, "phase": phase})
+        for name, a, e in zip(NAMES, actual, expected, strict=True):
+            assert (a is None) == (e is None), name
+        errors.append(
+            {
+                name: error(a, e)
+                for name, a, e in zip(NAMES, actual, expected, strict=True)
+                if a is not None
+            }
+        )
+    best = min(errors, key=lambda e: e["grad_weight"])
+    assert all(value <= limit for value in best.values()), best
+
+
+@pytest.mark.parametrize(
+    ("row", "the_case"),
+    rows_and_shapes([row for row in SETTINGS if row not in ALTERNATING], CASES, HARD)
+    + rows_and_shapes(ALTERNATING, CASES, HARD + TINY),
+)
+def test_equals_reference(row, the_case):
+    _assert_equal_to_reference(row, the_case, the_case.operands())
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.drawn])
+def test_drawn_masks_have_the_pattern(row):
+    """What the probes read off are masks of the pattern, along the reduction axis."""
+    the_case = case("grouped_stride2")
+    operands = the_case.operands()
+    draws = read_draws(row, the_case, operands)
+    assert set(draws) == set(row.drawn)
+    for gemm, mask in draws.items():
+        rule = row.build().rule(gemm)
+        if gemm == "output":
+            lines = mask.movedim(1, -1)
+        elif gemm == "grad_input":
+            lines = mask.unflatten(1, (the_case.groups, -1)).movedim(2, -1)
+        elif rule.operand == "grad_output":
+            lines = mask.flatten(2)
+        else:
+            lines = mask[:, 4::9]  # the kernel's centre, the only rows that never touch the padding
+        for group in lines.reshape(-1, lines.shape[-1]).split(rule.m, dim=1):
+            kept = group.sum(1)
+            if gemm == "output" and row.name == "tsm":
+                assert (kept <= rule.n).all()
+            else:
+                assert (kept == min(rule.n, group.shape[1])).all()
+
+
+@pytest.mark.parametrize("the_case", [case("basic"), case("odd_nhwc"), case("kernel_1x1")])
+@pytest.mark.parametrize("name", ["fst", "wx-alternating", "gx-alternating"])
+def test_random_phase_uses_both_phases(name, the_case):
+    row = setting(name)
+    strategy = row.build(phase="random")
+    operands = the_case.operands()
+    seen = set()
+    for seed in range(12):
+        grad_weight = run(the_case, operands, strategy, seed)[2]
+        for phase in (0, 1):
+            expected = _reference(row.build(phase=phase), the_case, operands).grad_weight
+            if error(grad_weight, expected) < 1e-10:
+                seen.add(phase)
+                break
+        else:
+            pytest.fail(f"seed {seed}: neither phase 0 nor phase 1")
+    assert seen == {0, 1}
+
+
+@pytest.mark.parametrize("the_case", [case("basic"), case("odd_nhwc"), case("depthwise")])
+@pytest.mark.parametrize("row", [row for row in SETTINGS if not row.deterministic])
+def test_random_strategies_follow_the_generator(row, the_case):
+    operands = the_case.operands()
+    first, same = (run(the_case, operands, row.build(), seed=3) for _ in range(2))
+    for a, b in zip(first, same, strict=True):
+        assert a is b is None or torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- dense, bit for bit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("the_case", CASES)
+def test_dense_is_torch_bit_for_bit(the_case, dtype):
+    operands = the_case.operands(dtype)
+    actual, expected = (run(the_case, operands, strategy) for strategy in ("dense", None))
+    for name, a, e in zip(NAMES, actual, expected, strict=True):
+        assert a is e is None or (torch.equal(a, e) and a.dtype == e.dtype), name
+        assert a is e is None or a.stride() == e.stride(), name
+
+
+FOR_DENSE = [case(id) for id in ("basic", "odd_nhwc", "depthwise")]
+HARD_FOR_DENSE = [case(id) for id in ("kernel_1x1_stride2", "wide_channels")]
+
+
+@pytest.mark.parametrize(
+    ("row", "the_case"),
+    rows_and_shapes(SETTINGS, FOR_DENSE + HARD_FOR_DENSE, HARD_FOR_DENSE),
+)
+def test_unpruned_gemms_are_dense_bit_for_bit(row, the_case):
+    """The table's ``dense`` column, and that everything else really is pruned."""
+    operands = the_case.operands(torch.float32)
+    if operands.bias is None:
+        operands.bias = torch.randn(the_case.channels[1])
+    actual, expected = (run(the_case, operands, s) for s in (row.build(), None))
+    for name, a, e in zip(NAMES, actual, expected, strict=True):
+        if name in row.dense:
+            assert torch.equal(a, e), name
+        elif name == "grad_bias":
+            torch.testing.assert_close(a, e)
+        elif the_case.id == "wide_channels":
+            assert not torch.equal(a, e), f"{name} is not pruned"
+
+
+# ---------------------------------------------------------------- precision
+
+PRECISION = (
+    Case("precision", (16, 24), (12, 13), padding=1, batch=4, bias=True),
+    Case("precision_nhwc", (16, 24), (12, 13), stride=2, padding=1, batch=4, channels_last=True),
+)
+PRECISION_ROWS = (
+    "dense srste fst fst-phase1 fst-flat fst-block2x2 fst-norestore fst_w sdgp sdgp-magnitude "
+    "sdgp-group sdgp-channel wg gg wx gx tsm"
+).split()
+
+
+def _same_dtype_torch(strategy, the_case, operands, dtype):
+    """torch's own three GEMMs in ``dtype`` on the operands as the reference prunes them."""
+    pruned = reference_operands(
+        operands.input,
+        operands.weight,
+        operands.grad_output,
+        **the_case.arguments,
+        strategy=strategy,
+    )
+    pruned = type(pruned)(*(t.to(dtype) for t in pruned))
+    whole = the_case.operands(dtype)
+    whole.weight = pruned.output_weight
+    output = run(the_case, whole, None)[0]
+    whole.weight, whole.grad_output = pruned.grad_input_weight, pruned.grad_input_grad_output
+    grad_input = run(the_case, whole, None)[1]
+    kept = pruned.grad_weight_columns != 0
+    if isinstance(strategy.grad_weight, NM) and strategy.grad_weight.operand == "input":
+        rows = pruned.grad_weight_grad_output.flatten(2).movedim(1, 0).flatten(1)
+        columns = pruned.grad_weight_columns.movedim(1, 0).flatten(1)
+        grad_weight = (rows @ columns.T).reshape(operands.weight.shape)
+    else:
+        grads = pruned.grad_weight_grad_output
+        if isinstance(strategy.grad_weight, Alternating):  # S(Xᵀ) drops positions: so may dY
+            grads = grads * kept.any(0).any(0).reshape(grads.shape[2:])
+        whole.weight, whole.grad_output = pruned.output_weight, grads
+        grad_weight = run(the_case, whole, None)[2]
+    if strategy.gradient_decay:
+        decay = strategy.decay * (operands.weight - pruned.output_weight)
+        grad_weight = grad_weight + decay.to(dtype)
+    return output, grad_input, grad_weight, run(the_case, operands, None)[3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("the_case", PRECISION)
+@pytest.mark.parametrize("name", PRECISION_ROWS)
+def test_error_at_most_twice_that_of_torch(name, the_case, dtype):
+    strategy = setting(name).build()
+    operands = the_case.operands(dtype)
+    expected = _reference(strategy, the_case, operands)
+    actual = run(the_case, operands, strategy)
+    by_torch = _same_dtype_torch(strategy, the_case, operands, dtype)
+    for which, a, t, e in zip(NAMES, actual, by_torch, expected, strict=True):
+        if e is None:
+            continue
+        assert a.dtype == dtype
+        assert error(a, e) <= 2 * error(t, e), f"{which}: {error(a, e)} against {error(t, e)}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rescaling_sums_in_float32(dtype):
+    """One hundred thousand equal values: a sum in 16 bits would stop at 256 or overflow."""
+    value = 2.0 if dtype == torch.bfloat16 else 60.0
+    grad_output = torch.full((1, 4, 200, 250), value, dtype=dtype)
+    grad_output[:, 2:] = 1.0
+    input = torch.zeros(1, 4, 200, 250, dtype=dtype, requires_grad=True)
+    weight = torch.eye(4, dtype=dtype).reshape(4, 4, 1, 1)
+    for rescale in ("sample_channel", "channel"):
+        input.grad = None
+        strategy = fst.get_strategy("sdgp", n=2, m=4, rescale=rescale)
+        fst.sparse_conv2d(input, weight, strategy=strategy).backward(grad_output)
+        assert (input.grad[:, :2] == value).all() and (input.grad[:, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
+def test_rescaling_of_zeros_is_zero(rescale):
+    input = torch.randn(2, 8, 5, 5, requires_grad=True)
+    weight = torch.randn(8, 8, 3, 3)
+    strategy = fst.get_strategy("sdgp", rescale=rescale)
+    output = fst.sparse_conv2d(input, weight, strategy=strategy)
+    output.backward(torch.zeros_like(output))
+    assert (input.grad == 0).all()
+    grad_output = torch.zeros_like(output)
+    grad_output[:, 0] = 1  # the channels 1, 2, 3 are kept nowhere or are zero
+    input.grad = None
+    fst.sparse_conv2d(input, weight, strategy=strategy).backward(grad_output)
+    assert input.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])
+def test_rescaling_keeps_the_l1_norm(rescale):
+    grad_output = torch.randn(3, 8, 6, 6, dtype=torch.float64)
+    input = torch.zeros(3, 8, 6, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.eye(8, dtype=torch.float64).reshape(8, 8, 1, 1)
+    strategy = fst.get_strategy("sdgp", rescale=rescale)
+    fst.sparse_conv2d(input, weight, strategy=strategy).backward(grad_output)
+    pruned = input.grad
+    assert torch.equal(pruned != 0, reference_nm_mask(grad_output, 2, 4, 1))
+
+    def norm(tensor):
+        if rescale == "sample_channel":
+            return tensor.abs().sum((2, 3))
+        if rescale == "channel":
+            return tensor.abs().sum((0, 2, 3))
+        return tensor.abs().unflatten(1, (2, 4)).sum(2)
+
+    torch.testing.assert_close(norm(pruned), norm(grad_output))
+
+
+# ---------------------------------------------------------------- random shapes
+
+
+@st.composite
+def _random_case(draw):
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    same = draw(st.booleans())
+    stride = (1, 1) if same else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    padding = "same" if same else draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    pads = (0, 0) if same else padding
+    size = tuple(
+        draw(st.integers(max(1, d * (k - 1) + 1 - 2 * p), 9))
+        for k, d, p in zip(kernel, dilation, pads, strict=True)
+    )
+    return Case(
+        "random",
+        (groups * draw(st.integers(1, 6)), groups * draw(st.integers(1, 6))),
+        size,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        batch=draw(st.integers(1, 3)),
+        bias=draw(st.booleans()),
+        channels_last=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=60)
+@given(
+    _random_case(),
+    st.sampled_from([(2, 4), (1, 4), (3, 5), (4, 8)]),
+    st.sampled_from(["channel", "im2col"]),
+    st.sampled_from(
+        [
+            dict(pairing=pairing, phase=phase, restore=restore)
+            for pairing in ("row", "flat")
+            for phase in (0, 1)
+            for restore in (True, False)
+        ]
+        + [dict(block=(2, 2)), dict(block=(2, 2), restore=False)]
+    ),
+)
+def test_random_shapes_fst(the_case, pattern, group_order, options):
+    n, m = pattern
+    strategy = fst.get_strategy("fst", n=n, m=m, group_order=group_order, decay=0.1, **options)
+    _assert_strategy_equals_reference(strategy, the_case)
+
+
+@settings(max_examples=60)
+@given(
+    _random_case(),
+    st.sampled_from([(2, 4), (1, 4), (3, 5), (4, 8)]),
+    st.sampled_from(["magnitude", "magnitude_rescaled"]),
+    st.sampled_from(["sample_channel", "channel", "group"]),
+)
+def test_random_shapes_sdgp(the_case, pattern, rule, rescale):
+    n, m = pattern
+    strategy = fst.get_strategy("sdgp", n=n, m=m, rule=rule, rescale=rescale)
+    _assert_strategy_equals_reference(strategy, the_case)
+
+
+@settings(max_examples=30)
+@given(_random_case(), st.sampled_from(["wg", "gx", "tsm"]))
+def test_random_shapes_others(the_case, name):
+    _assert_strategy_equals_reference(fst.get_strategy(name), the_case)
+
+
+def _assert_strategy_equals_reference(strategy, the_case):
+    operands = the_case.operands()
+    actual = run(the_case, operands, strategy)
+    expected = _reference(strategy, the_case, operands)
+    for name, a, e in zip(NAMES, actual, expected, strict=True):
+        assert a is e is None or error(a, e) <= 1e-10, (name, str(strategy))
+
+
+def test_every_rule_combination_of_operands():
+    """Each operand that a GEMM may prune, with each other, in one call."""
+    the_case = case("odd_nhwc")
+    rules = {
+        "output": [None, NM("weight", 1, 2), NM("weight", 2, 4, group_order="im2col")],
+        "grad_input": [None, NM("weight", 1, 4), NM("grad_output", 2, 4)],
+        "grad_weight": [None, NM("grad_output"), NM("input", 1, 4), Alternating()],
+    }
+    assert tuple(rules) == GEMMS
+    for output in rules["output"]:
+        for grad_input in rules["grad_input"]:
+            for grad_weight in rules["grad_weight"]:
+                strategy = Strategy("combined", output, grad_input, grad_weight)
+                _assert_strategy_equals_reference(strategy, the_case)

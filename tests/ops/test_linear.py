@@ -1,0 +1,96 @@
+"""sparse_linear: a 1x1 convolution whose positions are a sample's middle dimensions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fst
+from fst.ops.reference import reference_linear
+from tests.cases import error
+from tests.strategy_settings import DETERMINISTIC, KINDS, SETTINGS, rows_and_shapes, setting
+
+SHAPES = [(5, 12), (3, 7, 12), (2, 3, 4, 12), (1, 1, 12), (2, 9, 10)]
+
+
+def _operands(shape, outputs=9, dtype=torch.float64, bias=True):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+    return (
+        draw(*shape),
+        draw(outputs, shape[-1]),
+        draw(outputs) if bias else None,
+        draw(*shape[:-1], outputs),
+    )
+
+
+def _run(function, operands, **options):
+    input, weight, bias, grad_output = operands
+    leaves = [None if t is None else t.clone().requires_grad_() for t in (input, weight, bias)]
+    output = function(*leaves, **options)
+    output.backward(grad_output)
+    return [output.detach()] + [None if leaf is None else leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("row", "shape"), rows_and_shapes(DETERMINISTIC, SHAPES, [(2, 9, 10)], on_hard=KINDS)
+)
+def test_equals_reference(row, shape):
+    operands = _operands(shape)
+    input, weight, bias, grad_output = operands
+    expected = reference_linear(input, weight, grad_output, bias=bias, strategy=row.build())
+    actual = _run(fst.sparse_linear, operands, strategy=row.build())
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == e.shape and error(a, e) <= 1e-10
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if not row.deterministic])
+def test_drawn_rows_run_and_follow_the_generator(row):
+    operands = _operands((3, 7, 12))
+    first, second, other = (
+        _run(
+            fst.sparse_linear,
+            operands,
+            strategy=row.build(),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    if row.drawn and row.name != "tsm":
+        assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_equals_torch(shape, bias):
+    operands = _operands(shape, bias=bias)
+    actual = _run(fst.sparse_linear, operands, strategy="dense")
+    expected = _run(F.linear, operands)
+    for a, e in zip(actual, expected, strict=True):
+        assert a is e is None or error(a, e) <= 1e-12
+
+
+def test_one_position_per_sample_leaves_grad_weight_dense():
+    operands = _operands((6, 12))
+    strategy = setting("fst-decoupled").build()
+    grad_weight = _run(fst.sparse_linear, operands, strategy=strategy)[2]
+    dense = _run(F.linear, operands)[2]
+    assert error(grad_weight, dense) <= 1e-12
+
+
+def test_empty_batch():
+    output = fst.sparse_linear(torch.zeros(0, 8), torch.ones(4, 8))
+    assert output.shape == (0, 4)
+
+
+def test_autocast():
+    input, weight, bias, _ = _operands((3, 7, 12), dtype=torch.float32)
+    weight.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = fst.sparse_linear(input, weight, bias, strategy="fst_w")
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    assert weight.grad.dtype == torch.float32

@@ -1,0 +1,59 @@
+"""Converted networks are traced without graph breaks, forward and backward, kernels included."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fst
+from fst.rules.nm import Transposable
+from tests.networks import batch, gradients, small_net
+from tests.strategy_settings import DEFAULTS, Setting, setting
+
+
+def _traceable(row: Setting) -> bool:
+    strategy = row.build()
+    kept = isinstance(strategy.output, Transposable) and strategy.output.interval > 1
+    return row.deterministic and not (kept or strategy.schedule or strategy.has_memory)
+
+
+def _compiled_step(net: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    torch._dynamo.reset()
+    output = torch.compile(net, fullgraph=True, backend="aot_eager")(images)
+    output.square().sum().backward()
+    return output.detach(), gradients(net)
+
+
+def _assert_compiled_equals_eager(net: nn.Module, images: Tensor) -> None:
+    other = copy.deepcopy(net)
+    expected = other(images)
+    expected.square().sum().backward()
+    actual, found = _compiled_step(net, images)
+    torch.testing.assert_close(actual, expected.detach(), rtol=1e-3, atol=1e-4)
+    for name, value in gradients(other).items():
+        scale = value.abs().max().item()
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in DEFAULTS if _traceable(row)] + [setting("gx-alternating")]
+)
+def test_a_network_is_one_graph(row):
+    net = small_net(double=False)
+    fst.convert(net, row.build(), include=[nn.Conv2d, nn.Linear])
+    _assert_compiled_equals_eager(net, batch(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", ["fst", "sdgp"])
+def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
+    models = pytest.importorskip("torchvision.models")
+    overrides = {"prune_weight": True} if name == "sdgp" else {}
+    net = models.resnet18(num_classes=4).train()
+    fst.convert(net, fst.get_strategy(name, **overrides))
+    with fst.backends.force(**triton_usable):
+        _assert_compiled_equals_eager(net, torch.randn(2, 3, 32, 32))
+    layers = len(fst.sparse_layers(net))
+    assert len(stand_in.calls) == 2 * layers  # eager and traced

@@ -1,0 +1,181 @@
+"""What all systems that prune weights between optimizer steps have in common."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from tests.networks import batch, small_net
+from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_training_without_attach_is_an_error(name):
+    net = small_net()
+    fst.convert(net, name)
+    with pytest.raises(RuntimeError, match=rf"{name}.*fst\.attach"):
+        net(batch())
+    with torch.no_grad():
+        net(batch())
+    net.eval()(batch())
+    training = Training(name)
+    training.step(0)
+    copied = copy.deepcopy(training.net)
+    with pytest.raises(RuntimeError, match=r"fst\.attach"):
+        copied(batch())
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("asfp", "steps_per_epoch"),
+        ("asfp", "total_steps"),
+        ("dpf", "total_steps"),
+        ("rigl", "total_steps"),
+        ("clicktrain", "total_steps"),
+    ],
+)
+def test_the_length_of_training_is_asked_for_before_it_begins(name, missing):
+    net = small_net()
+    fst.convert(net, name)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    lengths = {k: 10 for k in ("total_steps", "steps_per_epoch") if k != missing}
+    with pytest.raises(ValueError, match=rf"{missing}.*{name}"):
+        fst.attach(net, optimizer, **lengths)
+    for bad in (0, -1, math.nan, "10", True):
+        with pytest.raises(ValueError, match=missing):
+            fst.attach(net, optimizer, **lengths, **{missing: bad})
+    fst.attach(net, optimizer, **lengths, **{missing: 10})
+
+
+def test_a_weight_of_two_layers_is_an_error():
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2)))
+    net[1].weight = net[0].weight
+    fst.convert(net, "asp")
+    with pytest.raises(ValueError, match=r"'0' and '1' share"):
+        fst.attach(net, OPTIMIZERS["sgd"](net.parameters()))
+
+
+def test_an_optimizer_without_the_weights_is_an_error():
+    net = small_net()
+    fst.convert(net, "asp")
+    with pytest.raises(ValueError, match="optimizer does not hold"):
+        fst.attach(net, OPTIMIZERS["sgd"](small_net().parameters()))
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, "tsm"])
+def test_compiled_training_is_an_error(name):
+    training = Training(name)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"torch\.compile cannot trace"):
+        torch.compile(training.net, backend="eager", fullgraph=True)(batch())
+
+
+@pytest.mark.parametrize("name", ["rigl", "tsm"])
+def test_a_kept_mask_is_compiled_for_evaluation(name):
+    training = Training(name)
+    training.step(0)
+    with torch.no_grad():
+        training.net[0].weight.copy_(torch.randn_like(training.net[0].weight))
+        training.net.eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(training.net, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(batch()), training.net(batch()))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("stop", [1, 5, 9, 13])
+def test_resume_in_the_middle_of_a_schedule(name, optimizer, stop):
+    options = dict(interval=3) if name in ("dpf", "rigl") else {}
+    options |= dict(choose=0.3, enforce=0.6) if name == "clicktrain" else {}
+    whole = Training(name, optimizer, **options)
+    whole.steps(stop)
+    file = io.BytesIO()
+    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
+    torch.save(states, file)
+    whole.steps(stop, 20)
+    file.seek(0)
+    again = Training(name, optimizer, **options)
+    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
+    again.net.load_state_dict(model)
+    again.optimizer.load_state_dict(optimizer_state)
+    fst.load_sparsity_state(again.net, sparsity)
+    again.steps(stop, 20)
+    for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(p, q), key
+    assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_looking_between_steps_changes_nothing(name):
+    options = dict(interval=3) if name in ("dpf", "rigl") else {}
+    plain, watched = Training(name, **options), Training(name, **options)
+    for step in range(12):
+        fst.fold(watched.net), fst.sparsity_state(watched.net)
+        watched.net.eval()(batch(step))
+        watched.net.train()
+        plain.step(step), watched.step(step)
+    for p, q in zip(plain.net.parameters(), watched.net.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", ["dpf", "rigl", "clicktrain", "asfp"])
+def test_weights_that_are_not_two_of_four_do_not_pass_as_such(name):
+    training = Training(name, **(dict(ramp=0.0) if name == "dpf" else {}))
+    training.steps(20)
+    assert not fst.verify(training.net).ok
+    assert not fst.verify(fst.fold(training.net)).ok
+
+
+def test_reports_say_what_is_simulated_and_why():
+    def report(name):
+        return str(fst.convert(small_net(), name))
+
+    assert "unstructured: no hardware path" in report("dpf")
+    assert "unstructured: no hardware path" in report("rigl")
+    assert "kernel patterns need a compiler" in report("clicktrain")
+    assert "filters zeroed after each epoch" in report("asfp")
+    assert "mask of the trained model, frozen" in report("asp")
+
+
+def test_masks_have_the_weights_memory_format():
+    net = small_net().to(memory_format=torch.channels_last)
+    fst.convert(net, "rigl")
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    fst.attach(net, optimizer, total_steps=10)
+    net(batch())
+    for layer in fst.sparse_layers(net).values():
+        assert layer.state.kept_mask.stride() == layer.weight.stride()
+
+
+def test_a_removed_attachment_leaves_the_optimizer_alone():
+    net = small_net()
+    fst.convert(net, "asp")
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    handle = fst.attach(net, optimizer)
+    net(batch()).square().mean().backward()
+    optimizer.step()
+    handle.remove()
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert (net[0].weight != 0).all()
+
+
+def test_linear_layers_follow_schedules_too():
+    for name in SYSTEMS:
+        net = small_net()
+        options = dict(interval=1, sparsity=0.9) if name in ("dpf", "rigl") else {}
+        fst.convert(net, fst.get_strategy(name, **options), include="*")
+        optimizer = OPTIMIZERS["sgd"](net.parameters())
+        fst.attach(net, optimizer, total_steps=6, steps_per_epoch=2)
+        for step in range(6):
+            optimizer.zero_grad()
+            net(batch(step)).square().mean().backward()
+            optimizer.step()
+        assert (fst.fold(net)[4].weight == 0).any(), name

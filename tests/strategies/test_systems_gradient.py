@@ -1,0 +1,409 @@
+"""meprop, resprop and sparsetrain: what each is about, and the gradients that resprop remembers."""
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fst
+from fst.ops.reference import reference_conv2d, reference_top_k_mask
+from fst.report import describe_layer
+from fst.rules import masks
+from fst.rules.gradient import LEAST_THRESHOLD
+from fst.rules.masks import top_k_mask
+from fst.strategies.sparsetrain import zero_shares
+from tests.cases import case, error, run
+from tests.networks import batch, end_step, gradients, small_net
+
+# ---------------------------------------------------------------- meprop
+
+
+@given(
+    st.lists(st.sampled_from([0.0, -1.0, 1.0, 2.0, -2.0, float("inf")]), min_size=1, max_size=24),
+    st.floats(0.01, 1),
+)
+def test_top_k_keeps_exactly_k_and_the_lower_of_equals(values, density):
+    sample = torch.tensor(values)
+    tensor = torch.stack([sample, sample.flip(0)])
+    k = max(1, round(density * len(values)))
+    mask = top_k_mask(tensor, k)
+    assert (mask.sum(1) == k).all()
+    assert torch.equal(mask, reference_top_k_mask(tensor, density))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_top_k_is_per_sample_in_every_memory_format(dtype):
+    tensor = torch.randn(3, 4, 5, 6).round(decimals=1).to(dtype)
+    tensor[1] *= 100  # a sample does not compete with others
+    expected = reference_top_k_mask(tensor, 0.3)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        assert torch.equal(top_k_mask(tensor.contiguous(memory_format=layout), 36), expected)
+    assert (expected.flatten(1).sum(1) == 36).all()
+
+
+@pytest.mark.parametrize("k", [0, -1, 121])
+def test_top_k_out_of_range(k):
+    with pytest.raises(ValueError, match=f"k={k} .*120"):
+        top_k_mask(torch.randn(2, 4, 5, 6), k)
+
+
+def test_meprop_selects_once_for_both_products(monkeypatch):
+    calls, original = [], masks.top_k_mask
+    monkeypatch.setattr(fst.rules.masks, "top_k_mask", lambda *a: calls.append(1) or original(*a))
+    net = small_net()
+    fst.convert(net, "meprop", include="2")
+    net(batch()).sum().backward()
+    assert len(calls) == 1
+
+
+def test_meprop_leaves_the_bias_gradient_dense():
+    the_case = case("basic")
+    operands = the_case.operands()
+    dense, sparse = (run(the_case, operands, s) for s in (None, "meprop"))
+    torch.testing.assert_close(sparse[3], dense[3])
+    assert not torch.equal(sparse[2], dense[2])
+
+
+def test_meprop_compiles():
+    net = small_net()
+    fst.convert(net, "meprop")
+    expected = copy.deepcopy(net)
+    torch.compile(net, fullgraph=True, backend="aot_eager")(batch()).square().sum().backward()
+    expected(batch()).square().sum().backward()
+    for name, gradient in gradients(net).items():
+        torch.testing.assert_close(gradient, gradients(expected)[name])
+
+
+# ---------------------------------------------------------------- resprop
+
+
+class Step:
+    """One backward pass of a layer with a gradient of our choice."""
+
+    def __init__(self, layer):
+        self.layer, self.generator = layer, torch.Generator().manual_seed(3)
+
+    def __call__(self, size=4, calls=1):
+        layer, results = self.layer, []
+        layer.zero_grad()
+        outputs = []
+        for _ in range(calls):
+            input = torch.randn(
+                size, 4, 5, 5, generator=self.generator, dtype=torch.float64
+            ).requires_grad_()
+            outputs.append((input, layer(input)))
+        grads = [
+            torch.randn(out.shape, generator=self.generator, dtype=torch.float64)
+            for _, out in outputs
+        ]
+        torch.autograd.backward([out for _, out in outputs], grads)
+        end_step(layer)
+        for (input, _), grad_output in zip(outputs, grads, strict=True):
+            results.append((input, grad_output))
+        return results
+
+
+def _layer(strategy="resprop", **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1)).double()
+    fst.convert(net, fst.get_strategy(strategy, **options))
+    return net
+
+
+def _reference(layer, input, grad_output, **draws):
+    conv = layer[0]
+    return reference_conv2d(
+        input,
+        conv.weight,
+        grad_output,
+        bias=conv.bias,
+        padding=1,
+        strategy=conv.strategy,
+        draws=draws,
+    )
+
+
+def test_resprop_equals_its_definition_over_steps():
+    """Sizes of the batch included: what is remembered is one sample."""
+    net = _layer(density=0.4, threshold=0.5)
+    step, previous, threshold, kept_shares = Step(net), None, 0.5, []
+    for size in (4, 4, 3, 5, 1, 4):
+        ((input, grad_output),) = step(size)
+        draws = {} if previous is None else {"previous": previous, "threshold": threshold}
+        expected = _reference(net, input, grad_output, **draws)
+        assert error(input.grad, expected.grad_input) < 1e-12
+        assert error(net[0].weight.grad, expected.grad_weight) < 1e-12
+        assert error(net[0].bias.grad, grad_output.sum((0, 2, 3))) < 1e-12
+        if previous is not None:
+            share = ((grad_output - previous).abs() > threshold).double().mean().item()
+            kept_shares.append(share)
+            threshold *= 2 if share > 0.4 else 0.5 if share < 0.4 else 1
+        previous = grad_output[0]
+        memory = net[0].state.memories[0]
+        assert memory["threshold"].item() == pytest.approx(threshold)
+        assert torch.equal(memory["previous"], previous)
+    assert max(kept_shares) > 0.4 > min(kept_shares), "the threshold goes both ways"
+
+
+def test_resprop_reuses_where_little_changes():
+    """The defining property: a gradient that differs little from the last is not computed with."""
+    net = _layer(threshold=0.1)
+    conv = net[0]
+    input = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    base = torch.randn(1, 6, 5, 5, dtype=torch.float64).expand(2, -1, -1, -1)
+    changed = base + 0.01
+    changed[0, 2, 1, 1] += 3
+    seen = []
+    for grad_output in (base, changed):
+        conv.weight.grad = None
+        net(input).backward(grad_output)
+        seen.append(conv.weight.grad.clone())
+        end_step(net)
+    dense = copy.deepcopy(net)
+    dense[0].state.memories.clear()
+    expected = base.clone()
+    expected[0, 2, 1, 1] = changed[0, 2, 1, 1]
+    dense[0].weight.grad = None
+    dense(input).backward(expected)
+    torch.testing.assert_close(seen[1], dense[0].weight.grad)
+
+
+def test_resprop_calls_of_a_step_have_memories_of_their_own():
+    net = _layer(density=0.5, threshold=1.0)
+    step, previous = Step(net), {}
+    for _ in range(3):
+        for call, (input, grad_output) in enumerate(step(calls=2)):
+            draws = {}
+            if call in previous:
+                draws = dict(zip(("previous", "threshold"), previous[call], strict=True))
+            expected = _reference(net, input, grad_output, **draws)
+            assert error(input.grad, expected.grad_input) < 1e-12, call
+            memory = net[0].state.memories[call]
+            previous[call] = (grad_output[0], memory["threshold"].item())
+    step(calls=1)
+    assert list(net[0].state.memories) == [0], "a call that no longer happens is forgotten"
+
+
+def test_resprop_starts_anew_when_the_output_has_another_size():
+    net = _layer(threshold=1.0)
+    for size in (5, 5, 7, 5):
+        input = torch.randn(2, 4, size, size, dtype=torch.float64, requires_grad=True)
+        known = net[0].state.memories.get(0)
+        fits = known is not None and known["previous"].shape[1:] == (size, size)
+        output = net(input)
+        grad_output = torch.randn_like(output)
+        output.backward(grad_output)
+        end_step(net)
+        dense = reference_conv2d(
+            input, net[0].weight, grad_output, padding=1, strategy=fst.get_strategy("dense")
+        )
+        assert (error(input.grad, dense.grad_input) < 1e-12) == (not fits)
+
+
+def test_resprop_warms_up():
+    net = _layer(density=0.2, warmup=4)
+    rule = net[0].strategy.grad_input
+    assert [round(rule.density_at(step), 3) for step in range(6)] == [1, 0.8, 0.6, 0.4, 0.2, 0.2]
+    step = Step(net)
+    for _ in range(40):
+        step()
+    memory = net[0].state.memories[0]
+    assert 1e-7 < memory["threshold"].item() < 10, "the threshold has found its range"
+
+
+def test_resprop_threshold_never_gets_stuck_at_zero():
+    net = _layer()
+    input = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    for _ in range(60):
+        net(input).backward(torch.zeros(2, 6, 5, 5, dtype=torch.float64))
+        end_step(net)
+    assert net[0].state.memories[0]["threshold"].item() == pytest.approx(LEAST_THRESHOLD)
+
+
+def test_resprop_without_an_optimizer_says_so():
+    """Steps could not be told apart, and each call would be remembered for good."""
+    net, input = _layer(), torch.randn(1, 4, 3, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="without a step of an optimizer"):
+        for _ in range(1001):
+            net(input)
+
+
+def test_resprop_shows_nan():
+    net = _layer(threshold=100.0)
+    input = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    grad_output = torch.zeros(2, 6, 5, 5, dtype=torch.float64)
+    net(input).backward(grad_output)
+    end_step(net)
+    grad_output[1, 3, 2, 2] = float("nan")
+    input.grad = None
+    net(input).backward(grad_output)
+    assert input.grad[1].isnan().any() and not input.grad[0].isnan().any()
+
+
+def test_resprop_is_untouched_by_evaluation_and_looks():
+    def train(between):
+        net = small_net()
+        fst.convert(net, fst.get_strategy("resprop", threshold=0.01))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        for step in range(5):
+            optimizer.zero_grad()
+            net(batch(step)).square().mean().backward()
+            optimizer.step()
+            between(net)
+        return net
+
+    def look(net):
+        net.eval()
+        net(batch(99)).sum().backward()  # in eval mode: dense, and not remembered
+        net.zero_grad()
+        with torch.no_grad():
+            net(batch(98))
+        fst.sparsity_state(net), fst.fold(net), str(net)
+        net.train()
+
+    expected, actual = train(lambda net: None), train(look)
+    for p, q in zip(actual.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_resprop_with_a_frozen_weight_is_dense():
+    net = _layer(threshold=100.0)
+    net[0].weight.requires_grad_(False)
+    for _ in range(2):
+        input = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+        output = net(input)
+        grad_output = torch.randn_like(output)
+        output.backward(grad_output)
+        dense = reference_conv2d(
+            input, net[0].weight, grad_output, padding=1, strategy=fst.get_strategy("dense")
+        )
+        assert error(input.grad, dense.grad_input) < 1e-12
+    assert not net[0].state.memories
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_resprop_with_activation_checkpointing(use_reentrant):
+    def train(forward):
+        net = small_net()
+        fst.convert(net, fst.get_strategy("resprop", threshold=0.01))
+        for step in range(4):
+            forward(net, batch(step).requires_grad_()).square().mean().backward()
+            end_step(net)
+        return gradients(net)
+
+    plain = train(lambda net, x: net(x))
+    recomputed = train(lambda net, x: checkpoint(net, x, use_reentrant=use_reentrant))
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, recomputed[name]), name
+
+
+def test_resprop_resumes_bit_for_bit():
+    def build():
+        net = small_net()
+        fst.convert(net, fst.get_strategy("resprop", threshold=0.01, warmup=4))
+        return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+    def train(net, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            net(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    net, optimizer = build()
+    train(net, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save([net.state_dict(), optimizer.state_dict(), fst.sparsity_state(net)], file)
+    train(net, optimizer, range(3, 7))
+    file.seek(0)
+    model, momentum, sparsity = torch.load(file, weights_only=True)
+
+    def resume(sparsity):
+        other, other_optimizer = build()
+        other.load_state_dict(model)
+        other_optimizer.load_state_dict(momentum)
+        fst.load_sparsity_state(other, sparsity)
+        train(other, other_optimizer, range(3, 7))
+        return [
+            torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters(), strict=True)
+        ]
+
+    assert all(resume(sparsity))
+    for entry in sparsity.values():
+        entry["memories"] = {}
+    assert not all(resume(sparsity)), "the memories matter"
+
+
+def test_resprop_training_cannot_be_compiled_and_says_so():
+    net = small_net()
+    fst.convert(net, "resprop")
+    compiled = torch.compile(net, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="uncompiled"):
+        compiled(batch())
+    torch._dynamo.reset()
+    torch.testing.assert_close(compiled.eval()(batch()), net(batch()))
+
+
+def test_resprop_report_names_the_cost():
+    net = _layer()
+    report = describe_layer(net[0]).gemms["grad_input"]
+    assert report.mode == "simulated" and "Cout·P·Q" in report.reason
+
+
+# ---------------------------------------------------------------- sparsetrain
+
+
+def test_sparsetrain_counts_the_zeros_of_relu_and_changes_nothing():
+    dense = small_net()
+    net = copy.deepcopy(dense)
+    fst.convert(net, "sparsetrain")
+    conv = net[2]
+    seen = {}
+    net[1].register_forward_hook(lambda m, args, out: seen.update(input=out.detach()))
+    net[0].register_full_backward_hook(lambda m, ins, outs: seen.update(grad_output=outs[0]))
+    for network in (dense, net):
+        network(batch()).square().sum().backward()
+    for name, gradient in gradients(net).items():
+        assert torch.equal(gradient, gradients(dense)[name]), name
+
+    def share(tensor):
+        return (tensor == 0).double().mean().item()
+
+    assert 0.3 < share(seen["input"]) < 0.7
+    assert zero_shares(conv)["input"].item() == pytest.approx(share(seen["input"]))
+    first = zero_shares(net[0])
+    assert first["input"].item() == 0
+    assert first["grad_output"].item() == pytest.approx(share(seen["grad_output"]))
+    assert f"{share(seen['input']):.1%}" in str(describe_layer(conv).gemms["output"].reason)
+
+
+def test_sparsetrain_counts_training_only_and_can_start_anew():
+    net = small_net()
+    fst.convert(net, "sparsetrain")
+    assert "are counted in training" in describe_layer(net[0]).gemms["output"].reason
+    net.eval()(batch()).sum().backward()
+    assert not zero_shares(net[0])
+    zeros = torch.zeros(4, 4, 5, 5, dtype=torch.float64)
+    net.train()
+    net(zeros)
+    net(batch())
+    assert zero_shares(net[0])["input"].item() == pytest.approx(0.5), "over all calls"
+    assert net[0].strategy.schedule.measure(net[0])["input_zeros"].item() == pytest.approx(0.5)
+    net(zeros)
+    assert zero_shares(net[0])["input"].item() == 1, "since it was measured"
+    other = copy.deepcopy(net)
+    fst.load_sparsity_state(other, fst.sparsity_state(net))
+    assert zero_shares(other[0])["input"].item() == 1, "part of checkpoints"
+
+
+def test_sparsetrain_sees_the_gradient_before_an_in_place_relu():
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(inplace=True))
+    fst.convert(net, "sparsetrain")
+    output = net(torch.randn(2, 4, 6, 6))
+    output.sum().backward()
+    expected = (output == 0).float().mean().item()
+    assert zero_shares(net[0])["grad_output"].item() == pytest.approx(expected)

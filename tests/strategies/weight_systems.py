@@ -1,0 +1,45 @@
+"""A training of the systems that prune weights between optimizer steps, step by step."""
+
+import torch
+
+import fst
+from tests.networks import batch, small_net
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+}
+SYSTEMS = ("asp", "asfp", "dpf", "rigl", "clicktrain")
+
+
+class Training:
+    """A converted `small_net` and its optimizer, one step at a time."""
+
+    def __init__(self, strategy, optimizer="sgd", total=20, epoch=5, **options):
+        self.net = small_net()
+        fst.convert(self.net, fst.get_strategy(strategy, **options))
+        fst.seed_random_rules(self.net, 3)
+        self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
+        fst.attach(self.net, self.optimizer, total_steps=total, steps_per_epoch=epoch)
+        self.layers = list(fst.sparse_layers(self.net).values())
+
+    def backward(self, seed):
+        self.optimizer.zero_grad()
+        self.net(batch(seed)).square().mean().backward()
+
+    def step(self, seed):
+        self.backward(seed)
+        self.optimizer.step()
+
+    def steps(self, *seeds):
+        for seed in range(*seeds):
+            self.step(seed)
+
+    def masks(self):
+        return [layer.state.kept_mask.clone() for layer in self.layers]
+
+    def tensors_of(self, layer):
+        """The weight and what the optimizer keeps for each of its elements."""
+        state = self.optimizer.state[layer.weight].values()
+        return [layer.weight, *(t for t in state if t.shape == layer.weight.shape)]

@@ -1,0 +1,175 @@
+"""Running grids: success, failure, interruption, resumption, changed configs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
+
+
+def results(tmp_path):
+    return json.loads((tmp_path / "work" / "results.json").read_text())
+
+
+def test_a_failing_setting_leaves_the_others_alone(write_grid, ablate, tmp_path, capsys, calls):
+    settings = {
+        "fails": DENSE,
+        "after": {"start_from": "fails"},
+        "dense": DENSE,
+        "good": {**FST, "start_from": "dense"},
+    }
+    assert ablate(write_grid(settings=settings)) == 1
+    printed = capsys.readouterr().out
+    assert "fails, seed 0 failed: exit status 1" in printed
+    assert "the loss is <not> [finite]" in printed
+    assert "not started: 'fails', which it needs, failed" in printed
+    made = results(tmp_path)["settings"]
+    assert made["dense"]["metrics"]["accuracy/top1"]["mean"] == 90.5
+    assert made["good"]["metrics"]["accuracy/top1"] == {
+        "mean": 93.5,
+        "std": pytest.approx(0.5**0.5),
+        "n": 2,
+    }
+    assert {run["state"] for run in made["fails"]["runs"].values()} == {"failed"}
+    config = (tmp_path / "work" / "good" / "seed1" / "config.py").read_text()
+    start = tmp_path / "work" / "dense" / "seed1" / "epoch_1.pth"
+    assert f"load_from = '{start}'" in config.replace("\n", "")
+    assert not calls("after")
+
+
+def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate, calls, tmp_path):
+    grid = write_grid(settings={"fails": DENSE, "dense": DENSE})
+    ablate(grid)
+    assert ablate(grid) == 1
+    assert len(calls("dense")) == len(calls("dense", seed=1)) == 1
+    assert len(calls("fails")) == 2
+    assert ablate(grid, "--only", "dense", "--jobs", "2") == 0
+    assert "fails" in results(tmp_path)["settings"]  # the report covers what was run before
+    assert ablate(grid, "--report-only", "--only", "dense") == 0
+    assert list(results(tmp_path)["settings"]) == ["dense"]
+
+
+def test_cores_are_shared_out(write_grid, ablate, calls, monkeypatch):
+    monkeypatch.setattr("fst.studies.ablation.cli.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ablate(write_grid(seeds=[0]), "--jobs", "3")
+    assert calls("dense")[0]["threads"] == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    ablate(write_grid(seeds=[1]), "--jobs", "3")
+    assert calls("dense", seed=1)[0]["threads"] == "5"
+
+
+def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp_path, capsys):
+    ablate(write_grid(seeds=[0]))
+    grid = write_grid(seeds=[0], options={"optim_wrapper.optimizer.lr": 0.5})
+    with pytest.raises(SystemExit) as stop:
+        ablate(grid)
+    assert stop.value.code == 2
+    assert "optim_wrapper.optimizer.lr: 0.05 -> 0.5" in capsys.readouterr().err.replace("\n", "")
+    assert ablate(grid, "--rerun") == 0
+    assert (tmp_path / "work" / "dense" / "seed0.old1" / "finished.json").is_file()
+    assert len(calls("dense")) == 1
+
+
+def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
+    grid, work = write_grid(settings={"waits": DENSE}, seeds=[0]), tmp_path / "work"
+    code = (
+        "import pathlib, signal, sys\nfrom fst.studies.ablation.cli import main\n"
+        # ignored where the tests run in the background of a shell
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.exit(main({[str(grid), '--work-dir', str(work)]!r}, "
+        f"script=pathlib.Path({str(stand_in)!r})))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while not (work / "waits" / "seed0" / "epoch_1.pth").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    with pytest.raises(RuntimeError, match="another process is training"):
+        from fst.studies.ablation.folders import RunFolder
+
+        RunFolder.of(work, "waits", 0).lock()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    (first,) = calls("waits")
+    assert first["argv"] == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(first["pid"], 0)
+    (tmp_path / "go").touch()
+    assert ablate(grid) == 0
+    assert [call["argv"] for call in calls("waits")] == [[], ["--resume"]]
+    assert results(tmp_path)["settings"]["waits"]["runs"]["0"]["state"] == "finished"
+
+
+def test_dry_run_and_report_only(write_grid, ablate, tmp_path, capsys, calls):
+    grid = write_grid()
+    assert ablate(grid, "--dry-run") == 0
+    assert "2 runs, all configs are valid" in capsys.readouterr().out
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(SystemExit):
+        ablate(grid, "--report-only")
+    ablate(grid, "--seeds", "0", "3", "--epochs", "2")
+    first = {name: (tmp_path / "work" / name).read_text() for name in ("results.md", "curves.csv")}
+    for name in first:
+        (tmp_path / "work" / name).unlink()
+    assert ablate(grid, "--report-only") == 0
+    assert first == {name: (tmp_path / "work" / name).read_text() for name in first}
+    assert len(calls("dense", seed=3)) == 1
+
+
+def test_a_metric_that_is_not_logged_fails(write_grid, ablate, capsys):
+    grid = write_grid(metrics={"pascal_voc/mAP": {}})
+    assert ablate(grid, "--seeds", "0") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "'pascal_voc/mAP' was not logged, only ['accuracy/top1']" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "dens"], "Did you mean 'dense'"),
+        (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
+        (["--jobs", "0"], "is not an integer >= 1"),
+        (["--seeds", "1", "1"], "must be different integers"),
+    ],
+)
+def test_bad_arguments(write_grid, ablate, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        ablate(write_grid(), *arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_real_grid(write_grid, tmp_path, monkeypatch):
+    """Two settings, two seeds, one epoch of two steps; the second starts from the first."""
+    from pathlib import Path
+
+    from fst.studies.ablation import cli
+
+    repository = Path(__file__).resolve().parents[3]
+    path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = {"dense": DENSE, "fst": {**FST, "start_from": "dense", "published": 71.0}}
+    grid = write_grid(settings=settings, published={"Paper": "a table"})
+    status = cli.main(
+        [str(grid), "--work-dir", str(tmp_path / "work"), "--jobs", "2"],
+        script=repository / "tools" / "train.py",
+    )
+    log = (tmp_path / "work" / "dense" / "seed0" / "log.txt").read_text()
+    assert status == 0, log
+    made = results(tmp_path)["settings"]
+    for name in settings:
+        values = [run["accuracy/top1"] for run in made[name]["runs"].values()]
+        assert len(values) == 2 and all(0 <= value <= 100 for value in values)
+    log = (tmp_path / "work" / "fst" / "seed1" / "log.txt").read_text()
+    assert f"Loaded checkpoint {tmp_path}/work/dense/seed1/epoch_1.pth" in log
+    text = (tmp_path / "work" / "results.md").read_text()
+    assert "| 1 + 1 " in text and "torch" in text and "python tools/ablate.py" in text
+    for name in ("curves.png", "curves.svg", "summary.svg", "analysis.json", "curves.csv"):
+        assert (tmp_path / "work" / name).stat().st_size > 100

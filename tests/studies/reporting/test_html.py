@@ -1,0 +1,182 @@
+"""The page: complete, escaped, self-contained, well formed, accessible; SVGs made harmless."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.figure import Figure as Plot
+
+from fst.studies.reporting import cli
+from fst.studies.reporting.document import Document, Figure, Table
+from fst.studies.reporting.figures import figure, save
+from fst.studies.reporting.html import page
+from fst.studies.reporting.svg import inline
+from tests.studies.reporting.test_runs import train_line, write_log
+
+EVIL = "<script>alert('x')</script>&\"'"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {}</svg>'
+
+
+class Page(HTMLParser):
+    """Checks nesting; collects tags, ids, references, and text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids, self.references = [], [], [], []
+        self.text, self.labels = "", []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.labels += values.get("aria-labelledby", "").split()
+        self.references += [
+            (name, value)
+            for name, value in attributes
+            if name in ("href", "src", "xlink:href", "srcset", "action", "data")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.text += data
+
+
+def draw(folder, name):
+    with figure(2.0) as (drawn, axis):
+        axis.plot([0, 1], label=name)
+        axis.fill_between([0, 1], [0, 1], alpha=0.1)
+        axis.set_title(name)
+        return save(drawn, folder, name)
+
+
+def sections(folder):
+    table = Table("Numbers", ["name", "value"], [["b", "2.0 ± 0.1"], [EVIL, 1.23456]], EVIL)
+    figures = [Figure(f"Figure {name}", draw(folder, name), EVIL) for name in ("one", "two")]
+    document = Document(EVIL, "A.\n\nB.", EVIL, {"v": EVIL}, [table], figures, [EVIL])
+    return [(document, folder), (Document("Second"), folder)]
+
+
+def test_the_page_is_well_formed_and_complete(tmp_path):
+    text = page("Title", sections(tmp_path), {"Command": EVIL, "Date": "today"})
+    read = Page(text)
+    assert read.tags.count("svg") == 2
+    assert read.tags.count("table") == 1 and "caption" in read.tags
+    for part in ("Second", "Numbers", "2.0 ± 0.1", "1.235", "Figure two", "today", EVIL):
+        assert part in read.text
+    assert read.text.count(EVIL) >= 8
+    assert len(read.ids) == len(set(read.ids))
+    anchors = [value for _, value in read.references if value.startswith("#")]
+    assert anchors and {anchor[1:] for anchor in anchors} <= set(read.ids)
+    assert set(read.labels) <= set(read.ids)
+    assert re.findall(r"url\(#([^)]+)\)", text)
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(read.ids)
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path):
+    text = page("Title", sections(tmp_path), {})
+    assert all(value.startswith("#") for _, value in Page(text).references)
+    assert "http" not in text.replace("http-equiv", "")
+    assert "@import" not in text and "default-src 'none'" in text
+    assert Page(text).tags.count("script") == 1
+
+
+def test_svgs_lose_what_is_foreign(tmp_path):
+    path = tmp_path / "x.svg"
+    path.write_text(
+        SVG.format(
+            'viewBox="0 0 10 5" onload="evil()"><script>evil()</script>'
+            '<style>@import "http://x"; p {color: red}</style>'
+            "<metadata>secret</metadata><foreignObject>evil</foreignObject>"
+            '<a xlink:href="javascript:evil()"><text>gone</text></a>'
+            '<image href="http://x/y.png"/><image xlink:href="data:image/png;base64,AAAA"/>'
+            '<image href="data:text/html;base64,AAAA"/>'
+            '<use xlink:href="http://x#y"/><use xlink:href="#mine"/><path id="mine" d="M 0 0"/>'
+            '<rect style="fill: url(http://x)" fill="url(#mine)" onclick="evil()"/>'
+        )
+    )
+    text = inline(path, "p-", "T<", "D<")
+    for foreign in ("evil", "http", "secret", "gone", "style>", "text/html", "onclick", "onload"):
+        assert foreign not in text
+    assert 'href="data:image/png;base64,AAAA"' in text
+    assert 'href="#p-mine"' in text and 'id="p-mine"' in text and 'fill="url(#p-mine)"' in text
+    assert ">T&lt;</title>" in text and ">D&lt;</desc>" in text
+    assert 'aria-labelledby="p-title p-desc"' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<html/>", "is no SVG"),
+        ("<svg", "no valid SVG"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><svg/>', "entities"),
+        (SVG.format(">"), "neither a viewBox nor a width"),
+    ],
+)
+def test_bad_svgs_are_refused(tmp_path, text, message):
+    (tmp_path / "x.svg").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        inline(tmp_path / "x.svg", "p-", "", "")
+
+
+def test_plots_of_the_common_style_take_the_page_s_colour(tmp_path):
+    draw(tmp_path, "own")
+    assert 'class="adaptive"' in (own := inline(tmp_path / "own.svg", "p-", "", ""))
+    assert "currentColor" in own and "#010203" not in own
+    plain = Plot()
+    plain.subplots().plot([0, 1])
+    plain.savefig(tmp_path / "plain.svg")
+    assert 'class="paper"' in inline(tmp_path / "plain.svg", "p-", "", "")
+
+
+def test_the_command_line(tmp_path, capsys):
+    """One report from an analysis, a run inside its folder (left out) and two runs elsewhere."""
+    ((document, folder), _) = sections(tmp_path)
+    analysis = tmp_path / "analysis"
+    analysis.mkdir()
+    for file in folder.glob("*.svg"):
+        file.rename(analysis / file.name)
+    document.save(analysis)
+    write_log(analysis / "inside", "1", [train_line(1, 1, 7.25)])
+    for name, loss in (("first<b>", 3.125), ("second", 2.0625)):
+        lines = [train_line(1, 1, 4.0), train_line(2, 2, loss)]
+        lines += [{"acc": 12.0, "time": 1.0, "step": 2}]
+        write_log(tmp_path / "runs" / name, "1", lines)
+    out = tmp_path / "report.html"
+    assert cli.main([str(analysis), str(tmp_path / "runs"), "-o", str(out), "--title", EVIL]) == 0
+    read = Page(out.read_text(encoding="utf-8"))
+    assert "2 sections" in capsys.readouterr().out
+    for part in ("first<b>", "second", "3.125", "2.062", "Training runs", "python tools/report.py"):
+        assert part in read.text
+    assert "inside" not in read.text
+    assert read.tags.count("svg") == 4  # two of the analysis; metric and loss of the runs
+    assert all(value.startswith("#") for _, value in read.references)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "-o", "x.html"], "'nowhere' is no folder"),
+        ([".", "-o", "x.html"], "holds neither a run"),
+        ([".", "-o", "no/x.html"], "does not exist"),
+    ],
+)
+def test_bad_arguments(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()

@@ -1,0 +1,423 @@
+"""tools/benchmark.py runs and reports what it measured; no speed is asserted."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst import backends
+from fst.backends import registry, timing
+from fst.ops import sparse24
+from fst.ops.geometry import Geometry
+from fst.studies import benchmark
+from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.studies.benchmark import cli as tool
+from fst.studies.benchmark.memory import measure_memory, saved_bytes
+from fst.studies.benchmark.roofline import Rates
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+GEMMS = ("output", "grad_input", "grad_weight")
+
+
+@pytest.fixture
+def _small_rates(monkeypatch):
+    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 256})
+
+
+def test_report(tmp_path, capsys, _small_rates):
+    out = tmp_path / "deep" / "report"
+    arguments = "--batch 2 --size 32 --repeats 3 --classes 10 --strategies fst sdgp"
+    arguments += " --backends --bandwidth 0.5 --sparse-tflops 2"
+    tool.main([*arguments.split(), "--out", str(out)])
+    text = out.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out
+    assert "geometric mean" in text and "training step" in text and "--repeats 3" in text
+    report = json.loads(out.with_suffix(".json").read_text())
+    header = report["header"]
+    assert header["torch"] == torch.__version__ and header["autotuner"] == "off"
+    assert header["bandwidth"] == "500 GB/s, given" and "2 TFLOP/s, given" in header["sparse rate"]
+    assert "measured with a large matrix product in float32" in header["dense rate"]
+    assert report["rates"]["bandwidth"] == 5e11 and report["rates"]["dense"] > 0
+    assert sum(layer["count"] for layer in report["layers"]) == 20
+    for layer in report["layers"]:
+        for gemm in GEMMS:
+            assert set(layer["times"][gemm]) == {"torch", "fst", "sdgp"}
+            assert all(t["median"] > 0 for t in layer["times"][gemm].values())
+            assert set(layer["bounds"][gemm]) >= {"torch", "fst", "sdgp"}
+        chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
+        others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
+        assert {chosen["backend"], *others} == {"strided", "transposed", "masked"}
+        for other in others.values():
+            assert (other["timing"] is None) == (" 1x1 " in layer["layer"]) == bool(other["reason"])
+        assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
+    for measured in (report["steps"]["step"], report["memory"], report["breakdown"]):
+        assert set(measured) == {"torch", "fst", "sdgp"}
+    assert report["steps"]["failed"] == report["steps"]["host"] == {}
+    assert all(used["peak"] > used["saved"] > 0 for used in report["memory"].values())
+    assert "peak MiB" in text and "oneDNN" in text
+    for section in ("backends chosen", "other backends", "roofline bound", "time of a step goes"):
+        assert section in text
+    assert "grad_weight=transposed not run for 64->128 1x1" in text
+    for chart in ("report.png", "report_layers.png"):
+        assert f"({chart})" in text
+        assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "report")
+    with pytest.raises(SystemExit) as ended:
+        tool.main(["--size", "32", "--out", out])
+    assert ended.value.code == 2
+    assert f"--out {out} cannot be written" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
+    """As by `timeout`, while layers are timed."""
+    out = tmp_path / "report"
+    arguments = "--batch 2 --size 32 --repeats 3 --no-profile --strategies fst --out".split()
+    command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *arguments, str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("layer 3 "):
+            process.terminate()
+            break
+    process.stderr.read()
+    assert process.wait() == 1
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert report["header"]["incomplete"] == "stopped before its end"
+    assert len(report["layers"]) >= 2 and not report["steps"]
+    assert "incomplete" in out.with_suffix(".md").read_text()
+
+
+def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
+    out = tmp_path / "report"
+    options = "--batch 2 --size 8 12 --repeats 3 --no-layers --strategies fst".split()
+    tool.main(["--config", "configs/demo_digits.py", *options, "--out", str(out)])
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert report["header"]["config"] == "configs/demo_digits.py"
+    assert report["header"]["size"] == "8x12, padding included"
+    assert set(report["steps"]["step"]) == {"torch", "fst"} and report["layers"] == []
+
+
+def test_comparison_takes_turns_in_both_orders():
+    calls = []
+    functions = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = benchmark.compare(functions, repeats=2, device=torch.device("cpu"), warmup=1)
+    assert "".join(calls) == "abc" + "abc" + "cba"
+    assert timings.keys() == functions.keys()
+
+
+def test_on_cuda_the_cache_is_flushed_before_the_events(monkeypatch):
+    """With a stand-in for the device: what is called, in which order."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 7.0
+
+    def synchronize(device: torch.device) -> None:
+        log.append("synchronize")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(timing, "CACHE_BYTES", 1)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda self: log.append("flush"))
+    done, returned = timing._cuda_clock(CPU)(lambda: log.append("call"))
+    assert log == ["flush"] * timing.FLUSHES + ["record", "call", "record", "synchronize"]
+    assert done == 7.0 and returned < 50
+
+
+def test_shapes_are_counted_with_their_input():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    )
+    shapes = benchmark.conv_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
+    assert [str(shape) for shape in shapes] == ["3->8 3x3 s2 17x21", "8->8 3x3 s1 8x10"]
+    assert list(shapes.values()) == [1, 2]
+    assert all(shape.batch == 5 for shape in shapes)
+
+
+def a_training(model: nn.Module, images: torch.Tensor, **options) -> Training:
+    return Training(model, lambda trained: trained(images).square().mean(), **options)
+
+
+def test_memory_is_that_of_model_optimizer_and_step():
+    """A model so large, on an image so small, that activations do not count."""
+    model = nn.Sequential(nn.Conv2d(64, 256, 3), nn.Conv2d(256, 256, 3))
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    training = a_training(model, torch.randn(1, 64, 5, 5))
+    strategies = {name: fst.get_strategy(name) for name in ("dense", "srste")}
+    memory = measure_memory(training, strategies)
+    assert memory.keys() == {"torch", "dense", "srste"}
+    # weights, gradients, momentum, and what the optimizer and the convolutions need besides
+    assert 3 * weights <= memory["torch"].peak < 5 * weights
+    assert memory["srste"].peak >= memory["dense"].peak + weights
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_saved_bytes_count_each_storage_once_and_no_parameter():
+    images = torch.randn(4, 8, 6, 6)
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
+    image = images.numel() * 4
+    training = a_training(model, images)
+    plain, step = training.contestant(None)
+    # the convolutions' inputs, and the last output for the loss
+    assert saved_bytes(plain, step) == 3 * image
+    trained, step = training.contestant(fst.get_strategy("fst_w"))
+    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4  # S(Wᵀ)
+    trained, step = training.contestant(fst.get_strategy("fst"))
+    # of the 1x1 convolution's input only the kept half; ReLU keeps nothing, its input needs none
+    assert saved_bytes(trained, step) == 2.5 * image + (64 + 64 * 9) * 4
+
+
+def test_contestants_train_copies_and_convert_what_is_selected():
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))})
+    before = model["body"][0].weight.clone()
+    training = Training(
+        model,
+        lambda trained: trained["body"](torch.ones(1, 4, 7, 7)).sum(),
+        root=lambda trained: trained["body"],
+        selection={"exclude": "0"},
+    )
+    trained, step = training.contestant(fst.get_strategy("fst"))
+    step()
+    assert set(fst.sparse_layers(trained)) == {"body.1"} and not fst.sparse_layers(model)
+    assert torch.equal(model["body"][0].weight, before)
+    assert not torch.equal(trained["body"][0].weight, before)
+    assert all(p.grad is None for p in trained.parameters())
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1)
+    )
+
+
+@pytest.fixture
+def _traced_only(monkeypatch):
+    """Compiling runs the traced graph as it is, so that no compiler is needed."""
+    compile_module = nn.Module.compile
+
+    def traced(self, *, fullgraph: bool, mode: str) -> None:
+        compile_module(self, backend="eager", fullgraph=fullgraph)
+
+    monkeypatch.setattr(nn.Module, "compile", traced)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
+    training = a_training(_model(), torch.randn(2, 4, 9, 9))
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
+    forced = {"grad_weight": "transposed"}
+    made = benchmark.contestants(training, strategies, compile_mode="default", forced=forced)
+    eager = ["torch", "fst", "fst, grad_weight=transposed", "tsm", "srste"]
+    compiled = ["torch, compiled", "fst, compiled", "srste, compiled"]
+    assert set(made.ready) == {*eager, *compiled}
+    assert made.failed.keys() == {"tsm, compiled"}
+    assert (
+        "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
+    )
+    chosen = [
+        layer.run.decisions["grad_weight"]
+        for layer in fst.sparse_layers(made.ready["fst, grad_weight=transposed"].model).values()
+    ]
+    assert [d.backend for d in chosen] == ["transposed", "transposed", "strided"]  # last is 1x1
+    times = benchmark.time_steps(made, training, repeats=2)
+    assert times.step.keys() == made.ready.keys()
+    assert times.pruning.keys() == {*strategies, "fst, grad_weight=transposed"}
+    assert times.failed == made.failed and times.host == {}
+
+
+def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
+    def took(median: float) -> Timing:
+        return Timing(median, median, median)
+
+    times = {"torch": took(6), "torch, compiled": took(4), "fst": took(2)}
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 2)
+    times["torch, compiled"] = took(12)
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
+
+
+def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    absent = backends.Backend("grad_weight", "absent", "", True, lambda: "no such device")
+    new = backends.Backend("grad_weight", "new", "", False, lambda: "")
+    for backend in (absent, new):
+        backends.register_backend(backend)
+    verified = benchmark.runnable_backends({}, unverified=False)
+    named = benchmark.runnable_backends({"grad_weight": "new"}, unverified=False)
+    assert {"new", "absent"}.isdisjoint(verified["grad_weight"])
+    assert set(named["grad_weight"]) - set(verified["grad_weight"]) == {"new"}
+    assert "new" in benchmark.runnable_backends({}, unverified=True)["grad_weight"]
+    shape = benchmark.ConvShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    layer = benchmark.time_layer(
+        shape,
+        1,
+        {"fst": fst.get_strategy("fst"), "srste": fst.get_strategy("srste")},
+        device=CPU,
+        dtype=torch.float32,
+        memory_format=torch.channels_last,
+        repeats=2,
+        tried=named,
+        forced={"grad_weight": "strided", "fold_grad_output": "torch"},
+    )
+    chosen = layer.decisions["grad_weight"]["fst"]
+    assert chosen["grad_weight"].backend == "transposed"
+    assert layer.decisions["grad_weight"]["srste"] == {}
+    assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
+    found = {a.name: a for a in layer.alternatives}
+    together = "fst, grad_weight=strided, fold_grad_output=torch"
+    alone = {f"fst, grad_weight={name}" for name in ("strided", "masked", "new")}
+    assert found.keys() == {*alone, together}
+    assert "forced but cannot compute" in found["fst, grad_weight=new"].reason
+    assert all(a.timing or "new" in name for name, a in found.items())
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
+    bounds = roofline.layer_bounds(layer, strategies, torch.float32, Rates(1.0, 1e12, 4.0))
+    assert bounds["grad_weight"].keys() == {"torch", "fst", "srste", *found} - {
+        "fst, grad_weight=new"
+    }
+    assert bounds["grad_weight"][together] == bounds["grad_weight"]["fst"]
+    assert set(layer.times["grad_weight"]) == {"torch", "fst", "srste"}
+
+
+@pytest.fixture
+def sparse_names(monkeypatch) -> dict[str, str]:
+    """Backends of 2:4 tensor cores that can run here: stand-ins that give zeros."""
+    names = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
+    for key in names.items():
+        usable = {**vars(registry._BACKENDS[key]), "missing": lambda: ""}
+        monkeypatch.setitem(registry._BACKENDS, key, backends.Backend(**usable))
+
+    def zeros(like: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        return like.new_zeros(size).contiguous(memory_format=torch.channels_last)
+
+    nothing = sparse24.PackedWeight(*[torch.zeros(1)] * 4)
+    stand_ins = {
+        "pack": lambda weights, *_: [nothing] * len(weights),
+        "convolve": lambda input, packed, bias, size, *_: zeros(input, size),
+        "input_gradient": lambda gradient, packed, size, *_: zeros(gradient, size),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(sparse24, name, stand_in)
+    return names
+
+
+def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
+    shape = benchmark.ConvShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    layer = benchmark.time_layer(
+        shape,
+        1,
+        strategies,
+        device=CPU,
+        dtype=torch.bfloat16,
+        memory_format=torch.channels_last,
+        repeats=2,
+        tried={operation: [name] for operation, name in sparse_names.items()},
+    )
+    assert "output" not in layer.decisions["output"]["fst"]
+    found = {other.gemm: other for other in layer.alternatives}
+    assert found.keys() == {"output", "grad_input"} and len(layer.alternatives) == 2
+    assert all(a.timing and a.strategy == "fst" for a in found.values())
+    bounds = roofline.layer_bounds(layer, strategies, torch.bfloat16, Rates(1.0, 1e12, 2.0))
+    for gemm, other in found.items():
+        half = bounds[gemm]["fst"].milliseconds / 2
+        assert bounds[gemm][other.name].milliseconds == pytest.approx(half)
+
+
+def test_steps_use_forced_backends_where_they_can(sparse_names):
+    images = torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8))
+    training = a_training(model, images, amp_dtype=torch.bfloat16)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    made = benchmark.contestants(training, strategies, forced=sparse_names)
+    words = ", ".join(f"{operation}={name}" for operation, name in sparse_names.items())
+    assert made.failed == {}
+    assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
+    layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
+    computed = {name: layer.run.decisions["output"].backend for name, layer in layers.items()}
+    assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
+    assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "category"),
+    [
+        (("aten::mkldnn_convolution", "aten::conv2d", "_SparseConv2d"), "convolution output"),
+        (("aten::convolution_backward", "ConvolutionBackward0"), "convolution gradients"),
+        (("aten::convolution", "_SparseConv2dBackward"), "convolution gradients"),
+        (("aten::topk", breakdown.LAYER), "pruning, folding, copies"),
+        (("aten::add", "_SparseConv2dBackward"), "pruning, folding, copies"),
+        (("fst::prune_weights", "CompiledFunction"), "pruning, folding, copies"),
+        (("fst::grad_weight", "CompiledFunctionBackward"), "convolution gradients"),
+        (("fst::conv2d_24", breakdown.LAYER), "convolution output"),
+        (("aten::native_batch_norm", "aten::batch_norm"), "batch norm"),
+        (("triton_poi_fused_relu", "Torch-Compiled Region: 0/0"), "compiled code"),
+        (("aten::add_", "torch::autograd::AccumulateGrad"), "decay, accumulation"),
+        (("aten::add_", "Optimizer.step#SGD.step"), "optimizer"),
+        (("aten::relu", breakdown.STEP), "other layers and loss"),
+        ((breakdown.STEP,), "outside operators"),
+    ],
+)
+def test_categories_of_operators(names, category):
+    assert breakdown.category(names) == category
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    training = a_training(_model(), torch.randn(16, 4, 20, 20))
+    strategy = fst.get_strategy("fst")
+    made = benchmark.contestants(training, {"fst": strategy})
+    spent = {name: breakdown.break_down(one, CPU) for name, one in made.ready.items()}
+    begin = time.perf_counter()
+    made.ready["fst"].step()
+    assert sum(spent["fst"].values()) < 50 * (time.perf_counter() - begin) * 1e3
+    for name, parts in spent.items():
+        assert parts.keys() <= set(breakdown.CATEGORIES)
+        assert {"convolution output", "convolution gradients", "batch norm", "optimizer"} <= set(
+            parts
+        )
+        assert ("pruning, folding, copies" in parts) == (name == "fst")
+    assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
+    fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
+    assert sum(fitted.values()) == pytest.approx(100)
+    waiting = breakdown.parts_of_step(100.0, {"optimizer": 40.0}, "cuda")
+    assert waiting == {"optimizer": 40.0, breakdown.IDLE: 60.0}
+    assert breakdown.parts_of_step(20.0, {"optimizer": 40.0}, "cuda") == {"optimizer": 20.0}
+
+
+def test_geometric_mean():
+    assert benchmark.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_help_and_bad_arguments(capsys):
+    with pytest.raises(SystemExit) as done:
+        tool.main(["--help"])
+    assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
+    bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
+    bad += [["--threads", "-3"], ["--device", "quantum"], ["--size", "1", "2", "3"]]
+    bad += [["--config", "nowhere.py"], ["--tflops", "0"], ["--bandwidth", "fast"]]
+    bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
+    for arguments in bad:
+        with pytest.raises(SystemExit):
+            tool.main(arguments)
+        error = capsys.readouterr().err
+        assert arguments[0].strip("-") in error and arguments[1] in error

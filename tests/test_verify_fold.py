@@ -1,0 +1,320 @@
+"""verify names the first offending group; fold gives plain layers that hold S(W)."""
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst import NM
+from fst.rules.nm import Transposable
+from tests.networks import attach
+from tests.strategy_settings import SETTINGS, of_each_kind, setting
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, bias=False),
+        nn.Conv2d(16, 12, 1, groups=2, padding_mode="reflect"),
+        nn.Flatten(),
+        nn.Linear(12 * 9, 6),
+    )
+
+
+def _input():
+    return torch.randn(2, 3, 7, 7)
+
+
+def _trained(row, include=None):
+    """Converted, and trained for two steps."""
+    net = _net()
+    fst.convert(net, row.build(), include=include)
+    fst.seed_random_rules(net, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    attach(net, optimizer)
+    for _ in range(2):
+        net(_input()).square().mean().backward()
+        optimizer.step()
+    return net.eval()
+
+
+# ---------------------------------------------------------------- fold
+
+
+@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
+def test_fold_equals_the_evaluated_model(row):
+    net = _trained(row, include=["*"])
+    input = _input()
+    with torch.no_grad():
+        expected = net(input)
+    keys, weight = net.state_dict().keys(), net[3].weight
+    dense = weight.detach().clone()
+    folded = fst.fold(net)
+    assert folded is not net
+    assert not fst.sparse_layers(folded)
+    assert {type(m) for m in folded} == {
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.ReLU,
+        nn.Flatten,
+        nn.Linear,
+    }
+    assert folded.state_dict().keys() == keys
+    assert torch.equal(folded[3].weight, net[3].effective_weight())
+    assert torch.equal(net[3].weight, dense) and net[3].weight is weight  # left as it was
+    assert len(fst.sparse_layers(net)) == 4
+    with torch.no_grad():
+        torch.testing.assert_close(folded(input), expected)
+    plain = _net().eval()
+    plain.load_state_dict(folded.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(plain(input), expected)
+    copy.deepcopy(folded), pickle.dumps(folded)
+    folded.train()(input).sum().backward()
+
+
+def test_fold_in_place():
+    net = _trained(setting("fst"))
+    parameters = dict(net.named_parameters())
+    expected = net(_input().fill_(0.5))
+    folded = fst.fold(net, inplace=True)
+    assert folded is net and not fst.sparse_layers(net)
+    assert all(p is parameters[name] for name, p in net.named_parameters())
+    torch.testing.assert_close(net(_input().fill_(0.5)), expected)
+    fst.convert(net, "sdgp", include="3")  # plain layers again
+
+
+def test_fold_of_a_single_layer():
+    layer = nn.Conv2d(8, 8, 3)
+    fst.convert(layer, "fst")
+    folded = fst.fold(layer)
+    assert type(folded) is nn.Conv2d and fst.verify(folded).ok and not fst.verify(_net()).ok
+
+
+def test_fold_of_tied_weights():
+    first, second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    second.weight = first.weight
+    net = nn.Sequential(first, second)
+    fst.convert(net, "fst")
+    folded = fst.fold(net)
+    assert folded[0].weight is folded[1].weight
+    input = torch.randn(1, 8, 5, 5)
+    torch.testing.assert_close(folded(input), net.eval()(input))
+
+
+def test_fold_needs_a_converted_model():
+    with pytest.raises(ValueError, match="convert"):
+        fst.fold(_net())
+
+
+# ---------------------------------------------------------------- verify
+
+_MAGNITUDE_ROWS = [
+    row
+    for row in SETTINGS
+    if row.prunes_weight
+    and row.custom is None
+    and isinstance(row.build().output, (NM, Transposable))
+    and row.build().min_in_channels == 1  # else the first layer stays dense
+]
+
+
+@pytest.mark.parametrize("row", _MAGNITUDE_ROWS)
+def test_folded_models_satisfy_the_pattern(row, tmp_path):
+    net = _trained(row)
+    rule = row.build().output
+    options = dict(n=rule.n, m=rule.m, group_order=rule.group_order)
+    folded = fst.fold(net)
+    path = tmp_path / "folded.pth"
+    torch.save(folded.state_dict(), path)
+    nested = tmp_path / "nested.pth"
+    torch.save({"state_dict": folded.state_dict(), "meta": {"epoch": 3}}, nested)
+    for target in (net, folded, folded.state_dict(), path, str(path), nested):
+        report = fst.verify(target, **options)
+        assert report.ok, str(report)
+        assert len(report.layers) == 3
+        assert "3.weight" in str(report)
+    if row.name == "asp":
+        assert fst.verify(net.state_dict(), **options).ok, "pruned weights stay zero"
+    elif rule.n < 8:  # as many input channels as the widest layer has in a convolution group
+        assert not fst.verify(net.state_dict(), **options).ok, "the dense weights in training"
+
+
+@pytest.mark.parametrize("id", ["dense", "sdgp", "sdgp-random"])
+def test_dense_weights_do_not_satisfy_it(id):
+    net = _trained(setting(id))
+    for target in (net, fst.fold(net), net.state_dict()):
+        report = fst.verify(target)
+        assert not report.ok and "0.weight" in str(report)
+
+
+def test_verify_respects_the_order_of_each_layer():
+    """A converted model is checked in the order its own strategy prunes."""
+    net = _trained(setting("fst-im2col"))
+    assert fst.verify(net).ok
+    assert fst.verify(fst.fold(net), group_order="im2col").ok
+    assert not fst.verify(fst.fold(net), group_order="channel").ok
+
+
+def _pruned_weight(*shape):
+    weight = torch.zeros(shape)
+    weight[:, ::2] = 1.0
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ((0, 1, 0, 0), ["0", "0:4"]),
+        ((2, 5, 1, 2), ["2", "4:8", "1", "2"]),
+        ((7, 9, 2, 2), ["7", "8:11", "2"]),
+    ],
+)
+def test_the_first_offending_group_is_named(index, words):
+    """8 x 11 channels: the last group has three, of which two are kept already."""
+    state = {
+        "a.weight": _pruned_weight(4, 8, 3, 3),
+        "b.weight": _pruned_weight(8, 11, 3, 3),
+        "c.weight": torch.ones(4, 8, 3, 3),
+    }
+    state["b.weight"][index] = 5.0
+    report = fst.verify(state)
+    assert not report.ok
+    assert [check.name for check in report.layers if not check.ok] == ["b.weight", "c.weight"]
+    (offence,) = (c.offence for c in report.layers if c.name == "b.weight")
+    assert "3" in offence and all(word in offence for word in words), offence
+    assert offence in str(report)
+    state["b.weight"][index] = 0.0
+    del state["c.weight"]
+    assert fst.verify(state).ok
+
+
+def test_the_first_of_several_offences_is_named():
+    weight = torch.zeros(4, 8, 1, 1)
+    weight[1, 4:7] = 1.0
+    weight[3] = 1.0
+    (check,) = fst.verify({"w": weight}).layers
+    assert "[1, 4:8, 0, 0]" in check.offence
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7])
+def test_the_last_short_group_is_checked_and_no_group_too_many(channels):
+    weight = torch.ones(2, channels, 1, 1)
+    weight[:, 2:4] = 0.0
+    weight[:, 6:8] = 0.0
+    assert fst.verify({"w": weight}).ok
+    if channels >= 3:
+        weight[1, 2] = 1.0
+        assert not fst.verify({"w": weight}).ok
+    if channels == 7:
+        weight[1, 2], weight[1, 6] = 0.0, 1.0
+        assert "4:7" in fst.verify({"w": weight}).layers[0].offence
+
+
+def test_density_and_non_finite_weights():
+    weight = _pruned_weight(4, 8, 1, 1)
+    (check,) = fst.verify({"w": weight}).layers
+    assert check.density == 0.5
+    weight[0, 1] = float("nan")
+    assert not fst.verify({"w": weight}).ok
+    weight[0, 1] = -0.0
+    assert fst.verify({"w": weight}).ok
+
+
+def test_what_is_verified():
+    net = _trained(setting("fst"), include=["0", "3"])
+    report = fst.verify(net, include=["0.weight", "3.weight"])
+    assert report.ok and len(report.layers) == 2
+    assert not fst.verify(net).ok  # "4" was left dense
+    assert fst.verify(net, exclude="4.weight").ok
+    state = {"head.weight": _pruned_weight(4, 8), "w": _pruned_weight(4, 8, 1, 1)}
+    assert [c.name for c in fst.verify(state).layers] == ["w"]
+    assert fst.verify(state, include="head.*").ok
+    linear = nn.Sequential(nn.Linear(8, 8))
+    fst.convert(linear, "fst", include="0")
+    assert fst.verify(linear).ok and fst.verify(linear).layers[0].name == "0.weight"
+
+
+@pytest.mark.parametrize("target", [{}, {"bias": torch.zeros(4)}, nn.ReLU(), nn.Linear(4, 4)])
+def test_nothing_to_verify_is_an_error(target):
+    with pytest.raises(ValueError, match="weight"):
+        fst.verify(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(n=5), ["5", "4"]),
+        (dict(m=0), ["0"]),
+        (dict(m=64), ["64", "32"]),
+        (dict(n=2.0), ["2.0"]),
+        (dict(group_order="nhwc"), ["group_order", "nhwc", "channel"]),
+        (dict(include="nothing"), ["include", "nothing", "3.weight"]),
+        (dict(exclude="nothing.*"), ["exclude", "nothing.*"]),
+    ],
+    ids=str,
+)
+def test_bad_options(options, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        fst.verify(_net(), **options)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+@pytest.mark.parametrize("target", [None, 3, [torch.zeros(4, 4, 1, 1)]])
+def test_bad_target(target):
+    with pytest.raises((ValueError, TypeError), match="target"):
+        fst.verify(target)
+
+
+class _Trap:
+    """What an evil checkpoint does when it is unpickled carelessly."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.environ["FST_TEST_TRAP"],)
+
+
+def test_bad_files(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"absent\.pth"):
+        fst.verify(tmp_path / "absent.pth")
+    with pytest.raises((ValueError, OSError), match=str(tmp_path)):
+        fst.verify(tmp_path)
+
+    whole = tmp_path / "whole.pth"
+    torch.save({"w": torch.zeros(64, 64, 3, 3)}, whole)
+    content = whole.read_bytes()
+    files = {
+        "text.pth": b"these are no weights",
+        "empty.pth": b"",
+        "cut.pth": content[: len(content) // 2],
+        "start.pth": content[:100],
+        "zip.pth": b"PK\x03\x04" + b"\0" * 200,
+        "pickle.pth": pickle.dumps([1, 2, 3]),
+        "number.pth": pickle.dumps({"a": 3}),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError) as caught:
+            fst.verify(tmp_path / name)
+        assert name in str(caught.value) or "weight" in str(caught.value), name
+
+    torch.save([torch.zeros(4, 4, 1, 1)], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="list"):
+        fst.verify(tmp_path / "list.pth")
+    torch.save(_net(), tmp_path / "module.pth")
+    with pytest.raises(ValueError, match=r"module\.pth"):
+        fst.verify(tmp_path / "module.pth")
+
+    trap = tmp_path / "sprung"
+    monkeypatch.setenv("FST_TEST_TRAP", str(trap))
+    torch.save({"w": torch.zeros(4, 4, 1, 1), "x": _Trap()}, tmp_path / "trap.pth")
+    with pytest.raises(ValueError, match=r"trap\.pth"):
+        fst.verify(tmp_path / "trap.pth")
+    assert not trap.exists(), "code from the checkpoint ran"
