@@ -52,7 +52,7 @@ class Decision(NamedTuple):
 
 
 _DECIDED: dict[tuple[Any, ...], Decision] = {}
-_FROM_DISK: dict[str, dict[str, Any]] = {}
+_FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
 
 
 def enabled(device: torch.device) -> bool:
@@ -118,25 +118,22 @@ def _recalled_or_measured(
     operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision | None:
     surroundings = cache.environment(device)
-    name = f"{operation} {text}"
-    known = _recalled(name, surroundings)
+    known = _recalled(operation, text, surroundings)
     if known is not None and set(known.times) == set(contestants):
         return known
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     decision = _measured(operation, text, contestants, device)
-    cache.write(surroundings, {name: decision._asdict()})
+    cache.add(surroundings, decision._asdict())
     return decision
 
 
-def _recalled(name: str, surroundings: dict[str, Any]) -> Decision | None:
+def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decision | None:
     file = str(cache.path(surroundings))
     if file not in _FROM_DISK:
         _FROM_DISK[file] = cache.read(surroundings)
-    entry = _FROM_DISK[file].get(name)
-    if not isinstance(entry, dict) or set(entry) != set(Decision._fields):
-        return None
-    return Decision(**entry)
+    entry = _FROM_DISK[file].get((operation, text))
+    return None if entry is None else Decision(**entry)
 
 
 def _measured(

@@ -1,12 +1,12 @@
-"""Decisions of the autotuner on disk: one JSON file for each device and set of versions."""
+"""Decisions of the autotuner on disk: a line each, a file for each device and set of versions."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from fst.basics.machine import processor
 from fst.basics.version import __version__
 
-FORMAT = 1
+TEXTS = ("operation", "key", "backend", "reason")  # of an entry, besides its "times"
 
 
 def folder() -> Path:
@@ -44,44 +44,56 @@ def environment(device: torch.device) -> dict[str, Any]:
 def path(surroundings: dict[str, Any]) -> Path:
     """The file of an `environment`."""
     name = "_".join(str(value) for value in surroundings.values())
-    return folder() / f"autotune_{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.json"
+    return folder() / f"autotune_{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.jsonl"
 
 
-def read(surroundings: dict[str, Any]) -> dict[str, Any]:
-    """Key -> entry; empty where there is no readable file of this format and environment."""
+def read(surroundings: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(operation, key) -> entry; lines that are no entry of this environment are left out."""
     file = path(surroundings)
     try:
-        found = json.loads(file.read_text())
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
         warnings.warn(f"{file} cannot be read and is not used: {error}", stacklevel=2)
         return {}
-    known = isinstance(found, dict) and found.get("format") == FORMAT
-    if not known or found.get("environment") != surroundings:
-        warnings.warn(f"{file} is of another format or environment and is not used.", stacklevel=2)
-        return {}
-    entries = found.get("decisions")
-    return entries if isinstance(entries, dict) else {}
+    found = [_entry(line, surroundings) for line in lines if line]
+    if None in found:
+        reason = "broken, or of another format or environment"
+        warnings.warn(f"{file}: a line is {reason} and is not used.", stacklevel=2)
+    return {(entry["operation"], entry["key"]): entry for entry in found if entry is not None}
 
 
-def write(surroundings: dict[str, Any], entries: dict[str, Any]) -> None:
-    """Add entries to those on disk. The file is replaced as a whole, so readers see no half."""
+def _entry(line: str, surroundings: dict[str, Any]) -> dict[str, Any] | None:
+    """What `add` wrote, or None if the line is anything else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.pop("environment", None) != surroundings:
+        return None
+    times = found.get("times")
+    fits = (
+        found.keys() == {*TEXTS, "times"}
+        and all(isinstance(found[name], str) for name in TEXTS)
+        and isinstance(times, dict)
+        and all(type(time) in (int, float) and 0 < time < math.inf for time in times.values())
+        and found["backend"] in times
+    )
+    return found if fits else None
+
+
+def add(surroundings: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Append an entry to those on disk; of several for one key the last one holds.
+
+    One line in one write: processes that do so at the same time lose nothing of each other.
+    """
     file = path(surroundings)
-    content = {
-        "format": FORMAT,
-        "environment": surroundings,
-        "decisions": {**read(surroundings), **entries},
-    }
+    line = json.dumps({"environment": surroundings, **entry})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as stream:
-                json.dump(content, stream, indent=1, sort_keys=True)
-            os.replace(name, file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with file.open("ab", buffering=0) as stream:
+            # Begins a line even behind one that a full disk has cut off.
+            stream.write(f"\n{line}\n".encode())
     except OSError as error:
         warnings.warn(f"{file} cannot be written, decisions stay here: {error}", stacklevel=2)

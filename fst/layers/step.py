@@ -42,10 +42,21 @@ def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
         weight.grad.add_(pull, alpha=strategy.decay)
 
 
+def is_skipped(optimizer: Optimizer) -> bool:
+    """Whether the step under way changes no weight, because a GradScaler has found infinities.
+
+    Optimizers that unscale gradients themselves are called all the same; others are not.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
 @torch.no_grad()
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if is_skipped(optimizer):
+        return None
     layers = [layer for layer in _held_by(optimizer) if not _is_nested(layer, optimizer)]
     for layer in layers:
         if layer.run.frozen is not None:

@@ -39,7 +39,7 @@ def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.d
 def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
     if type(value) is tuple and [type(v) for v in value] == [int, int] and min(value) >= least:
         return value
-    values = tuple(value) if isinstance(value, Sequence) else (value, value)
+    values = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(values) == 1:
         values = values * 2
     if len(values) != 2 or not all(_is_int(v) and v >= least for v in values):
@@ -88,8 +88,9 @@ def padded_geometry(
 
 
 def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Raise ValueError unless shapes, groups and devices fit."""
+    """Raise unless shapes, groups, layouts and devices fit; inside transforms of torch.func too."""
     _check_are_tensors(input, weight, bias)
+    _check_no_transform()
     if input.dim() != 4:
         raise ValueError(f"input has shape {tuple(input.shape)}; it must be (N, Cin, H, W).")
     if weight.dim() != 4:
@@ -125,6 +126,21 @@ def _check_are_tensors(input: object, weight: object, bias: object) -> None:
     for name, value in (("input", input), ("weight", weight), ("bias", bias)):
         if not isinstance(value, Tensor) and not (name == "bias" and value is None):
             raise TypeError(f"{name}={value!r} must be a torch.Tensor.")
+        if value is not None and value.layout != torch.strided:
+            raise TypeError(
+                f"{name} has layout {value.layout}; allowed is torch.strided: "
+                "pass a dense tensor, such as to_dense() returns. Pruning is the strategy's part."
+            )
+
+
+def _check_no_transform() -> None:
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    raise RuntimeError(
+        "sparse_conv2d cannot run inside the transforms of torch.func (grad, vmap, jacrev, jvp): "
+        "call torch.autograd.grad instead, also on the output of torch.func.functional_call; "
+        "for inference transform fst.fold(model)."
+    )
 
 
 def check_linear(input: Tensor, weight: Tensor) -> None:

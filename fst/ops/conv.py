@@ -149,6 +149,8 @@ def linear_as_conv(
     check_linear(input, weight)
     samples = input.shape[0] if input.dim() > 1 else 1
     positions = input.shape[1:-1].numel() if input.dim() > 1 else 1
+    if not positions:  # nothing to compute, as in an empty batch
+        samples, positions = 0, 1
     image = input.reshape(samples, 1, positions, input.shape[-1]).permute(0, 3, 1, 2)
     output = convolution(image)
     return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], weight.shape[0])

@@ -216,4 +216,7 @@ def _window(
         begin = start * stride - padding
         end = last * stride - padding + geometry.dilation[axis] * (kernel[axis] - 1) + 1
         edges = [-begin, end - input.shape[2 + axis], *edges]
-    return F.pad(input, edges) if any(edges) else input
+    # Padded before it is cut: a window may lie wholly in the padding.
+    for part in ([max(edge, 0) for edge in edges], [min(edge, 0) for edge in edges]):
+        input = F.pad(input, part) if any(part) else input
+    return input

@@ -63,8 +63,9 @@ def transposable_patterns(n: int = 2, m: int = 4) -> list[tuple[tuple[bool, ...]
 def reference_transposable_mask(matrix: Tensor) -> Tensor:
     """Best 2:4 transposable mask (Hubara et al. 2021) of a (rows, columns) ``matrix``.
 
-    The matrix is padded with zeros to 4x4 tiles; in each the pattern of largest kept L1 norm wins,
-    the first one of `transposable_patterns` among equals. Returns a bool (rows, columns).
+    The matrix is padded with zeros to 4x4 tiles; in each the pattern wins that keeps most infinite
+    entries (NaN counts as one), then that of largest L1 norm of the others, then the first one of
+    `transposable_patterns`. Returns a bool (rows, columns).
     """
     rows, columns = matrix.shape
     padded = torch.zeros(-(-rows // 4) * 4, -(-columns // 4) * 4, dtype=torch.float64)
@@ -73,10 +74,11 @@ def reference_transposable_mask(matrix: Tensor) -> Tensor:
     patterns = transposable_patterns()
     for top, left in itertools.product(range(0, len(padded), 4), range(0, padded.shape[1], 4)):
         tile = padded[top : top + 4, left : left + 4].tolist()
-        scores = [
-            sum(tile[i][j] for i in range(4) for j in range(4) if pattern[i][j])
-            for pattern in patterns
-        ]
+        scores = []
+        for pattern in patterns:
+            kept = [tile[i][j] for i in range(4) for j in range(4) if pattern[i][j]]
+            finite = [value for value in kept if math.isfinite(value)]
+            scores.append((len(kept) - len(finite), sum(finite)))
         mask[top : top + 4, left : left + 4] = torch.tensor(patterns[scores.index(max(scores))])
     return mask[:rows, :columns]
 

@@ -37,8 +37,11 @@ class Strategy:
         name: how reports and checkpoints call it.
         output, grad_input, grad_weight: a `Rule`, or None for dense.
         decay: λ of SR-STE (Zhou et al. 2021): the dense weight is pulled towards S(W).
-        decay_mode: "gradient" adds λ(W − S(W)) to grad_weight (the official code); "decoupled"
-            does W ← W − λ(W − S(W)) (FST, Eq. 6). Both act once, when the optimizer steps.
+        decay_mode: "gradient" adds λ(W − S(W)) to the weight's gradient (the official code);
+            "decoupled" does W ← W − λ(W − S(W)) (FST, Eq. 6). Both act once, when an optimizer of
+            ``torch.optim`` steps: in layers ``.grad`` before it, and what `torch.autograd.grad`
+            returns, are the loss's alone, and a loop that updates weights by hand has no decay.
+            `fst.sparse_conv2d` has no step: it adds the term of "gradient" in its backward pass.
         min_in_channels: `fst.convert` leaves convolutions with fewer input channels dense unless
             they are included by name.
         schedule: what happens to masks and weights around optimizer steps, see `fst.attach`.

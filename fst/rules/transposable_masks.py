@@ -17,7 +17,8 @@ def transposable_mask(matrix: Tensor, n: int = 2, m: int = 4) -> Tensor:
 
     Source: Hubara et al. 2021, "Accelerated Sparse Neural Training". For m <= 4 the best of all
     patterns (90 for 2:4) is found exactly; above that by the paper's greedy 2-approximation,
-    completed by exchanges so that every row and column keeps exactly n.
+    completed by exchanges so that every row and column keeps exactly n. Infinite entries come
+    first, NaN counts as one, and among them the others decide.
 
     Args:
         matrix: (..., rows, columns), floating point. Sizes not divisible by m are padded with
@@ -59,8 +60,12 @@ def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
     wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
     limit = torch.finfo(wide).max / (4 * m * m)
     patterns = constant(_PATTERNS[n, m], tiles.device)
+    table, infinite = patterns.T.to(wide), tiles.isinf()
     with without_autocast(tiles.device):
-        totals = tiles.to(wide).clamp(max=limit) @ patterns.T.to(wide)
+        totals = tiles.to(wide).masked_fill(infinite, 0).clamp(max=limit) @ table
+        counts = infinite.to(wide) @ table
+    # Most infinities first, then the largest sum of the rest.
+    totals = totals.masked_fill(counts < counts.amax(1, keepdim=True), -1)
     return patterns.bool()[totals.argmax(1)]
 
 

@@ -21,7 +21,10 @@ def fst_w(
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW dense + λ(W − S(W)) (the "50%×2" rows of Table 3)."""
+    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW dense + λ(W − S(W)) (the "50%×2" rows of Table 3).
+
+    Layers add the decay where the optimizer steps; `torch.autograd.grad` returns dW without it.
+    """
     return Strategy(
         "fst_w",
         output=NM("weight", n, m, group_order=group_order),
@@ -43,7 +46,10 @@ def fst(
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """`fst_w` with dW = (dY + dY·T)·S(Xᵀ) + λ(W − S(W)) (the "50%×3" rows of Table 3)."""
+    """`fst_w` with dW = (dY + dY·T)·S(Xᵀ) + λ(W − S(W)) (the "50%×3" rows of Table 3).
+
+    Layers add the decay where the optimizer steps; `torch.autograd.grad` returns dW without it.
+    """
     grad_weight = Alternating(pairing=pairing, phase=phase, block=block, restore=restore)
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="fst", grad_weight=grad_weight)

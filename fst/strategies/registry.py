@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fst.basics.text import suggest
 from fst.rules.strategy import Strategy
@@ -72,11 +73,40 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
             raise ValueError(
                 f"strategy {name!r} has no option {option!r}.{suggest(option, options)}"
             )
+    _check_types(name, recipe, overrides)
     return recipe(**overrides)
+
+
+def _check_types(name: str, recipe: Callable[..., Strategy], overrides: dict[str, Any]) -> None:
+    try:
+        hints = get_type_hints(recipe)
+    except NameError:  # a name that is imported for type checkers alone
+        return
+    for option, value in overrides.items():
+        allowed = hints.get(option, Any)
+        if not _fits(value, allowed):
+            text = inspect.formatannotation(allowed)
+            raise ValueError(f"strategy {name!r}: {option}={value!r} must be of type {text}.")
+
+
+def _fits(value: object, allowed: Any) -> bool:
+    """Whether a value, perhaps from YAML or JSON, is of an annotated type, if that is known."""
+    if allowed is Any:
+        return True
+    origin, parts = get_origin(allowed), get_args(allowed)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple and Ellipsis not in parts:
+        is_sequence = isinstance(value, tuple | list) and len(value) == len(parts)
+        return is_sequence and all(map(_fits, value, parts))
+    if allowed in (int, float):
+        return isinstance(value, int | allowed) and not isinstance(value, bool)
+    kind = origin or allowed
+    return not isinstance(kind, type) or isinstance(value, kind)
 
 
 def default_strategy(name: str) -> Strategy:
     """`get_strategy` without overrides, written so that torch.compile can trace it."""
-    if name not in _DEFAULTS:
+    if not isinstance(name, str) or name not in _DEFAULTS:
         raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
     return _DEFAULTS[name]

@@ -2,7 +2,7 @@
 
 Paper: Zhou et al., "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch",
 ICLR 2021, Eq. 9. Official code: github.com/NM-sparsity/NM-sparsity (its autograd function adds the
-decay to the gradient, as here).
+decay to the gradient; here that waits for the optimizer's step).
 """
 
 from fst.basics.text import suggest
@@ -26,7 +26,8 @@ def srste(
     """Y = S(W)·X, dW dense + λ(W − S(W)).
 
     ``backward`` is the weight of dX: "dense" (Wᵀ, only Eq. 1 is pruned, as FST's Table 3 counts it)
-    or "pruned" (S(W)ᵀ, the derivative that the official code takes).
+    or "pruned" (S(W)ᵀ, the derivative that the official code takes). Layers add the decay where
+    the optimizer steps; `torch.autograd.grad` returns dW without it.
     """
     if backward not in BACKWARD:
         raise ValueError(f"backward={backward!r} is unknown.{suggest(backward, BACKWARD)}")

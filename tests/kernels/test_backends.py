@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -71,9 +72,9 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert _choose(key=1).backend == "strided"
     assert len(log) == 2
     (file,) = tmp_path.iterdir()
-    stored = json.loads(file.read_text())
-    assert len(stored["decisions"]) == 2
-    assert stored["environment"]["torch"] == torch.__version__
+    stored = [json.loads(line) for line in file.read_text().splitlines() if line]
+    assert len(stored) == 2
+    assert stored[0]["environment"]["torch"] == torch.__version__
     backends.forget_decisions()
     monkeypatch.setattr(torch, "__version__", "another")
     assert _choose().backend == "strided"
@@ -81,19 +82,49 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_two_processes_add_to_one_file(timed):
+def test_those_who_add_at_once_lose_nothing():
+    """Nor do they behind a line that a full disk has cut off."""
     surroundings = cache.environment(CPU)
-    cache.write(surroundings, {"a": 1})
-    cache.write(surroundings, {"b": 2})
-    assert cache.read(surroundings) == {"a": 1, "b": 2}
+    cache.path(surroundings).write_text('{"environment": {"fst": "0.1')
+
+    def add(index):
+        entry = dict(operation="o", key=f"{index}" * 500, backend="b", reason="r", times={"b": 1.0})
+        cache.add(surroundings, entry)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(480)))
+    with pytest.warns(UserWarning, match="is not used"):
+        assert len(cache.read(surroundings)) == 480
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 0}'])
-def test_a_broken_file_is_not_used(text, timed):
-    cache.folder().mkdir(exist_ok=True)
-    cache.path(cache.environment(CPU)).write_text(text)
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        dict(backend={}),
+        dict(backend="transposd"),
+        dict(times=[1.0]),
+        dict(times={"strided": "1"}),
+        dict(reason=None),
+        dict(environment={}),
+        dict(more=1),
+    ],
+    ids=str,
+)
+def test_a_broken_line_is_not_used(change, timed):
+    _choose()
+    (file,) = cache.folder().iterdir()
+    entry = json.loads(file.read_text())
+    text = "{" if change is None else json.dumps({**entry, **change})
+    file.write_text(text)
+    backends.forget_decisions()
     with pytest.warns(UserWarning, match="is not used"):
         assert _choose().backend == "strided"
+    assert len(timed[1]) == 2
+    backends.forget_decisions()
+    with pytest.warns(UserWarning, match="is not used"):
+        _choose()
+    assert len(timed[1]) == 2  # the line that was added replaces it
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(timed, monkeypatch, tmp_path):

@@ -341,6 +341,24 @@ def _assert_strategy_equals_reference(strategy, the_case):
         assert a is e is None or error(a, e) <= 1e-10, (name, str(strategy))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(phase=1), dict(pairing="flat"), dict(block=(2, 2)), dict(restore=False)],
+    ids=str,
+)
+def test_windows_that_lie_wholly_in_the_padding(options):
+    """`F.conv2d` takes them: of a 1x1 kernel that is kept positions without any input."""
+    strategy = fst.get_strategy("fst", **options)
+    for size, kernel, stride, padding in (
+        ((6, 2), (1, 1), 5, 2),
+        ((2, 3), (1, 1), (4, 1), (3, 5)),
+        ((1, 1), (1, 1), 1, 4),
+        ((3, 2), (2, 1), (1, 4), (5, 3)),
+    ):
+        padded = Case("padded", (3, 8), size, kernel, stride, padding, bias=True)
+        _assert_strategy_equals_reference(strategy, padded)
+
+
 def test_every_rule_combination_of_operands():
     """Each operand that a GEMM may prune, with each other, in one call."""
     the_case = case("odd_nhwc")

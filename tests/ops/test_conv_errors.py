@@ -55,6 +55,7 @@ BAD = [
     ("stride_negative", dict(stride=(1, -1)), ["stride", "-1"]),
     ("stride_triple", dict(stride=(1, 1, 1)), ["stride", "(1, 1, 1)"]),
     ("stride_float", dict(stride=1.5), ["stride", "1.5"]),
+    ("stride_bytes", dict(stride=b"1"), ["stride", "b'1'"]),
     ("dilation_zero", dict(dilation=0), ["dilation", "0"]),
     ("dilation_word", dict(dilation="same"), ["dilation", "same"]),
     ("too_small", dict(input=_input(2, 8, 2, 2)), ["2", "3"]),
@@ -62,6 +63,9 @@ BAD = [
     ("strategy_unknown", dict(strategy="fts"), ["strategy", "fts", "fst"]),
     ("strategy_type", dict(strategy=None), ["strategy", "None"]),
     ("strategy_rule", dict(strategy=fst.NM("weight")), ["strategy"]),
+    ("strategy_unhashable", dict(strategy=["fst"]), ["strategy", "['fst']", "'fst'"]),
+    ("sparse_input", dict(input=_input().to_sparse()), ["input", "sparse_coo", "strided"]),
+    ("sparse_weight", dict(weight=_weight().to_sparse()), ["weight", "sparse_coo", "strided"]),
     ("input_type", dict(input=[[0.0]]), ["input"]),
     ("weight_type", dict(weight=None), ["weight"]),
 ]
@@ -85,6 +89,7 @@ BAD_LINEAR = [
     ("bias", dict(bias=torch.zeros(8)), ["bias", "(8,)", "(4,)"]),
     ("dtype", dict(weight=torch.zeros(4, 8).double()), ["float32", "float64"]),
     ("strategy", dict(strategy="sdpg"), ["strategy", "sdpg", "sdgp"]),
+    ("sparse", dict(weight=torch.zeros(4, 8).to_sparse()), ["weight", "sparse_coo", "strided"]),
 ]
 
 
@@ -102,3 +107,31 @@ def test_bad_arguments_of_linear(arguments, words):
 def test_padding_beyond_the_input_is_fine():
     output = fst.sparse_conv2d(torch.ones(1, 4, 1, 1), torch.ones(4, 4, 3, 3), padding=5)
     assert output.shape == (1, 4, 9, 9)
+
+
+def _of_functional_call(net, parameters, input):
+    return torch.func.functional_call(net, parameters, (input,)).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda net, p, x: torch.func.grad(_of_functional_call, argnums=1)(net, p, x),
+        lambda net, p, x: torch.func.vmap(lambda one: net(one[None]))(x),
+        lambda net, p, x: torch.func.jacrev(net)(x),
+        lambda net, p, x: torch.func.vmap(net.eval())(x[None]),
+    ],
+    ids=["grad", "vmap", "jacrev", "eval"],
+)
+def test_transforms_of_functions_are_refused(transform):
+    """The message says what works instead, which then does."""
+    net, x = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3)), torch.randn(2, 4, 5, 5)
+    fst.convert(net, "fst")
+    parameters = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with pytest.raises(RuntimeError, match="sparse_conv2d cannot run inside .* call torch.autogr"):
+        transform(net, parameters, x)
+    for parameter in parameters.values():
+        parameter.requires_grad_()
+    output = _of_functional_call(net, parameters, x)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(output, [*parameters.values()]))
+    transform(fst.fold(net), parameters, x)

@@ -94,3 +94,11 @@ def test_autocast():
     assert output.dtype == torch.bfloat16
     output.sum().backward()
     assert weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["fst", "sdgp"])
+def test_no_positions_are_an_empty_batch(name):
+    operands = _operands((2, 0, 12))
+    actual = _run(fst.sparse_linear, operands, strategy=fst.get_strategy(name, decay=0.0))
+    for a, e in zip(actual, _run(F.linear, operands), strict=True):
+        assert torch.equal(a, e)

@@ -230,6 +230,17 @@ def test_transposable_2_4_equals_brute_force(shape):
     assert torch.equal(transposable_mask(matrix), reference_transposable_mask(matrix))
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_transposable_takes_infinities_first_and_then_the_best_of_the_rest(value):
+    matrix = torch.randn(32, 24)
+    matrix[torch.rand(32, 24) < 0.15] = value
+    mask = transposable_mask(matrix)
+    assert torch.equal(mask, reference_transposable_mask(matrix))
+    by_hand = torch.tensor([[value, 5, 0, 0], [0, 0, 9, 3], [0, 0, 9, 3], [7, 0, 0, 0]])
+    kept = [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
+    assert transposable_mask(by_hand).int().tolist() == kept
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_transposable_dtypes_and_layout(dtype):
     matrix = (torch.randperm(64).reshape(8, 8) + 1).to(dtype)

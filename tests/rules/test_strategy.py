@@ -262,6 +262,12 @@ def test_bad_options(kind, options, words):
         ("srste", dict(backward="sparse"), ["backward", "sparse", "dense"]),
         ("srste", dict(rule="alternating"), ["rule", "alternating"]),
         ("tsm", dict(interval=0), ["interval", "0"]),
+        (["fst"], {}, ["['fst']", "fst"]),
+        ("sdgp", dict(prune_grad_weight="no"), ["sdgp", "prune_grad_weight", "'no'", "bool"]),
+        ("sdgp", dict(decay="x"), ["sdgp", "decay", "'x'", "float"]),
+        ("wx", dict(phase=0.0), ["wx", "phase", "0.0", "int | str"]),
+        ("fst", dict(block=[1, 2.0]), ["fst", "block", "[1, 2.0]", "tuple[int, int]"]),
+        ("rigl", dict(alpha=True), ["rigl", "alpha", "True", "float"]),
     ],
     ids=str,
 )
