@@ -19,7 +19,7 @@ train_dataloader = dict(
     dataset=dict(type="Digits", split="train", size=16),
 )
 val_dataloader = dict(
-    batch_size=360,
+    batch_size=359,
     num_workers=0,
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(type="Digits", split="test", size=16),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
@@ -75,8 +76,9 @@ def verify(
 
     Args:
         target: a model (of converted layers S(W) is checked, what the model computes with), a
-            state_dict, or the path of a checkpoint. Checked are convolution weights (4-D), and
-            weights of converted linear layers; with ``include``, whatever it names.
+            state_dict, or the path of a checkpoint or a .safetensors file. Checked are convolution
+            weights (4-D), and weights of converted linear layers; with ``include``, whatever it
+            names.
         n, m: the pattern.
         group_order: "channel" (along input channels) or "im2col" (along Cin·kh·kw).
         include, exclude: glob patterns on parameter names such as "layer1.*.weight".
@@ -84,6 +86,7 @@ def verify(
     Raises:
         ValueError: bad arguments, nothing to check, or a file that is not a checkpoint of tensors.
         FileNotFoundError: no such file.
+        ImportError: a .safetensors file, but the package safetensors is not installed.
     """
     check_pattern(n, m)
     if group_order not in GROUP_ORDERS:
@@ -108,6 +111,26 @@ def verify(
     return VerifyReport(f"{n}:{m}", checks)
 
 
+def read_file(path: str | os.PathLike[str]) -> Any:
+    """A checkpoint, or the tensors of a .safetensors file; no code from the file is run."""
+    if Path(path).suffix != ".safetensors":
+        return load_checkpoint_safely(path)
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(
+            f"{str(path)!r} needs safetensors: pip install -c constraints.txt safetensors"
+        ) from error
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r} does not exist.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{str(path)!r} is no .safetensors file: {error}.") from error
+
+
 def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool]]:
     """Name -> (weight, group order, whether it is checked by default)."""
     if isinstance(target, nn.Module):
@@ -121,7 +144,7 @@ def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool
     if isinstance(target, Mapping):
         return _of_state_dict(state_dict_of(target, "target"), group_order)
     if isinstance(target, str | os.PathLike):
-        state = state_dict_of(load_checkpoint_safely(target), str(target))
+        state = state_dict_of(read_file(target), str(target))
         return _of_state_dict(state, group_order)
     raise TypeError(
         f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."

@@ -1,10 +1,24 @@
-"""Types of command line arguments."""
+"""What every command line shares: types of arguments, and how a command ends."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
+USER_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    OSError,
+    ImportError,
+    SyntaxError,
+    FloatingPointError,
+)
 
 
 def positive(text: str) -> int:
@@ -21,3 +35,42 @@ def usable_device(text: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
     return torch.device(text)
+
+
+def add_traceback(parser: argparse.ArgumentParser) -> None:
+    """--traceback"""
+    parser.add_argument(
+        "--traceback", action="store_true", help="show where in the code an error was raised"
+    )
+
+
+@contextmanager
+def user_errors(
+    options: argparse.Namespace, when_stopped: Callable[[], str] = lambda: "stopped"
+) -> Iterator[None]:
+    """End a command in one line: exit status 2 after an error, 130 after Ctrl-C.
+
+    Args:
+        options: parsed, with `add_traceback`'s option: whether errors are raised as they are.
+        when_stopped: Makes the line to print after Ctrl-C; if it is empty, none is printed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if line := when_stopped():
+            print(line, file=sys.stderr)
+        raise SystemExit(STOPPED) from None
+    except USER_ERRORS as error:
+        if options.traceback:
+            raise
+        print(f"error: {_in_words(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _in_words(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    if isinstance(error, KeyError) and error.args:
+        text = str(error.args[0])
+        text = text if " " in text else f"key {text!r} is missing"
+    # of these two not every one is a sentence of a check
+    return f"{text} (--traceback shows where)" if isinstance(error, TypeError | KeyError) else text

@@ -6,7 +6,7 @@ import logging
 import os.path as osp
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,6 +33,7 @@ from fst.detection.annotations import (
 
 _THREADS = 8  # that wait for the disk
 _SECONDS = 20.0  # between two lines of progress
+_NAMED = 20  # classes whose boxes are counted one by one in the log
 
 
 class _Checked(ABC):
@@ -85,7 +86,16 @@ class _Checked(ABC):
             problems.raise_if_any()
         elif problems.counts:
             print_log(problems.report(with_effect=True), "current", logging.WARNING)
+        print_log(self._summary(images), "current")
         return images
+
+    def _summary(self, images: list[dict[str, Any]]) -> str:
+        boxes = Counter(box["bbox_label"] for info in images for box in info["instances"])
+        names = self._metainfo["classes"]
+        of_each = f"of {len(names)} classes"
+        if len(names) <= _NAMED:
+            of_each = ", ".join(f"{name} {boxes[label]}" for label, name in enumerate(names))
+        return f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes: {of_each}"
 
     def filter_data(self) -> list[dict[str, Any]]:
         """As mmdet's, but refuse an empty result."""

@@ -5,32 +5,25 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from mmengine.config import Config
 
 import fst
+from fst.basics.arguments import add_traceback, user_errors
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
 from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.model import build_model, sparse_root
 from fst.engine.runner import Runner
 from fst.layers.channels import fit_channels
+from fst.verify import read_file
 
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@contextmanager
-def _user_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Turn the exceptions of the checks into one line and exit status 2."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError, ImportError, SyntaxError) as error:
-        parser.error(str(error))
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +45,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         "changes to the config, such as train_cfg.max_epochs=3 "
         "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
     )
+    add_traceback(parser)
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
@@ -61,6 +55,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
         config.work_dir = arguments.work_dir
     elif config.get("work_dir") is None:
         config.work_dir = str(Path("work_dirs") / Path(arguments.config).stem)
+    arguments.work_dir = config.work_dir
     config.launcher = arguments.launcher
     if arguments.seed is not None:
         config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
@@ -100,20 +95,34 @@ def train(argv: Sequence[str] | None = None) -> int:
         help="mixed precision, bfloat16 unless the config says float16",
     )
     arguments = parser.parse_args(argv)
-    with _user_errors(parser):
+    with user_errors(arguments, lambda: _how_to_continue(arguments, argv)):
         config = _configured(arguments)
         if arguments.resume is not None:
             config.resume = True
             config.load_from = None if arguments.resume == "auto" else arguments.resume
+        for key in ("train_cfg", "train_dataloader", "optim_wrapper"):
+            if config.get(key) is None:
+                raise ValueError(f"config {arguments.config!r} has no {key}.")
         if arguments.amp:
             _use_mixed_precision(config)
-        if config.get("train_cfg") is None or config.get("train_dataloader") is None:
-            raise ValueError(
-                f"config {arguments.config!r} has no train_cfg or no train_dataloader."
-            )
         check_config(config, ("train_dataloader", "val_dataloader"))
-    _run(config, Runner.train)
+        _run(config, Runner.train)
     return 0
+
+
+def _how_to_continue(arguments: argparse.Namespace, argv: Sequence[str] | None) -> str:
+    """The line that a stopped training ends with: on the first rank, the command to go on."""
+    if os.environ.get("RANK", "0") != "0":
+        return ""
+    if arguments.work_dir is None or not any(Path(arguments.work_dir).glob("*.pth")):
+        return "stopped. No checkpoint was saved yet: the same command starts anew."
+    resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
+    given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in resume]
+    start = ["python"]
+    if arguments.launcher == "pytorch":
+        start = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', 1)}"]
+    command = shlex.join([*start, sys.argv[0], *given, "--resume"])
+    return f"stopped. To continue:\n    {command}"
 
 
 def _use_mixed_precision(config: Config) -> None:
@@ -141,7 +150,7 @@ def test(argv: Sequence[str] | None = None) -> int:
         help="draw detections from this score on (default: 0.3)",
     )
     arguments = parser.parse_args(argv)
-    with _user_errors(parser):
+    with user_errors(arguments):
         config = _configured(arguments)
         _draw(config, arguments.show_dir, arguments.show_score_thr)
         config.load_from, config.resume = arguments.checkpoint, False
@@ -153,7 +162,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                     f"config {arguments.config!r} has neither test_{part} nor val_{part}."
                 )
         check_config(config, ("test_dataloader",))
-    _run(config, Runner.test)
+        _run(config, Runner.test)
     return 0
 
 
@@ -184,8 +193,11 @@ def fold(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="training checkpoint")
     parser.add_argument("out", help="file to write")
     add_cfg_options(parser)
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
-    with _user_errors(parser):
+    with user_errors(arguments):
+        if not Path(arguments.out).parent.is_dir():
+            raise FileNotFoundError(f"the folder of OUT={arguments.out!r} does not exist.")
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         root = _trained_root(config, arguments.checkpoint)
         folded = fst.fold(root)
@@ -227,7 +239,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
         description="Check that the weights of a checkpoint obey an N:M pattern "
         "(exit status: 0 yes, 1 no, 2 error)."
     )
-    parser.add_argument("checkpoint", help="folded checkpoint, or any state_dict")
+    parser.add_argument("checkpoint", help="folded checkpoint, any state_dict, or .safetensors")
     parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
     parser.add_argument("--m", type=int, default=4, help="group size (default: 4)")
     parser.add_argument(
@@ -238,9 +250,10 @@ def verify(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
     parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
-    with _user_errors(parser):
-        checkpoint = load_checkpoint_safely(arguments.checkpoint)
+    with user_errors(arguments):
+        checkpoint = read_file(arguments.checkpoint)
         report = fst.verify(
             state_dict_of(checkpoint, arguments.checkpoint),
             arguments.n,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
@@ -43,13 +43,14 @@ def load_config(
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the config is of MMDetection, which is not installed.
-        ValueError: a top-level name or an option that nothing reads.
+        SyntaxError: the config is no Python.
+        ValueError: the config cannot be run, or nothing reads one of its top-level names or an
+            option.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"config {path!r} does not exist.")
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
         raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
-    check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     config = _read(path)
     is_detector = config.get("default_scope") == "mmdet"
     known = KNOWN_KEYS | DETECTION_KEYS if is_detector else KNOWN_KEYS
@@ -81,11 +82,17 @@ def load_config(
 
 def _read(path: str) -> Config:
     try:
+        check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
         return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
         if "mmdet" in str(error):
             _require_mmdet(path)
         raise ImportError(f"config {path!r}: {error}") from error
+    except (OSError, ImportError, SyntaxError, ValueError):
+        raise
+    except Exception as error:  # a config is code that can fail in any way
+        kind = type(error).__name__
+        raise ValueError(f"config {path!r} cannot be read: {kind}: {error}") from error
 
 
 def _require_mmdet(path: str) -> None:
@@ -165,6 +172,12 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
                 _check_dataset(dataset, name, config.get("default_scope") or "mmengine")
+    optimizer = (config.get("optim_wrapper") or {}).get("optimizer") or {}
+    kind = optimizer.get("type")
+    of_mmengine = config.get("default_scope") in (None, "mmengine")
+    if of_mmengine and isinstance(kind, str) and "." not in kind and OPTIMIZERS.get(kind) is None:
+        known = nearest(kind, OPTIMIZERS.module_dict)
+        raise ValueError(f"optim_wrapper: optimizer type {kind!r} is unknown.{known}")
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(

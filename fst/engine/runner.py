@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -9,6 +10,7 @@ import mmengine.runner
 import torch
 from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import Hook, SyncBuffersHook
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
@@ -35,9 +37,24 @@ class Runner(mmengine.runner.Runner):
     - Loading never runs code from a file.
     - A loss that is not finite stops the run, and is never saved.
     - Augmentation differs in every epoch, whatever the number of workers.
+    - The machine, the config and the hooks are listed in the log file alone: on the console a run
+      starts with its data and its sparse layers.
     """
 
     build_dataloader = staticmethod(build_dataloader)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for console in _consoles(self.logger):
+            console.removeFilter(_is_warning)
+        self.logger.info(f"Machine, config and hooks: {self.logger.log_file}")
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """Also keep the console quiet until the runner is built."""
+        logger = super().build_logger(*args, **kwargs)
+        for console in _consoles(logger):
+            console.addFilter(_is_warning)
+        return logger
 
     def setup_env(self, env_cfg: dict[str, Any]) -> None:
         """Also starts gloo where there is no GPU."""
@@ -196,3 +213,11 @@ class Runner(mmengine.runner.Runner):
         super().save_checkpoint(out_dir, partial, *args, **kwargs)
         if is_main_process():
             commit_file(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
+
+
+def _consoles(logger: MMLogger) -> list[logging.Handler]:
+    return [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING

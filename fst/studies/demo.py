@@ -126,7 +126,7 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
         for name, subject in subjects.items()
     ]
     caption = (
-        f"Test accuracy (360 images) after {arguments.epochs} epochs: mean ± standard deviation of "
+        f"Test accuracy (359 images) after {arguments.epochs} epochs: mean ± standard deviation of "
         f"{arguments.seeds} seed(s). {', '.join(GEMMS)}: the pruned operand and the share of the "
         "convolutions' multiply-adds kept. dW time: that of the convolutions' weight gradients "
         f"over PyTorch's dense ones, batch {TIMED_BATCH}, medians of {arguments.repeats} turns in "

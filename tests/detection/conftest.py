@@ -76,11 +76,11 @@ def write_config(tmp_path, drawn):
 
 @pytest.fixture
 def train(tmp_path, write_config):
-    """Trains in this process and returns the work dir."""
+    """Trains in this process and returns the work dir; errors are raised as they are."""
 
     def run(name, detector, *arguments, **options):
         path = write_config(detector, **options)
-        cli.train([path, "--work-dir", str(tmp_path / name), *arguments])
+        cli.train([path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
         return tmp_path / name
 
     return run

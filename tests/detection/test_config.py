@@ -320,9 +320,10 @@ def test_the_checkpoint_says_what_labels_mean(train, write_config, tmp_path):
     checkpoint = str(work_dir / "epoch_1.pth")
     other = write_config("ssd", extra="classes = ['WBC', 'RBC', 'Platelets']\n")
     with pytest.raises(ValueError, match="trained on the classes RBC, WBC, Pl.*the test data has"):
-        cli.test([other, checkpoint, "--work-dir", str(tmp_path / "test")])
+        cli.test([other, checkpoint, "--work-dir", str(tmp_path / "test"), "--traceback"])
     with pytest.raises(ValueError, match="trained on the classes RBC, WBC, Pl.*the train data has"):
-        cli.train([other, "--resume", checkpoint, "--work-dir", str(tmp_path / "resumed")])
+        resumed = ["--resume", checkpoint, "--work-dir", str(tmp_path / "resumed")]
+        cli.train([other, *resumed, "--traceback"])
     auto = write_config("ssd", extra="classes = 'auto'\n")
     cli.test([auto, checkpoint, "--work-dir", str(tmp_path / "auto")])
     (copy,) = (tmp_path / "auto").glob("*.py")

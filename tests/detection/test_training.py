@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -62,6 +63,16 @@ def test_trains(train, detector, strategy):
     if strategy == "sdgp":
         convolutions.remove("backbone.conv1")  # three input channels
     assert set(checkpoint["sparsity"]) == convolutions
+
+
+def test_the_console_starts_with_the_data(train, capsys):
+    train("run", "ssd", sparsity=FST, extra="train_cfg = dict(max_epochs=1, val_interval=1)\n")
+    console = capsys.readouterr().out
+    data = re.search(
+        r"train\.\S+: 8 images, (\d+) boxes: RBC (\d+), WBC (\d+), \S+ (\d+)\n", console
+    )
+    assert data and int(data[1]) == sum(map(int, data.groups()[1:]))
+    assert data.start() < console.index("converted, ") and "optim_wrapper = dict" not in console
 
 
 @pytest.mark.parametrize("format", toy.FORMATS)

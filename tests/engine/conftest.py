@@ -86,11 +86,11 @@ def write_config(tmp_path):
 
 @pytest.fixture
 def train(tmp_path, write_config):
-    """Trains in this process and returns the work dir."""
+    """Trains in this process and returns the work dir; errors are raised as they are."""
 
     def run(name="run", *arguments, sparsity='dict(strategy="fst", log_interval=2)', extra=""):
         path = write_config(sparsity, extra)
-        cli.train([path, "--work-dir", str(tmp_path / name), *arguments])
+        cli.train([path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
         return tmp_path / name
 
     return run

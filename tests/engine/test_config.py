@@ -171,5 +171,5 @@ def test_amp_on_cpu(train):
     train("amp", "--amp")
     with pytest.raises(ValueError, match="needs a GPU"):
         train("fp16", "--amp", "--cfg-options", "optim_wrapper.dtype=float16")
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="'Mine'"):
         train("other", "--amp", extra='optim_wrapper["type"] = "Mine"\n')

@@ -1,12 +1,23 @@
 """tools/*.py from end to end, on the command line."""
 
+import argparse
+import shlex
+import sys
+
 import pytest
 import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 import fst
 import fst.models
+from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
+from fst.studies.ablation.cli import main as ablate
+from fst.studies.analysis.cli import main as analyze
+from fst.studies.benchmark.cli import main as benchmark
+from fst.studies.reporting.cli import main as report
 
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
@@ -64,11 +75,121 @@ def test_errors(train, write_config, tmp_path, capsys):
         assert stopped.value.code == 2
 
 
+def error_of(capsys, command, arguments, **options):
+    """The one line in which a command ends, with exit status 2."""
+    with pytest.raises(SystemExit) as stopped:
+        command([str(argument) for argument in arguments], **options)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_every_command_ends_in_one_line(tmp_path, capsys):
+    absent = tmp_path / "absent.yaml"
+    for command, arguments, options in (
+        (cli.train, [absent], {}),
+        (cli.test, [absent, "a.pth"], {}),
+        (cli.fold, [absent, "a.pth", tmp_path / "out.pth"], {}),
+        (cli.fold, [absent, "a.pth", absent / "out.pth"], {}),
+        (cli.verify, [absent], {}),
+        (ablate, [absent], {"script": tmp_path}),
+        (analyze, ["macs", absent], {}),
+        (report, [absent, "-o", tmp_path / "report.html"], {}),
+        (benchmark, ["--config", absent], {}),
+    ):
+        assert "absent.yaml" in error_of(capsys, command, arguments, **options)
+        with pytest.raises(FileNotFoundError):
+            command([*map(str, arguments), "--traceback"], **options)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ('optim_wrapper["optimizer"]["lrr"] = 1\n', "unexpected keyword argument 'lrr'"),
+        (
+            'optim_wrapper["optimizer"]["type"] = "SDG"\n',
+            "is unknown. Did you mean 'SGD'",
+        ),
+        ('model["architecture"].pop("source")\n', "source"),
+        ("optim_wrapper = None\n", "has no optim_wrapper"),
+        ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
+    ],
+)
+def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, extra, expected):
+    arguments = [write_config(extra=extra), "--work-dir", tmp_path / "w"]
+    assert expected in error_of(capsys, cli.train, arguments)
+
+
+def test_a_missing_key_is_named(capsys):
+    with pytest.raises(SystemExit), user_errors(argparse.Namespace(traceback=False)):
+        {}["lr"]
+    assert capsys.readouterr().err == "error: key 'lr' is missing (--traceback shows where)\n"
+
+
+@HOOKS.register_module(force=True)
+class PressCtrlC(Hook):
+    """Presses Ctrl-C in an iteration, once in a process."""
+
+    pressed = False
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration and not PressCtrlC.pressed:
+            PressCtrlC.pressed = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("iteration", [1, 6])
+def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch, iteration):
+    monkeypatch.setattr(PressCtrlC, "pressed", False)
+    monkeypatch.setattr(sys, "argv", ["tools/train.py"])
+    config = write_config(extra=f'custom_hooks = [dict(type="PressCtrlC", iteration={iteration})]')
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([config, "--work-dir", str(tmp_path / "a run")])
+    assert stopped.value.code == 130
+    message = capsys.readouterr().err
+    if iteration == 1:
+        assert message == "stopped. No checkpoint was saved yet: the same command starts anew.\n"
+        return
+    command = shlex.split(message.partition("To continue:")[2])
+    arguments = [config, "--work-dir", str(tmp_path / "a run"), "--resume"]
+    assert command == ["python", "tools/train.py", *arguments]
+    assert cli.train(arguments) == 0
+    assert (tmp_path / "a run" / "epoch_2.pth").is_file()
+
+
+def test_the_console_starts_with_the_sparse_layers(train, capsys):
+    work_dir = train()
+    console = capsys.readouterr().out
+    log = next(work_dir.glob("*/*.log")).read_text()
+    for text in ("Runtime environment", "train_dataloader = dict", "Hooks will be executed"):
+        assert text in log and text not in console
+    assert console.index("Machine, config and hooks: ") < console.index("2 converted, 1 skipped")
+
+
+def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    path = tmp_path / "model.safetensors"
+    save_file({"conv.weight": torch.eye(8).view(8, 8, 1, 1), "bias": torch.ones(8)}, path)
+    assert fst.verify(path, 1).ok and cli.verify([str(path), "--n", "1"]) == 0
+    save_file({"conv.weight": torch.ones(8, 8, 1, 1)}, path)
+    assert cli.verify([str(path)]) == 1
+    path.write_bytes(b"none")
+    assert "is no .safetensors file" in error_of(capsys, cli.verify, [path])
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    message = error_of(capsys, cli.verify, [path])
+    assert "pip install -c constraints.txt safetensors" in message
+
+
 def test_testing_takes_the_strategy_of_the_checkpoint_only(train, write_config, tmp_path):
     work_dir = train()
     other = write_config('dict(strategy="tsm")')
+    arguments = [other, str(work_dir / "epoch_1.pth"), "--work-dir", str(tmp_path / "t")]
     with pytest.raises(ValueError, match="tsm"):
-        cli.test([other, str(work_dir / "epoch_1.pth"), "--work-dir", str(tmp_path / "t")])
+        cli.test([*arguments, "--traceback"])
 
 
 def test_command_line(repo, run_python, tmp_path):

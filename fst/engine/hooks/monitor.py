@@ -13,6 +13,14 @@ from mmengine.registry import HOOKS
 MAX_HISTORY = 10_000
 
 
+def is_logged(runner: Any, batch_idx: int) -> bool:
+    """Whether a line is logged after this iteration of the training."""
+    loggers = [hook for hook in runner._hooks if isinstance(hook, LoggerHook)]
+    if any(hook.end_of_epoch(runner.train_dataloader, batch_idx) for hook in loggers):
+        return True
+    return any(hook.every_n_inner_iters(batch_idx, hook.interval) for hook in loggers)
+
+
 @HOOKS.register_module()
 class LossMonitorHook(RuntimeInfoHook):
     """mmengine's RuntimeInfoHook, which fetches losses in batches and checks that they are finite.
@@ -40,7 +48,7 @@ class LossMonitorHook(RuntimeInfoHook):
         outputs = {k: v.detach() if torch.is_tensor(v) else v for k, v in outputs.items()}
         self._pending.append((runner.iter, batch_idx, outputs))
         on_gpu = any(torch.is_tensor(v) and v.is_cuda for v in outputs.values())
-        if not on_gpu or len(self._pending) >= self.interval or self._is_logged(runner, batch_idx):
+        if not on_gpu or len(self._pending) >= self.interval or is_logged(runner, batch_idx):
             self._flush(runner)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -56,14 +64,6 @@ class LossMonitorHook(RuntimeInfoHook):
                     f"{name} is not finite at epoch {runner.epoch + 1}, although the loss still "
                     f"was; {self._where_it_stands(runner)}"
                 )
-
-    def _is_logged(self, runner: Any, batch_idx: int) -> bool:
-        if self.end_of_epoch(runner.train_dataloader, batch_idx):
-            return True
-        return any(
-            isinstance(hook, LoggerHook) and self.every_n_inner_iters(batch_idx, hook.interval)
-            for hook in runner._hooks
-        )
 
     def _flush(self, runner: Any) -> None:
         pending, self._pending = self._pending, []

@@ -18,6 +18,7 @@ from torch import nn
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import sparse_root
 from fst.layers.channels import fit_channels
 
@@ -33,8 +34,13 @@ class SparsityHook(Hook):
 
     Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and for
     each layer (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed
-    since the last look), the norm of the gradient that reaches the optimizer (strategies such
-    as rigl mask it after that), and the share of zeros since the last look (sparsetrain).
+    since the last look), the norm of the gradient, and the share of zeros since the last look
+    (sparsetrain).
+
+    The norm is that of the gradient with which the optimizer steps: clipped, and with the decay of
+    strategies that add theirs to it (rigl and others mask it after that). In log lines it is
+    measured in the line's own iteration, `sparse_grad_norm`; a line whose iteration makes no step
+    has none.
 
     Args:
         strategy: Name of a registered strategy.
@@ -68,7 +74,8 @@ class SparsityHook(Hook):
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
         self.include, self.exclude, self.log_interval = include, exclude, log_interval
-        self._is_due = False
+        self._is_due = self._is_logged = False
+        self._norms: dict[str, torch.Tensor] | None = None
         self._layers: dict[str, nn.Module] = {}
         self._masks: dict[str, torch.Tensor] = {}
         self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
@@ -183,15 +190,19 @@ class SparsityHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Decides whether the next optimizer step is looked at."""
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
+        self._is_logged = is_logged(runner, batch_idx)
 
     @torch.no_grad()
     def _look(self, *_: Any) -> None:
-        # right before the optimizer's step: mmengine clears the gradients right after it, and
-        # weights and masks are still those of this iteration
-        if not self._is_due:
+        # right before the optimizer's step, after the decay: mmengine clears the gradients right
+        # after it, and masks are still those of this iteration
+        if not (self._is_due or self._is_logged):
             return
         gradients = {n: x.weight.grad for n, x in self._layers.items() if x.weight.grad is not None}
         norms = torch._foreach_norm(list(gradients.values())) if gradients else []
+        self._norms = dict(zip(gradients, norms, strict=True))
+        if not self._is_due:
+            return
         masks = {name: layer.output_mask() for name, layer in self._layers.items()}
         masks = {name: mask for name, mask in masks.items() if mask is not None}
         measured: dict[str, dict[str, torch.Tensor]] = {}
@@ -206,7 +217,6 @@ class SparsityHook(Hook):
                 for n, m in masks.items()
                 if n in self._masks
             },
-            dict(zip(gradients, norms, strict=True)),
             *measured.values(),
         )
         self._of_schedule = tuple(measured)
@@ -215,24 +225,33 @@ class SparsityHook(Hook):
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        """Logs density, flip rate and gradient norms, if a step was looked at."""
+        """Logs what was measured in this iteration."""
         for attached in self._attached:
             if outputs and "loss" in outputs:
                 attached.report_loss(outputs["loss"])
-        if self._measured is None:
+        hub = runner.message_hub
+        # mmengine would show the mean with earlier ones, and repeat it in lines without a step
+        hub.log_scalars.pop("train/sparse_grad_norm", None)
+        if self._norms is None:
             return
-        density, flips, norms, *others = _fetch(*self._measured)
+        norms, *measured = _fetch(self._norms, *(self._measured or ()))
+        self._norms = self._measured = None
+        if norms:
+            total = math.sqrt(sum(norm**2 for norm in norms.values()))
+            hub.update_scalar("train/sparse_grad_norm", total)
+        if not measured:
+            return
+        self._is_due = False
+        density, flips, *others = measured
         of_schedule = dict(zip(self._of_schedule, others, strict=True))
-        self._is_due, self._measured = False, None
         totals = {
             "density": self._mean(density),
             "mask_flip_rate": self._mean(flips),
             **{name: _average(values) for name, values in of_schedule.items()},
-            "sparse_grad_norm": sum(norm**2 for norm in norms.values()) ** 0.5 if norms else None,
         }
         for name, value in totals.items():
             if value is not None:
-                runner.message_hub.update_scalar(f"train/{name}", value)
+                hub.update_scalar(f"train/{name}", value)
         scalars = {
             f"{name}/{layer}": value
             for name, group in (

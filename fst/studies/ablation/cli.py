@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fst.basics.arguments import positive
+from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.engine.arguments import add_cfg_options
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
@@ -34,22 +34,23 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
     """Run a grid; ``script`` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
+    with user_errors(arguments):
+        return _ablate(arguments, argv, script)
+
+
+def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, script: Path) -> int:
     console = Console()
-    try:
-        grid = load_grid(arguments.grid)
-        work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
-        invocation = _invocation(arguments, argv, work_dir)
-        grid = _changed(grid, invocation)
-        command = " && ".join(invocation["commands"])
-        names = grid.select(arguments.only)
-        if arguments.report_only:
-            _report(grid, work_dir, names, command, console)
-            return 0
-        runs = make_runs(grid, names, grid.seeds)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
+    grid = load_grid(arguments.grid)
+    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
+    invocation = _invocation(arguments, argv, work_dir)
+    grid = _changed(grid, invocation)
+    command = " && ".join(invocation["commands"])
+    names = grid.select(arguments.only)
+    if arguments.report_only:
+        _report(grid, work_dir, names, command, console)
+        return 0
+    runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
         work_dir=work_dir,
         script=script,
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
     if arguments.dry_run:
         _print_plan(runs, trainer, console)
         return 0
-    _put_changed_aside(runs, trainer, arguments.rerun, parser, console)
+    _put_changed_aside(runs, trainer, arguments.rerun, console)
     work_dir.mkdir(parents=True, exist_ok=True)
     write_text_atomically(json.dumps(invocation, indent=1) + "\n", work_dir / INVOCATION)
     failures: list[Failure] = []
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
         failures = trainer.train(runs)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; the same command goes on from here[/]")
-        return 130
+        return STOPPED
     finally:
         signal.signal(signal.SIGTERM, before)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report-only", action="store_true", help="write the results of what was run before"
     )
+    add_traceback(parser)
     return parser
 
 
@@ -155,7 +157,6 @@ def _put_changed_aside(
     runs: Sequence[PlannedRun],
     trainer: Trainer,
     allowed: bool,
-    parser: argparse.ArgumentParser,
     console: Console,
 ) -> None:
     for run in runs:
@@ -163,9 +164,9 @@ def _put_changed_aside(
         if folder.state(run) != "changed":
             continue
         if not allowed:
-            parser.error(
+            raise ValueError(
                 f"{folder.path} was trained with another config ({folder.changes(run)}). Train it "
-                "again with --rerun, or give another --work-dir"
+                "again with --rerun, or give another --work-dir."
             )
         console.print(f"{folder.path} has another config: now {folder.put_aside().name}")
 

@@ -16,7 +16,6 @@ from fst.studies.reporting.figures import (
     figure,
     legend_below,
     save,
-    skip_first_rise,
 )
 
 ROW_INCHES = 0.3
@@ -80,7 +79,6 @@ def draw_training(results: Results, folder: Path) -> Figure:
     legend = 0.22 * math.ceil(len(quality) / 2)
     with figure(6.2 + legend, nrows=2, sharex=True) as (drawn, axes):
         draw_curves(axes[0], quality, "", metric.label)
-        skip_first_rise(axes[0], quality.values())
         draw_curves(axes[1], loss, x_label, "training loss")
         legend_below(drawn, axes[0], columns=2)
         file = save(drawn, folder, "curves")

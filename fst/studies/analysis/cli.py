@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from types import ModuleType
 
+from fst.basics.arguments import add_traceback, user_errors
 from fst.studies.analysis.commands import (
     entropy,
     gradients,
@@ -46,18 +47,15 @@ def make_parser() -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(name, help=text, description=text)
         module.add_arguments(subparser)
         options.add_output(subparser, name)
-        subparser.set_defaults(parser=subparser)
+        add_traceback(subparser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Analyse, write, print where."""
     chosen = make_parser().parse_args(argv)
-    with style(SMALL):
-        try:
-            result = COMMANDS[chosen.command].run(chosen)
-        except (ValueError, TypeError, FileNotFoundError, ImportError, SyntaxError) as error:
-            chosen.parser.error(str(error))
+    with user_errors(chosen), style(SMALL):
+        result = COMMANDS[chosen.command].run(chosen)
         written = result.save(chosen.out, command_of("analyze", argv))
     print("\n".join(f"written: {path}" for path in written))
     return 0

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from fst.backends import registry
-from fst.basics.arguments import positive, usable_device
+from fst.basics.arguments import add_traceback, positive, usable_device, user_errors
 from fst.basics.text import suggest
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
@@ -43,24 +43,25 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; exit status 1 if it was stopped."""
-    command_line = parser()
-    options = command_line.parse_args(arguments)
+    options = parser().parse_args(arguments)
+    with user_errors(options):
+        return _benchmark(options, arguments)
+
+
+def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     wants_memory = options.device.type == "cpu" and not options.default_allocator
     keeps_memory = wants_memory and keep_freed_memory()
-    try:
-        training, subject = from_config(options) if options.config else from_torchvision(options)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        command_line.error(str(error))
+    training, subject = from_config(options) if options.config else from_torchvision(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        command_line.error(f"--out {options.out} cannot be written: {error}")
+        raise ValueError(f"--out {options.out} cannot be written: {error}") from error
     if not os.access(options.out.parent, os.W_OK):
-        command_line.error(f"--out {options.out} cannot be written: its folder is read-only")
+        raise ValueError(f"--out {options.out} cannot be written: its folder is read-only.")
     header = {
         "command": command_of("benchmark", arguments),
         **surroundings(options.device),
@@ -258,4 +259,5 @@ def parser() -> argparse.ArgumentParser:
         default=Path("benchmarks/out/benchmark"),
         help="files to write, without their ending (benchmarks/out/benchmark)",
     )
+    add_traceback(made)
     return made

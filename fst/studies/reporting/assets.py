@@ -1,4 +1,4 @@
-"""The report's style sheet and script."""
+"""The report's style sheet, and its script: tables that are too wide say so, columns sort."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --page: #ffffff;
@@ -21,6 +21,9 @@ nav ol ol { list-style: none; padding-left: .8rem; font-size: .95em; }
 .meta dt { font-weight: 600; } .meta dd { margin: 0 0 .4rem; }
 code { font: .9em/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
 .box { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; margin: .6rem 0; }
+.scrolls::before { content: "scroll sideways \\2192"; display: block; position: sticky; left: 0;
+  padding: .2rem .7rem; text-align: right; color: var(--link); font-size: .85rem;
+  border-bottom: 1px solid var(--line); }
 .box:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .92rem;
   overflow-wrap: normal; font-variant-numeric: tabular-nums; }
@@ -55,6 +58,7 @@ figcaption strong { color: var(--ink); }
   .box { overflow: visible; border: 0; padding: 0; }
   table { font-size: 7.5pt; } th, td { padding: .2rem .3rem; } thead th { min-width: 0; }
   tbody th { position: static; } td.text { min-width: 0; }
+  .scrolls::before { display: none; }
   thead { display: table-header-group; } thead button::after { content: ""; }
   figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
   .figures { display: block; } figure svg { min-width: 0 !important; max-height: 12cm; }
@@ -63,6 +67,11 @@ figcaption strong { color: var(--ink); }
 """
 
 SCRIPT = """
+const boxes = [...document.querySelectorAll(".box")];
+const mark = () => boxes.forEach(
+  box => box.classList.toggle("scrolls", box.scrollWidth > box.clientWidth + 1));
+addEventListener("resize", mark);
+mark();
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fst.basics.arguments import add_traceback, user_errors
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import FILE_NAME, Document, load_document
 from fst.studies.reporting.environment import versions
@@ -32,13 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
     parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
     made = {
         "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "Command": command_of("report", argv),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions().items()),
     }
-    try:
+    with user_errors(arguments):
         if not arguments.out.parent.is_dir():
             raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist.")
         documents, runs = find_sources(arguments.sources)
@@ -47,11 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if runs:
                 sections.append((describe_runs(runs, Path(drawings)), Path(drawings)))
             text = page(arguments.title, sections, made)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    partial = arguments.out.with_name(f"{arguments.out.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(arguments.out)
+        partial = arguments.out.with_name(f"{arguments.out.name}.tmp")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(arguments.out)
     print(f"wrote {arguments.out}: {_summary([document for document, _ in sections])}")
     return 0
 

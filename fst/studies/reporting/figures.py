@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ WIDTH = 6.6  # inches: fits a phone at a readable size
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f")
 SMALL = 9  # points, of figures with a column for each layer
 GEMM_COLOURS = dict(zip(GEMMS, COLOURS, strict=False))
+MARKED = 50  # points of a curve up to which each is marked: one alone makes no line
 LINES = ("-", "--", ":")
 STYLE = {
     "axes.axisbelow": True,
@@ -72,26 +72,14 @@ def draw_curves(
         positions = sorted(set.intersection(*(set(curve) for curve in group)) if group else ())
         columns = [[curve[x] for curve in group] for x in positions]
         means = [sum(column) / len(column) for column in columns]
-        (line,) = axis.plot(positions, means, label=label, linewidth=1.6)
+        marker = "." if len(positions) <= MARKED else None
+        (line,) = axis.plot(positions, means, label=label, linewidth=1.6, marker=marker)
         if len(group) > 1:
             low, high = [min(column) for column in columns], [max(column) for column in columns]
             colour = line.get_color()
             axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
     axis.set(xlabel=x_label, ylabel=y_label)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def skip_first_rise(axis: Any, curves: Iterable[Sequence[Mapping[int, float]]]) -> None:
-    """Start the y axis at the lowest value after the first third, so that the end can be seen."""
-    late = [
-        value
-        for curve in itertools.chain.from_iterable(curves)
-        for x, value in curve.items()
-        if x > (2 * min(curve) + max(curve)) / 3
-    ]
-    if late:
-        span = (max(late) - min(late)) or 1.0
-        axis.set_ylim(min(late) - 0.05 * span, max(late) + 0.05 * span)
 
 
 def legend_below(drawn: Figure, axis: Any, columns: int = 3) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fst.studies.reporting.document import Cell, Document, Figure, Table
-from fst.studies.reporting.figures import draw_curves, figure, legend_below, save, skip_first_rise
+from fst.studies.reporting.figures import draw_curves, figure, legend_below, save
 from fst.studies.reporting.runs import RunLog, flatten, read_run
 
 SCALARS = ("loss", "density", "mask_flip_rate")
@@ -89,8 +89,6 @@ def _figures(
             continue
         with figure(3.2 + LEGEND_INCHES * len(curves)) as (drawn, axis):
             draw_curves(axis, curves, x_label, title)
-            if title in metrics:
-                skip_first_rise(axis, curves.values())
             legend_below(drawn, axis, columns=1)
             figures.append(Figure(title, save(drawn, folder, f"run_curves{number}")))
     return figures

@@ -1,6 +1,8 @@
 """The page: complete, escaped, self-contained, well formed, accessible; SVGs made harmless."""
 
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -8,9 +10,10 @@ from matplotlib.figure import Figure as Plot
 
 from fst.studies.reporting import cli
 from fst.studies.reporting.document import Document, Figure, Table
-from fst.studies.reporting.figures import figure, save
+from fst.studies.reporting.figures import draw_curves, figure, save
 from fst.studies.reporting.html import page
 from fst.studies.reporting.svg import inline
+from fst.studies.reporting.training import describe_runs
 from tests.studies.reporting.test_runs import train_line, write_log
 
 EVIL = "<script>alert('x')</script>&\"'"
@@ -139,6 +142,49 @@ def test_plots_of_the_common_style_take_the_page_s_colour(tmp_path):
     plain.subplots().plot([0, 1])
     plain.savefig(tmp_path / "plain.svg")
     assert 'class="paper"' in inline(tmp_path / "plain.svg", "p-", "", "")
+
+
+def test_curves_show_every_point():
+    """The first epochs, far below the others, lie on the axes; one point alone has a marker."""
+    rising = {1: 10.0, 2: 90.0, 3: 91.0, 4: 92.0}
+    with figure(2.0) as (_, axis):
+        draw_curves(axis, {"a": [rising], "b": [{1: 50.0}]}, "epoch", "accuracy")
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    assert all(left <= x <= right and low <= y <= high for x, y in rising.items())
+    assert [line.get_marker() for line in axis.get_lines()] == [".", "."]
+
+
+def test_reports_do_not_cut_their_curves(tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(
+        "fst.studies.reporting.training.legend_below",
+        lambda drawn, axis, columns: limits.append(axis.get_ylim()),
+    )
+    lines = [{"acc": value, "time": 1.0, "step": step} for step, value in ((1, 10.0), (9, 92.0))]
+    write_log(tmp_path / "run", "1", lines)
+    describe_runs([tmp_path / "run"], tmp_path)
+    assert limits[0][0] <= 10.0 and limits[0][1] >= 92.0
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_wide_tables_say_that_they_scroll(tmp_path):
+    """In a browser, at a phone's width: the hint stands over the wide table alone."""
+    tables = [
+        Table("Narrow", ["a"], [[1]]),
+        Table("Wide", [f"a long heading {i}" for i in range(12)], [list(range(12))]),
+    ]
+    path = tmp_path / "page.html"
+    path.write_text(page("Title", [(Document("Doc", tables=tables), tmp_path)], {}))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path}", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    boxes = re.findall(r'<div class="(box[^"]*)"[^>]*><table', done.stdout)
+    assert boxes == ["box", "box scrolls"]
 
 
 def test_the_command_line(tmp_path, capsys):

@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torch import nn
 
 import fst
-from tests.core.networks import batch, small_net
+from tests.networks import batch, small_net
 
 INTERVAL, MICRO_BATCHES, STEPS = 3, 2, 7
 
