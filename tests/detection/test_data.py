@@ -11,7 +11,8 @@ from mmengine.logging import MMLogger
 from PIL import Image
 
 from fst.detection import data
-from fst.detection.annotations import Kind, probe_image
+from fst.detection.annotations import Kind
+from fst.detection.images import probe_image
 from tests.detection import toy
 
 META = {"classes": toy.CLASSES}
@@ -440,7 +441,8 @@ def test_turned_image(own_drawn):
         pixels = image.transpose(Image.Transpose.ROTATE_90)
     pixels.save(image_path(own_drawn), exif=exif)
     assert cv2.imread(str(image_path(own_drawn))).shape[:2] == (96, 128)
-    assert probe_image(str(image_path(own_drawn))).sizes == ((128, 96), (96, 128))
+    probe = probe_image(str(image_path(own_drawn)))
+    assert (probe.stored, probe.turned) == ((96, 128), (128, 96))
     assert len(voc(own_drawn)) == 8
 
 
