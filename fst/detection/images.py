@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import tempfile
 import time
@@ -38,7 +39,8 @@ _UNREADABLE = (
     Image.DecompressionBombError,
     cv2.error,
 )
-_BREAKS_OFF = b"premature end of data"  # libjpeg's words, after which it makes up grey pixels
+# What libjpeg prints where it makes up pixels. Whole files may end with a few bytes too many.
+_BROKEN = re.compile(rb"premature end of|bad Huffman|instead of RST|(\d{3,}|[5-9]\d) extraneous")
 _THREADS = 8
 _CHUNK = 64  # images between two looks at what libjpeg has printed
 _SECONDS = 20.0  # between two lines of progress in the log
@@ -73,8 +75,8 @@ def probe_image(path: str, decode: bool = True) -> Probe:
     """Read an image's header and, with ``decode``, all of its pixels."""
     with _printed_by_c() as printed:
         probe = _look(path, decode)
-        if _BREAKS_OFF in printed() and probe.problem is None:
-            return Probe(problem=Kind.BROKEN_IMAGE, detail="its data end before its pixels do")
+        if _BROKEN.search(printed()) and probe.problem is None:
+            return Probe(problem=Kind.BROKEN_IMAGE, detail="damaged in the middle")
     return probe
 
 
@@ -97,9 +99,9 @@ def probe_images(paths: Sequence[str], source: str) -> Iterator[Probe]:
             new = [path for path, probe in found.items() if probe is None]
             with _printed_by_c() as printed:
                 probes = list(pool.map(_look, new))
-                breaks_off = _BREAKS_OFF in printed()
+                is_damaged = _BROKEN.search(printed()) is not None
             # libjpeg does not say which: one after the other tells
-            probes = [probe_image(path) for path in new] if breaks_off else probes
+            probes = [probe_image(path) for path in new] if is_damaged else probes
             found.update(zip(new, probes, strict=True))
             for path, probe in found.items():
                 if probe.problem is None:
@@ -151,7 +153,7 @@ def _look(path: str, decode: bool = True) -> Probe:
 
 @contextmanager
 def _printed_by_c() -> Iterator[Callable[[], bytes]]:
-    """What C libraries print meanwhile: libjpeg says in no other way that data break off."""
+    """What C libraries print meanwhile: libjpeg says in no other way that data are damaged."""
     with tempfile.TemporaryFile() as file:
 
         def printed() -> bytes:
