@@ -1,35 +1,22 @@
-"""What can be wrong with annotations and images, found before training instead of during it."""
+"""What can be wrong with annotations, found before training instead of during it."""
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import PurePath
+from reprlib import repr as shortened
+from typing import Any
 
-from PIL import Image
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 POLICIES = ("error", "skip")
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 Size = tuple[int, int]  # width, height
-
-_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-_ORIENTATION = 0x0112  # EXIF tag; from 5 on width and height are exchanged on loading
-_UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    Image.DecompressionBombError,
-)
 
 
 class Kind(Enum):
@@ -41,6 +28,11 @@ class Kind(Enum):
     BROKEN_ANNOTATION = ("annotation file malformed", "image left out")
     DUPLICATE = ("id used twice", "first one kept")
     WRONG_SIZE = ("annotated size is not the image's", "the image's size taken")
+    TURNED = (
+        "image turned by EXIF whose boxes may be those of the stored one (if they are, set "
+        "color_type='color_ignore_orientation' in LoadImageFromFile; if not, save it upright)",
+        "image left out",
+    )
     MALFORMED = ("annotation malformed", "left out")
     ORPHAN = ("annotation of an image that is not listed", "left out")
     UNKNOWN_CLASS = ("object of a class that is not in `classes`", "left out")
@@ -107,11 +99,14 @@ def read_voc(path: str) -> tuple[Size | None, list[VOCObject | str]]:
         a malformed one as a text that says what is wrong.
 
     Raises:
-        ValueError: the file is no XML.
+        FileNotFoundError: there is no such file.
+        ValueError: it cannot be read, or is no XML.
     """
     try:
         root = ET.parse(path).getroot()
-    except ET.ParseError as error:
+    except FileNotFoundError:
+        raise
+    except (ET.ParseError, LookupError, OSError) as error:  # LookupError: of unknown encodings
         raise ValueError(str(error)) from error
     size = (_number(root, "size/width"), _number(root, "size/height"))
     objects = [_voc_object(element) for element in root.findall("object")]
@@ -136,6 +131,22 @@ def _number(element: ET.Element, path: str) -> float:
         return math.nan
 
 
+def split_name(line: str, has_xml: Callable[[str], bool]) -> str:
+    """The image that a line of a VOC split file names.
+
+    Beside plain names there are ``name.jpg`` and, in the lists of one class, ``name 1``,
+    ``name -1`` and ``name 0``. A line that has an XML file of its own is a plain name.
+    """
+    name = line.strip()
+    if not name or has_xml(name):
+        return name
+    first, *flag = name.rsplit(maxsplit=1)
+    if flag in (["1"], ["-1"], ["0"]):
+        name = first
+    path = PurePath(name)
+    return str(path.with_suffix("")) if path.suffix.lower() in EXTENSIONS else name
+
+
 def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read a COCO annotation file; ``annotations`` may be absent (test sets).
 
@@ -146,8 +157,10 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of text, JSON, or the digits of a number
         raise ValueError(f"annotation file {path!r} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"annotation file {path!r} is no COCO file: it nests too deep.") from error
     if not isinstance(data, dict):
         raise ValueError(
             f"annotation file {path!r} holds a {type(data).__name__}, not COCO's object with "
@@ -164,7 +177,56 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
         if count > 1 or None in values:
             what = f"{key} {value} twice" if count > 1 else f"a category without {key}"
             raise ValueError(f"annotation file {path!r}: 'categories' has {what}.")
+    for category in data["categories"]:
+        if not is_id(category["id"]) or not isinstance(category["name"], str):
+            raise ValueError(
+                f"annotation file {path!r}: 'categories' has {shortened(category)}; an id must be "
+                "a number or a text, a name a text."
+            )
     return data
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of a JSON file can name an image, an annotation or a category."""
+    return isinstance(value, (int, float, str))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a finite number that fits a float."""
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def fault_of_id(entry: Any) -> str:
+    """What is wrong with the id of an entry of a COCO list; empty if nothing is."""
+    has_id = isinstance(entry, dict) and is_id(entry.get("id"))
+    return "" if has_id else f"{shortened(entry)} has no id that is a number or a text"
+
+
+def fault_of_image(image: Any) -> str:
+    """What is wrong with an entry of COCO's ``images``; empty if nothing is."""
+    if fault := fault_of_id(image):
+        return fault
+    if not isinstance(image.get("file_name"), str) or not image["file_name"]:
+        return f"file_name={shortened(image.get('file_name'))} is no text"
+    for side in ("width", "height"):
+        if image.get(side) is not None and not is_number(image[side]):
+            return f"{side}={shortened(image[side])} is no number"
+    return ""
+
+
+def fault_of_annotation(annotation: Any) -> str:
+    """What is wrong with an entry of COCO's ``annotations`` beside its id; empty if nothing is."""
+    for key in ("image_id", "category_id"):
+        if not is_id(annotation.get(key)):
+            return f"{key}={shortened(annotation.get(key))} is no number and no text"
+    if coco_box(annotation) is None:
+        return f"bbox={shortened(annotation.get('bbox'))} is not four numbers"
+    if annotation.get("area") is not None and not is_number(annotation["area"]):
+        return f"area={shortened(annotation['area'])} is no number"
+    return ""
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:
@@ -188,10 +250,11 @@ def coco_box(annotation: dict[str, Any]) -> Box | None:
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4:
         return None
-    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in bbox):
+    if not all(map(is_number, bbox)):
         return None
     x, y, width, height = bbox
-    return (x, y, x + width, y + height)
+    corners = (x, y, x + width, y + height)
+    return corners if all(map(is_number, corners)) else None
 
 
 def check_box(box: Box, size: Size) -> tuple[Box | None, Kind | None]:
@@ -206,47 +269,3 @@ def check_box(box: Box, size: Size) -> tuple[Box | None, Kind | None]:
     if x1 < -1 or y1 < -1 or x2 > width + 1 or y2 > height + 1:
         return clipped, Kind.REACHING
     return box, None
-
-
-class Probe(NamedTuple):
-    """What a look at an image file tells: its size, or why it cannot be used."""
-
-    sizes: tuple[Size, ...] = ()  # as loaded; as stored, where EXIF turns the image
-    problem: Kind | None = None
-    detail: str = ""
-
-
-def probe_image(path: str) -> Probe:
-    """Read an image's header and look at its last bytes; decode it only if they are unusual."""
-    try:
-        with Image.open(path) as image:
-            stored = image.size
-            end = _ENDS.get(image.format or "")
-            if end is None or not _ends_with(path, end):
-                image.load()
-            is_turned = image.getexif().get(_ORIENTATION, 1) >= 5
-    except FileNotFoundError:
-        return Probe(problem=Kind.MISSING_IMAGE)
-    except _UNREADABLE as error:
-        return Probe(problem=Kind.BROKEN_IMAGE, detail=str(error))
-    return Probe((stored[::-1], stored) if is_turned else (stored,))
-
-
-def _ends_with(path: str, end: bytes) -> bool:
-    with open(path, "rb") as file:
-        file.seek(max(file.seek(0, 2) - len(end), 0))
-        return file.read() == end
-
-
-def find_image(folder: str, name: str) -> str:
-    """Path of the image ``name`` in any known format; the .jpg's if there is none."""
-    stem = Path(folder, name)
-    for extension in _spellings(EXTENSIONS):
-        path = stem.with_name(stem.name + extension)
-        if path.is_file():
-            return str(path)
-    return str(stem.with_name(stem.name + EXTENSIONS[0]))
-
-
-def _spellings(extensions: Iterable[str]) -> list[str]:
-    return [spelling for e in extensions for spelling in (e, e.upper())]

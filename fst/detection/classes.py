@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path as osp
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mmengine.hooks import Hook
@@ -12,7 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from torch import nn
 
-from fst.detection.annotations import read_coco, read_voc
+from fst.detection.annotations import read_coco, read_voc, split_name
 
 # modules whose num_classes are not the data set's
 _OTHER_CLASSES = ("RPNHead", "FusedSemanticHead", "VGG", "SSDVGG")
@@ -40,8 +41,16 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
         return [str(category["name"]) for category in read_coco(path)["categories"]]
     prefix = dataset.get("data_prefix", {}).get("sub_data_root", "")
     folder = osp.join(root, prefix, dataset.get("ann_subdir", "Annotations"))
-    with open(path, encoding="utf-8") as file:
-        files = [osp.join(folder, f"{line.strip()}.xml") for line in file if line.strip()]
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"split file {path!r} is no UTF-8: {error}.") from error
+
+    def xml_path(name: str) -> str:
+        return osp.join(folder, f"{name}.xml")
+
+    images = [split_name(line, lambda name: osp.isfile(xml_path(name))) for line in lines]
+    files = [xml_path(name) for name in images if name]
     names = sorted({name for file in files for name in _names(file)})
     if not names:
         raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")

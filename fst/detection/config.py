@@ -65,6 +65,32 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
         config.custom_hooks = [*hooks, {"type": "ClassCheckHook"}]
 
 
+def check_files(config: Any, dataloaders: Collection[str]) -> None:
+    """Raise FileNotFoundError if annotations of a split that will be used are missing: name all.
+
+    Args:
+        config: mmengine's Config, after `prepare`.
+        dataloaders: Which of its dataloaders are going to be used; their evaluators too.
+    """
+    files: dict[str, str] = {}
+    for name in dataloaders:
+        for dataset in _datasets((config.get(name) or {}).get("dataset")):
+            root, file = dataset.get("data_root") or "", dataset.get("ann_file")
+            if _kind(dataset) in LAYOUTS and file and "://" not in f"{root}{file}":
+                files.setdefault(osp.join(root, file), name)
+        evaluator = config.get(name.replace("dataloader", "evaluator"))
+        for metric in evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]:
+            file = metric.get("ann_file") if isinstance(metric, dict) else None
+            if file and "://" not in file:
+                files.setdefault(file, name.replace("dataloader", "evaluator"))
+    absent = [f"{path!r} of {name}" for path, name in files.items() if not osp.isfile(path)]
+    if absent:
+        raise FileNotFoundError(
+            f"annotation files do not exist: {'; '.join(absent)}. Put them there, change ann_file "
+            "and data_root, or set the loader, its evaluator and its cfg to None."
+        )
+
+
 def _datasets(dataset: Any) -> Iterator[Any]:
     """The data sets of a config within all wrappers."""
     if isinstance(dataset, dict):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os.path as osp
-import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
@@ -19,20 +17,27 @@ from mmengine.logging import print_log
 from fst.detection.annotations import (
     POLICIES,
     Kind,
-    Probe,
     Problems,
     VOCObject,
     category_ids,
     check_box,
     coco_box,
-    find_image,
-    probe_image,
+    fault_of_annotation,
+    fault_of_id,
+    fault_of_image,
+    is_id,
     read_coco,
     read_voc,
+    split_name,
+)
+from fst.detection.images import (
+    Probe,
+    find_image,
+    follows_exif,
+    probe_image,
+    probe_images,
 )
 
-_THREADS = 8  # that wait for the disk
-_SECONDS = 20.0  # between two lines of progress
 _NAMED = 20  # classes whose boxes are counted one by one in the log
 
 
@@ -42,7 +47,8 @@ class _Checked(ABC):
     Args:
         bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
             reach out of their image are clipped) and log how much of each kind.
-        check_images: Look at the image files too. Files that are not local are never looked at.
+        check_images: Decode each image file too, and again only if it has changed. Files that are
+            not local are never looked at.
         **kwargs: As of mmdet's data set.
 
     Raises:
@@ -87,6 +93,15 @@ class _Checked(ABC):
         elif problems.counts:
             print_log(problems.report(with_effect=True), "current", logging.WARNING)
         print_log(self._summary(images), "current")
+        empty = sum(not info["instances"] for info in images)
+        if empty:
+            leaves_out = not self.test_mode and (self.filter_cfg or {}).get("filter_empty_gt")
+            effect = "left out: filter_cfg has filter_empty_gt=True" if leaves_out else "kept"
+            print_log(
+                f"{self.ann_file}: {empty} of {len(images)} images have no objects of the classes "
+                f"({effect})",
+                "current",
+            )
         return images
 
     def _summary(self, images: list[dict[str, Any]]) -> str:
@@ -117,40 +132,38 @@ class _Checked(ABC):
         self, images: list[dict[str, Any]], problems: Problems
     ) -> Iterator[dict[str, Any]]:
         """Leave out unreadable images, put sizes right."""
+        turns = follows_exif(self.pipeline.transforms)
         for info, probe in zip(images, self._probes(images), strict=True):
             if probe.problem is not None:
                 where = info["img_path"] + (f" ({probe.detail})" if probe.detail else "")
                 problems.add(probe.problem, where)
                 continue
-            annotated = (info["width"], info["height"])
-            if probe.sizes and annotated not in probe.sizes:
-                if None not in annotated:
-                    sizes = " instead of ".join(
-                        "{} x {}".format(*s) for s in (annotated, probe.sizes[0])
-                    )
-                    problems.add(Kind.WRONG_SIZE, f"{info['img_path']}: {sizes}")
-                info["width"], info["height"] = probe.sizes[0]
+            annotated, loaded = (info["width"], info["height"]), probe.loaded(turns)
+            if loaded is None:  # not looked at
+                yield info
+                continue
+            size = " x ".join(map(str, annotated)) if None not in annotated else "no size"
+            if info["instances"] and probe.is_ambiguous(annotated, turns):
+                stored = " x ".join(map(str, probe.stored))
+                where = f"{info['img_path']}: EXIF orientation {probe.orientation}, "
+                where += f"stored as {stored}, annotated as {size}"
+                problems.add(Kind.TURNED, where)
+                continue
+            if None not in annotated and annotated not in (probe.stored, probe.turned):
+                where = f"{info['img_path']}: {size} instead of {loaded[0]} x {loaded[1]}"
+                problems.add(Kind.WRONG_SIZE, where)
+            info["width"], info["height"] = loaded
             yield info
 
-    def _probes(self, images: list[dict[str, Any]]) -> Iterator[Probe]:
-        is_local = self.backend_args is None and "://" not in self.ann_file
-        start = last = time.monotonic()
-        with ThreadPoolExecutor(_THREADS) as pool:
-
-            def look(info: dict[str, Any]) -> Probe:
-                needed = self.check_images or info["width"] is None
-                return probe_image(info["img_path"]) if is_local and needed else Probe()
-
-            for done, probe in enumerate(pool.map(look, images)):
-                if time.monotonic() - last > _SECONDS:
-                    last = time.monotonic()
-                    rate = done / (last - start)
-                    print_log(
-                        f"Checking images of {self.ann_file}: {done}/{len(images)}, "
-                        f"{(len(images) - done) / rate:.0f} s left",
-                        "current",
-                    )
-                yield probe
+    def _probes(self, images: Sequence[dict[str, Any]]) -> Iterator[Probe]:
+        if self.backend_args is not None or "://" in self.ann_file:
+            yield from (Probe() for _ in images)
+        elif self.check_images:
+            yield from probe_images([info["img_path"] for info in images], self.ann_file)
+        else:
+            for info in images:
+                has_size = info["width"] is not None
+                yield Probe() if has_size else probe_image(info["img_path"], decode=False)
 
     def _checked(self, info: dict[str, Any], problems: Problems) -> Iterator[dict[str, Any]]:
         """The instances of an image whose boxes can be used."""
@@ -177,16 +190,28 @@ class VOCFormatDataset(_Checked, XMLDataset):
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
         self.cat2label = {name: label for label, name in enumerate(self._metainfo["classes"])}
         seen: set[str] = set()
-        for name in list_from_file(self.ann_file, backend_args=self.backend_args):
-            name = name.strip()
+        try:
+            lines = list_from_file(
+                self.ann_file, encoding="utf-8-sig", backend_args=self.backend_args
+            )
+        except UnicodeDecodeError as error:
+            raise ValueError(f"split file {self.ann_file!r} is no UTF-8: {error}.") from error
+        for line in lines:
+            name = split_name(line, self._has_xml)
             if name in seen:
                 problems.add(Kind.DUPLICATE, f"{self.ann_file}: {name}")
             elif name:
                 seen.add(name)
                 yield from self._read_image(name, problems)
 
+    def _xml_path(self, name: str) -> str:
+        return osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
+
+    def _has_xml(self, name: str) -> bool:
+        return exists(self._xml_path(name), backend_args=self.backend_args)
+
     def _read_image(self, name: str, problems: Problems) -> Iterator[dict[str, Any]]:
-        xml_path = osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
+        xml_path = self._xml_path(name)
         try:
             with get_local_path(xml_path, backend_args=self.backend_args) as path:
                 size, objects = read_voc(path)
@@ -253,14 +278,17 @@ class COCOFormatDataset(_Checked, CocoDataset):
         self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
         instances = defaultdict(list)
         for annotation in self._unique("annotation", data["annotations"], problems):
-            image = images.get(annotation.get("image_id"))
+            category, image_id = annotation.get("category_id"), annotation.get("image_id")
+            image = images.get(image_id) if is_id(image_id) else None
             where = f"{self.ann_file}: annotation {annotation['id']}"
-            box = coco_box(annotation)
-            category = annotation.get("category_id")
-            if image is None:
-                problems.add(Kind.ORPHAN, f"{where} of image {annotation.get('image_id')}")
-            elif box is None or category not in names:
-                problems.add(Kind.MALFORMED, f"{where} of {image['file_name']}")
+            box, fault = coco_box(annotation), fault_of_annotation(annotation)
+            if image is None and is_id(image_id):
+                problems.add(Kind.ORPHAN, f"{where} of image {image_id}")
+            elif image is None:
+                problems.add(Kind.MALFORMED, f"{where}: {fault}")
+            elif fault or category not in names:
+                fault = fault or f"category_id={category!r} is in no category"
+                problems.add(Kind.MALFORMED, f"{where} of {image['file_name']}: {fault}")
             elif category not in self.cat2label:
                 problems.add(
                     Kind.UNKNOWN_CLASS, f"{where} of {image['file_name']}: {names[category]!r}"
@@ -281,9 +309,9 @@ class COCOFormatDataset(_Checked, CocoDataset):
         """The entries of a list of the file that have an id of their own."""
         seen: set[Any] = set()
         for number, entry in enumerate(entries):
-            is_whole = isinstance(entry, dict) and entry.get("id") is not None
-            if not is_whole or (what == "image" and not entry.get("file_name")):
-                problems.add(Kind.MALFORMED, f"{self.ann_file}: {what} number {number}: {entry}")
+            fault = fault_of_image(entry) if what == "image" else fault_of_id(entry)
+            if fault:
+                problems.add(Kind.MALFORMED, f"{self.ann_file}: {what} number {number}: {fault}")
             elif entry["id"] in seen:
                 problems.add(Kind.DUPLICATE, f"{self.ann_file}: {what} id {entry['id']}")
             else:
@@ -291,7 +319,7 @@ class COCOFormatDataset(_Checked, CocoDataset):
                 yield entry
 
     def _instance(self, annotation: dict[str, Any], box: Sequence[float]) -> dict[str, Any]:
-        if annotation.get("area", 1) <= 0:
+        if (annotation["area"] if annotation.get("area") is not None else 1) <= 0:
             box = (*box[:2], *box[:2])
         instance = {
             "bbox": box,

@@ -14,6 +14,8 @@ from mmengine.fileio import get
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from fst.detection.images import follows_exif
+
 
 @HOOKS.register_module()
 class DrawDetectionsHook(Hook):
@@ -33,6 +35,7 @@ class DrawDetectionsHook(Hook):
             raise ValueError(f"{folder!r} is a file: detections are drawn into a folder.")
         self.folder, self.score_thr = folder, score_thr
         self._names: dict[str, str] = {}
+        self._flag = "color"
         self._visualizer: DetLocalVisualizer | None = None
 
     def before_test(self, runner: Any) -> None:
@@ -40,6 +43,8 @@ class DrawDetectionsHook(Hook):
         dataset = runner.test_loop.dataloader.dataset
         paths = [dataset.get_data_info(index)["img_path"] for index in range(len(dataset))]
         self._names = output_names(paths)
+        transforms = getattr(getattr(dataset, "pipeline", None), "transforms", ())
+        self._flag = "color" if follows_exif(transforms) else "color_ignore_orientation"
         self._visualizer = DetLocalVisualizer()
         self._visualizer.dataset_meta = dataset.metainfo
 
@@ -48,7 +53,7 @@ class DrawDetectionsHook(Hook):
     ) -> None:
         """Draw one batch."""
         for sample in outputs:
-            image = mmcv.imfrombytes(get(sample.img_path), channel_order="rgb")
+            image = mmcv.imfrombytes(get(sample.img_path), self._flag, channel_order="rgb")
             self._visualizer.add_datasample(
                 "detections",
                 image,

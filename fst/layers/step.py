@@ -45,10 +45,11 @@ def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
 def is_skipped(optimizer: Optimizer) -> bool:
     """Whether the step under way changes no weight, because a GradScaler has found infinities.
 
-    Optimizers that unscale gradients themselves are called all the same; others are not.
+    Optimizers that unscale gradients themselves are called all the same; others are not. Nobody
+    waits for a GPU to say so: there such a step counts, and "decoupled" decay acts in it.
     """
     found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
+    return found is not None and not found.is_cuda and bool(found)
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fst.detection.annotations import Kind, Problems, check_box, probe_image, read_coco
+from fst.detection.annotations import Kind, Problems, check_box, read_coco
+from fst.detection.images import probe_image
 
 
 @pytest.mark.parametrize(
@@ -29,10 +30,10 @@ def test_probe_image(tmp_path, extension):
     pixels = np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype="u1")
     # the end marker within the file, as an embedded thumbnail has it, does not make it whole
     Image.fromarray(pixels).save(path, **({"comment": b"\xff\xd9"} if extension == "jpg" else {}))
-    assert probe_image(str(path)).sizes == ((90, 60),)
+    assert probe_image(str(path)).stored == (90, 60)
     content = path.read_bytes()
     path.write_bytes(content + b"\0" * 5000)
-    assert probe_image(str(path)).sizes == ((90, 60),)
+    assert probe_image(str(path)).stored == (90, 60)
     for length in (len(content) * 2 // 3, 80, 10, 0):
         path.write_bytes(content[:length])
         assert probe_image(str(path)).problem is Kind.BROKEN_IMAGE

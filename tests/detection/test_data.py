@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import cv2
 import pytest
@@ -10,8 +11,13 @@ from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from mmengine.logging import MMLogger
 from PIL import Image
 
-from fst.detection import data
-from fst.detection.annotations import Kind, probe_image
+from fst.detection import data, images
+from fst.detection.annotations import Kind, split_name
+from fst.detection.classes import classes_of
+from fst.detection.config import check_files
+from fst.detection.drawing import DrawDetectionsHook
+from fst.detection.images import probe_image
+from fst.engine.config import load_config
 from tests.detection import toy
 
 META = {"classes": toy.CLASSES}
@@ -80,6 +86,13 @@ def image_path(root, name="drawn_000"):
     return root / "JPEGImages" / f"{name}.jpg"
 
 
+def punch(root):
+    """A hole in the middle: start, size and last bytes are those of a whole file."""
+    content = image_path(root).read_bytes()
+    middle = len(content) // 2
+    image_path(root).write_bytes(content[:middle] + bytes(200) + content[middle + 200 :])
+
+
 def truncate(root):
     content = image_path(root).read_bytes()
     image_path(root).write_bytes(content[: len(content) * 2 // 3])
@@ -95,6 +108,7 @@ BREAKAGES = {
     "class": (lambda r: first_class(r, "Amoeba"), Kind.UNKNOWN_CLASS, "'Amoeba'", 8, -1),
     "missing": (lambda r: image_path(r).unlink(), Kind.MISSING_IMAGE, "drawn_000.jpg", 7, None),
     "truncated": (truncate, Kind.BROKEN_IMAGE, "drawn_000.jpg", 7, None),
+    "broken middle": (punch, Kind.BROKEN_IMAGE, "drawn_000.jpg (damaged in the middle", 7, None),
     "empty image": (
         lambda r: image_path(r).write_bytes(b""),
         Kind.BROKEN_IMAGE,
@@ -228,7 +242,7 @@ def test_images_are_not_checked_if_unwanted(own_drawn, make):
     assert len(make(own_drawn, check_images=False)) == 8
 
 
-@pytest.mark.parametrize("extension", [".png", ".JPG", ".jpeg", ".bmp"])
+@pytest.mark.parametrize("extension", [".png", ".JPG", ".Jpg", ".jpeg", ".bmp", ".gif"])
 def test_voc_images_of_other_formats(own_drawn, extension):
     pixels = cv2.imread(str(image_path(own_drawn)))
     image_path(own_drawn).unlink()
@@ -277,6 +291,12 @@ def test_malformed_voc_objects(own_drawn, old, new, expected, log):
     ("content", "expected"),
     [
         ("", "is no JSON"),
+        ('{"images": ' + "[" * 200_000, "it nests too deep"),
+        ('{"images": ' + "1" * 5000, "is no JSON: Exceeds the limit"),
+        (
+            '{"images": [{"id": 1}], "categories": [{"id": [1], "name": "a"}]}',
+            r"'categories' has .*\[1\].*; an id must be",
+        ),
         ('{"images": [', "is no JSON"),
         ("[]", "holds a list"),
         ('{"images": [], "categories": [{"id": 1, "name": "RBC"}]}', "lists no images"),
@@ -325,6 +345,34 @@ def test_coco_files(own_drawn, content, expected):
         (lambda c: c["annotations"][0].update(category_id=77), Kind.MALFORMED, "annotation 1", 8),
         (lambda c: c["annotations"][0].update(area=0), Kind.NO_AREA, "annotation 1", 8),
         (lambda c: c["annotations"].append("text"), Kind.MALFORMED, "annotation number", 8),
+        (lambda c: c["images"][1].update(id=[2]), Kind.MALFORMED, "image number 1: {'f", 7),
+        (lambda c: c["images"][1].update(file_name=7), Kind.MALFORMED, "file_name=7 is no", 7),
+        (lambda c: c["images"][1].update(width="wide"), Kind.MALFORMED, "width='wide' is no", 7),
+        (lambda c: c["annotations"][0].update(id=[1]), Kind.MALFORMED, "annotation number 0", 8),
+        (
+            lambda c: c["annotations"][0].update(image_id=[1], category_id={}),
+            Kind.MALFORMED,
+            "annotation 1: image_id=[1] is no number",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(category_id=[1]),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: category_id=[1]",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(bbox=[1, 2, 10**400, 4]),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: bbox=[1, 2, 1000",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(area="big"),
+            Kind.MALFORMED,
+            "area='big' is no number",
+            8,
+        ),
     ],
 )
 def test_coco_entries(own_drawn, change, kind, expected, images, log):
@@ -433,15 +481,114 @@ def test_a_test_set_may_have_no_annotations(own_drawn):
         coco(own_drawn)
 
 
-def test_turned_image(own_drawn):
+def turn(root, orientation):
+    """Turn an image's stored pixels and write EXIF's orientation, which turns them back."""
     exif = Image.Exif()
-    exif[0x0112] = 6
-    with Image.open(image_path(own_drawn)) as image:
-        pixels = image.transpose(Image.Transpose.ROTATE_90)
-    pixels.save(image_path(own_drawn), exif=exif)
+    exif[0x0112] = orientation
+    stored = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
+    with Image.open(image_path(root)) as image:
+        pixels = image.transpose(stored)
+    pixels.save(image_path(root), exif=exif)
+
+
+def test_turned_image(own_drawn):
+    turn(own_drawn, 6)
     assert cv2.imread(str(image_path(own_drawn))).shape[:2] == (96, 128)
-    assert probe_image(str(image_path(own_drawn))).sizes == ((128, 96), (96, 128))
+    probe = probe_image(str(image_path(own_drawn)))
+    assert (probe.stored, probe.turned) == ((96, 128), (128, 96))
     assert len(voc(own_drawn)) == 8
+
+
+@pytest.mark.parametrize("make", [voc, coco])
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_boxes_of_an_image_that_exif_turns(own_drawn, make, orientation, log):
+    turn(own_drawn, orientation)
+    if orientation == 6:  # the XML has the stored size; 3 leaves it as it is
+        edit_xml(own_drawn, "<width>128</width><height>96", "<width>96</width><height>128")
+        edit_json(own_drawn, lambda c: c["images"][0].update(width=96, height=128))
+        first_box(own_drawn, (10, 20, 30, 40))
+    with pytest.raises(ValueError, match=f"1 x .*turned by EXIF .*000.jpg: .*tion {orientation}"):
+        make(own_drawn)
+    assert len(make(own_drawn, bad_annotations="skip")) == 7
+    assert "turned by EXIF" in log[0] and len(log) == 1
+    # whoever loads the image as it is stored has said whose the boxes are
+    stored = [dict(type="LoadImageFromFile", color_type="color_ignore_orientation")]
+    dataset = make(own_drawn, pipeline=stored, bad_annotations="skip")
+    assert len(dataset) == 8
+    loaded = dataset[0]
+    assert loaded["img"].shape[:2] == (loaded["height"], loaded["width"])
+    hook = DrawDetectionsHook(str(own_drawn))
+    loop = SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
+    hook.before_test(SimpleNamespace(test_loop=loop))
+    assert hook._flag == "color_ignore_orientation"
+
+
+def test_images_are_decoded_once(own_drawn, monkeypatch):
+    looked = []
+    look = images._look
+    monkeypatch.setattr(images, "_look", lambda path, *a: looked.append(path) or look(path, *a))
+    assert len(voc(own_drawn)) == len(looked) == 8
+    looked.clear()
+    assert infos(voc(own_drawn)) and not looked
+    punch(own_drawn)
+    for _ in range(2):  # what is broken is not remembered
+        looked.clear()
+        with pytest.raises(ValueError, match="1 x image truncated"):
+            voc(own_drawn)
+        assert set(looked) == {str(image_path(own_drawn))}
+    next((images.cache_folder()).glob("images_*.json")).write_text("[")
+    assert len(voc(own_drawn, bad_annotations="skip")) == 7
+
+
+def test_voc_files_of_unknown_encoding(own_drawn, log):
+    path = own_drawn / "Annotations" / "drawn_000.xml"
+    path.write_text(f"<?xml version='1.0' encoding='klingon'?>{path.read_text()}")
+    with pytest.raises(ValueError, match="malformed: .*000.xml .unknown encoding: klingon"):
+        voc(own_drawn)
+    assert len(voc(own_drawn, bad_annotations="skip")) == 7
+
+
+def test_lines_of_voc_split_files(own_drawn):
+    names = [info["img_id"] for info in infos(voc(own_drawn))]
+    split = own_drawn / "ImageSets" / "Main" / "train.txt"
+    config = dict(data_root=str(own_drawn), ann_file="ImageSets/Main/train.txt")
+    for before, after in (("", ".jpg"), ("", ".PNG"), ("", "  1"), (" ", "\t-1"), ("", ".jpg 0")):
+        lines = "\n".join(f"{before}{name}{after}" for name in names)
+        split.write_text(f"\ufeff{lines}\r\n", encoding="utf-8")
+        assert [info["img_id"] for info in infos(voc(own_drawn))] == names
+        assert classes_of(config, "voc") == sorted(toy.CLASSES)
+    split.write_bytes("größe".encode("latin-1"))
+    for read in (lambda: voc(own_drawn), lambda: classes_of(config, "voc")):
+        with pytest.raises(ValueError, match="split file .*train.txt' is no UTF-8"):
+            read()
+    assert split_name("drawn 1", {"drawn 1"}.__contains__) == "drawn 1"
+
+
+@pytest.mark.parametrize("make", [voc, coco])
+def test_images_without_objects_are_counted(own_drawn, make, log):
+    edit_xml(own_drawn, "<object>.*</object>", "")
+    edit_json(
+        own_drawn,
+        lambda c: c.update(annotations=[a for a in c["annotations"] if a["image_id"] != 1]),
+    )
+    assert len(make(own_drawn)) == 7
+    assert "train" in log[0] and "1 of 8 images have no objects" in log[0]
+    assert "left out: filter_cfg has filter_empty_gt=True" in log[0]
+    assert len(make(own_drawn, test_mode=True)) == 8 and "(kept)" in log[1]
+
+
+def test_missing_splits_are_named_before_anything_is_built(drawn, write_config):
+    config = load_config(write_config("ssd", format="coco"))
+    loaders = ["train_dataloader", "val_dataloader"]
+    check_files(config, loaders)
+    config.train_dataloader.dataset.ann_file = "trane.json"
+    check_files(config, loaders[1:])
+    config.val_dataloader.dataset.ann_file = "vall.json"
+    config.val_evaluator.ann_file = "of_metric.json"
+    with pytest.raises(FileNotFoundError) as raised:
+        check_files(config, loaders)
+    named = ("trane.json' of train_d", "vall.json' of val_d", "of_metric.json' of val_evaluator")
+    assert all(text in str(raised.value) for text in named)
 
 
 def test_the_report_reaches_the_log(own_drawn, tmp_path):

@@ -225,6 +225,29 @@ def test_loader_errors():
         )
 
 
+def test_fewer_images_than_a_batch():
+    config = dict(dataset=dict(type="Digits", subset=20), batch_size=30, drop_last=True)
+    with pytest.raises(ValueError, match="batch_size=30 is more than the 20 images"):
+        build_dataloader(config, 0)
+    assert len(build_dataloader({**config, "drop_last": False}, 0)) == 1
+    build_dataloader({**config, "sampler": dict(type="InfiniteSampler")}, 0)
+
+
+def test_data_that_is_not_whole_is_found_without_reading_it(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with pytest.raises(FileNotFoundError, match="split='test' is not whole: .*test_batch does no"):
+        CIFAR10.check(data_root=str(tmp_path), split="test")
+    (tmp_path / "test_00.webp").touch()
+    with pytest.raises(FileNotFoundError, match="test_01.webp, .*test_labels.npy does not"):
+        CIFAR10.check(data_root=str(tmp_path), split="test")
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "cat" / "note.txt").touch()
+    with pytest.raises(ValueError, match="holds no images"):
+        ImageFolder.check(data_root=str(tmp_path), split="val")
+    (tmp_path / "val" / "cat" / "0.Gif").touch()
+    ImageFolder.check(data_root=str(tmp_path), split="val")
+
+
 def test_keys_are_well_mixed():
     keys = sample_keys(0, 0, np.arange(20_000))
     assert len(np.unique(keys)) == 20_000

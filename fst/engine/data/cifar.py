@@ -14,6 +14,7 @@ from fst.engine.data.base import InMemoryDataset, check_split
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 SHARDS = {"train": 10, "test": 2}
+ORIGINAL = ("batches.meta", *(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 
 @DATASETS.register_module()
@@ -38,7 +39,6 @@ class CIFAR10(InMemoryDataset):
         device: str = "cpu",
         subset: int | None = None,
     ) -> None:
-        check_split(split, tuple(SHARDS))
         self.check(data_root=data_root, split=split, download=download)
         root = Path(data_root)
         if _shard(root, split, 0).is_file():
@@ -49,16 +49,28 @@ class CIFAR10(InMemoryDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raise FileNotFoundError unless one of the two forms is there or may be downloaded."""
+        """Raise FileNotFoundError unless one of the two forms is whole or may be downloaded."""
         root, split = Path(config.get("data_root", "")), config.get("split", "train")
-        if config.get("download") or (root / "cifar-10-batches-py").is_dir():
+        check_split(split, tuple(SHARDS))
+        original = root / "cifar-10-batches-py"
+        if _shard(root, split, 0).is_file():
+            files = [_shard(root, split, number) for number in range(SHARDS[split])]
+            files.append(root / f"{split}_labels.npy")
+        elif config.get("download"):
             return
-        if split in SHARDS and not _shard(root, split, 0).is_file():
+        elif original.is_dir():
+            files = [original / name for name in ORIGINAL]
+        else:
             raise FileNotFoundError(
                 f"no CIFAR-10 in data_root={str(root)!r}: it should hold cifar-10-batches-py/ (set "
                 "download=True to fetch it, or unpack cifar-10-python.tar.gz of "
                 "https://www.cs.toronto.edu/~kriz/cifar.html there) or the packed form "
                 f"({_shard(root, split, 0).name}, ...)."
+            )
+        absent = [str(file) for file in files if not file.is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"CIFAR-10's split={split!r} is not whole: {', '.join(absent)} does not exist."
             )
 
 

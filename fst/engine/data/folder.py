@@ -15,7 +15,7 @@ from fst.engine.data.base import ImageDataset, balanced_subset
 from fst.engine.data.transforms import build_transforms, to_uint8
 from fst.engine.random_state import isolated
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 
 
 @DATASETS.register_module()
@@ -46,11 +46,6 @@ class ImageFolder(ImageDataset):
             for label, name in enumerate(self.classes)
             for path in sorted(_images_below(root / name))
         ]
-        if not found:
-            raise ValueError(
-                f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
-                f"one of the extensions {', '.join(EXTENSIONS)}."
-            )
         labels = torch.tensor([label for _, label in found])
         empty = [
             c for c, n in zip(self.classes, _counts(labels, self.classes), strict=True) if not n
@@ -64,7 +59,7 @@ class ImageFolder(ImageDataset):
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raise FileNotFoundError unless the folder is there."""
+        """Raise FileNotFoundError unless the folder is there, ValueError if it has no images."""
         root = _root(config.get("data_root", ""), config.get("split"))
         if not root.is_dir():
             raise FileNotFoundError(
@@ -72,6 +67,11 @@ class ImageFolder(ImageDataset):
                 f"split={config.get('split')!r}): expected <class>/<image> in it. ImageNet: get "
                 "ILSVRC2012 from https://image-net.org/download.php and sort both splits into "
                 "train/<wnid>/ and val/<wnid>/."
+            )
+        if not any(True for entry in root.iterdir() for _ in _images_below(entry)):
+            raise ValueError(
+                f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
+                f"one of the extensions {', '.join(EXTENSIONS)}."
             )
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:

@@ -43,7 +43,20 @@ def build_dataloader(
     loader.generator = torch.Generator()
     if seed is not None:
         loader.generator.manual_seed(seed)
+    _check_batches(loader)
     return loader
+
+
+def _check_batches(loader: DataLoader) -> None:
+    """Refuse a loader without a single batch: it would train or evaluate nothing, silently."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    is_endless = getattr(sampler, "infinite", not hasattr(sampler, "num_samples"))
+    if not is_endless and len(loader) == 0:
+        raise ValueError(
+            f"batch_size={loader.batch_sampler.batch_size} is more than the {len(sampler)} images "
+            f"of this process (the data set has {len(loader.dataset)}), and drop_last=True leaves "
+            "out what fills no batch: lower batch_size, or set drop_last=False."
+        )
 
 
 def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
