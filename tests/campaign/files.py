@@ -219,8 +219,8 @@ def _foreign(content: Any) -> str | None:
             continue
         seen.add(id(value))
         if torch.is_tensor(value):
-            if value.layout == torch.strided and value.numel() < 10_000:
-                value.detach().clone()  # crashes where the memory is not its own
+            if value.numel() < 10_000:
+                value.detach().to_dense().clone()  # crashes where the memory is not its own
         elif isinstance(value, np.ndarray | np.generic):
             if value.dtype.hasobject:
                 return f"array of {value.dtype}"

@@ -213,12 +213,12 @@ IN_ZIP: dict[str, Payload] = {
     ),
     "from-type": _call(torch._tensor._rebuild_from_type_v2, os.system, int, ("true",), None),
     # keys that no model has
-    "key-number": lambda _: _pickled_tensors({1: torch.ones(2)}),
-    "key-tuple": lambda _: _pickled_tensors({("a", 1): torch.ones(2)}),
-    "key-nothing": lambda _: _pickled_tensors({None: torch.ones(2)}),
-    "key-bytes": lambda _: _pickled_tensors({"state_dict": {b"a": torch.ones(2)}}),
-    "key-dunder": lambda _: _pickled_tensors({"__class__": torch.ones(2), "a.__init__": 3}),
-    "key-long": lambda _: _pickled_tensors({"a." * 100_000: torch.ones(2)}),
+    "key-number": lambda _: _pickled_tensors({1: torch.ones(576)}),
+    "key-tuple": lambda _: _pickled_tensors({("a", 1): torch.ones(576)}),
+    "key-nothing": lambda _: _pickled_tensors({None: torch.ones(576)}),
+    "key-bytes": lambda _: _pickled_tensors({"state_dict": {b"a": torch.ones(576)}}),
+    "key-dunder": lambda _: _pickled_tensors({"__class__": torch.ones(576), "a.__init__": 3}),
+    "key-long": lambda _: _pickled_tensors({"a." * 100_000: torch.ones(576)}),
     "state-dict-in-itself": lambda _: b"\x80\x02}q\0X\x0a\0\0\0state_dicth\0s.",
 }
 
