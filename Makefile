@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: demo test lint venv
+.PHONY: campaign demo test lint venv
 venv: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
@@ -21,6 +21,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+campaign: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --json work_dirs/campaign.json $(CAMPAIGN_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
