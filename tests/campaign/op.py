@@ -10,8 +10,8 @@ from torch import Tensor
 import fst
 from fst.ops.reference import reference_conv2d
 from tests.campaign.weights import Checks
-from tests.core.cases import Case as Shape
-from tests.core.cases import Operands, error, read_draws
+from tests.cases import Case as Shape
+from tests.cases import Operands, error, read_draws
 from tests.strategy_settings import SETTINGS
 
 COUNT = 600

@@ -16,7 +16,7 @@ from torch import Tensor
 import fst
 from fst.ops.reference import output_size, reference_operands
 from tests.campaign.changes import CHANGES, Change, FunctionalNet, Net, Situation
-from tests.core.cases import error
+from tests.cases import error
 from tests.strategy_settings import Setting, setting
 
 Checks = list[tuple[str, int, Callable[[random.Random], None]]]
