@@ -27,7 +27,7 @@ FROM_SCRATCH = ("warn", "error", "allow")
 
 @HOOKS.register_module()
 class SparsityHook(Hook):
-    """Converts the model before the run, keeps mask state in checkpoints, logs what the masks do.
+    """Convert the model before the run, keep mask state in checkpoints, log what the masks do.
 
     It works in mmengine's own Runner too, with any model: `custom_imports=dict(
     imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
@@ -90,7 +90,7 @@ class SparsityHook(Hook):
         return sparse_root(runner.model)
 
     def before_run(self, runner: Any) -> None:
-        """Converts the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
+        """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
             raise ValueError("FSDP is not supported: masks need whole weights; use DDP")
         root = self.root(runner)
@@ -135,7 +135,7 @@ class SparsityHook(Hook):
             runner.logger.warning(message)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Restores the mask state to resume or evaluate; `load_from` takes weights alone."""
+        """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone."""
         state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
         if runner._resume and state is None:
             raise ValueError(
@@ -161,34 +161,34 @@ class SparsityHook(Hook):
             fst.load_sparsity_state(self.root(runner), state)
 
     def collect(self, runner: Any) -> None:
-        """Gathers what differs between ranks, each of which must call; a save follows."""
+        """Gather what differs between ranks, each of which must call; a save follows."""
         if self.strategy.has_memory and get_world_size() > 1:
             self._of_ranks = [{} for _ in range(get_world_size())]
             state = fst.sparsity_state(self.root(runner))
             torch.distributed.all_gather_object(self._of_ranks, state)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Adds the mask state."""
+        """Add the mask state."""
         checkpoint["sparsity"] = fst.sparsity_state(self.root(runner))
         if self._of_ranks:
             checkpoint["sparsity_of_ranks"] = self._of_ranks
 
     def before_train(self, runner: Any) -> None:
-        """Seeds the random rules: only now is the seed of a resumed run known."""
+        """Seed the random rules: only now is the seed of a resumed run known."""
         fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
 
     def before_val_epoch(self, runner: Any) -> None:
-        """Prunes each weight once for the whole validation."""
+        """Prune each weight once for the whole validation."""
         self._frozen.enter_context(fst.frozen(self.root(runner)))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Lets the weights change again."""
+        """Let the weights change again."""
         self._frozen.close()
 
     before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Decides whether the next optimizer step is looked at."""
+        """Decide whether the next optimizer step is looked at."""
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
         self._is_logged = is_logged(runner, batch_idx)
 
@@ -266,7 +266,7 @@ class SparsityHook(Hook):
             runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Says how large the model is, if channels may have been removed."""
+        """Say how large the model is, if channels may have been removed."""
         if self.strategy.removes_channels:
             layers = ", ".join(
                 f"{name} {'x'.join(map(str, layer.weight.shape))}"
