@@ -65,7 +65,7 @@ class SparsityHook(Hook):
     ) -> None:
         if not isinstance(log_interval, int) or isinstance(log_interval, bool) or log_interval < 1:
             raise ValueError(
-                f"log_interval={log_interval!r} must be a positive number of iterations"
+                f"log_interval={log_interval!r} must be a positive number of iterations."
             )
         if from_scratch not in FROM_SCRATCH:
             raise ValueError(
@@ -92,7 +92,7 @@ class SparsityHook(Hook):
     def before_run(self, runner: Any) -> None:
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
-            raise ValueError("FSDP is not supported: masks need whole weights; use DDP")
+            raise ValueError("FSDP is not supported: masks need whole weights; use DDP.")
         root = self.root(runner)
         if not fst.sparse_layers(root):
             report = fst.convert(root, self.strategy, include=self.include, exclude=self.exclude)
@@ -111,12 +111,12 @@ class SparsityHook(Hook):
         if is_model_wrapper(runner.model):
             raise ValueError(
                 f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
-                "cannot follow: train in one process, without a launcher"
+                "cannot follow: train in one process, without a launcher."
             )
         if any(isinstance(hook, EMAHook) for hook in runner._hooks):
             raise ValueError(
                 f"strategy {name!r} removes channels, which EMAHook's copy of the model keeps: "
-                "leave the EMAHook out"
+                "leave the EMAHook out."
             )
 
     def _check_start(self, runner: Any) -> None:
@@ -127,7 +127,7 @@ class SparsityHook(Hook):
         message = (
             f"strategy {self.strategy.name!r} prunes a trained model once, but load_from=None: if "
             "the model does not come trained otherwise, this prunes random weights. Give the "
-            "checkpoint of a dense training as load_from, or set sparsity.from_scratch='allow'"
+            "checkpoint of a dense training as load_from, or set sparsity.from_scratch='allow'."
         )
         if self.from_scratch == "error":
             raise ValueError(message)
@@ -140,7 +140,7 @@ class SparsityHook(Hook):
         if runner._resume and state is None:
             raise ValueError(
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
-                "run without sparsity. To start from its weights use load_from without resume"
+                "run without sparsity. To start from its weights use load_from without resume."
             )
         wrappers = _built(runner.optim_wrapper)
         if not runner._resume and wrappers:
@@ -156,7 +156,7 @@ class SparsityHook(Hook):
             elif runner._resume and (of_ranks or (self.strategy.has_memory and get_rank())):
                 runner.logger.warning(
                     "The checkpoint has no reused gradients for this number of processes "
-                    f"({get_world_size()}): all take those of the first"
+                    f"({get_world_size()}): all take those of the first."
                 )
             fst.load_sparsity_state(self.root(runner), state)
 
