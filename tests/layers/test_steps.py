@@ -72,10 +72,9 @@ def test_ranks_that_accumulate_without_sync_share_one_mask(tmp_path):
     "strategy",
     [
         fst.get_strategy("tsm", interval=2),
-        fst.get_strategy("srste", decay=0.1),
         fst.get_strategy("srste", decay=0.1, decay_mode="decoupled"),
     ],
-    ids=["mask", "gradient", "decoupled"],
+    ids=["mask", "decoupled"],
 )
 def test_a_step_that_a_scaler_skips_is_none(strategy, fused):
     """Fused optimizers are called for it, and find out themselves."""
