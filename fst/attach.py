@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fst.layers.modules import SparseLayer, converted_layers
+from fst.layers.step import is_skipped
 from fst.rules.schedule import Run, Schedule
 from fst.rules.strategy import Strategy
 
@@ -54,13 +55,17 @@ class Attachment:
                 layer.state.schedule_state["started"] = True
 
     @torch.no_grad()
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_skipped(optimizer):
+            return
         for schedule, layers in self._trained():
             schedule.before_update(layers, self._run, _step(layers))
 
     @torch.no_grad()
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._run.show_gradients()
+        if is_skipped(optimizer):
+            return
         for schedule, layers in self._trained():
             schedule.after_update(layers, self._run, _step(layers))
 
