@@ -16,11 +16,13 @@ from mmengine.config import Config
 import fst
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
+from fst.engine.checkpoint import checkpoint_files
 from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.model import build_model, sparse_root
 from fst.engine.runner import Runner
 from fst.layers.channels import fit_channels
 
+NEWEST = ""  # of --resume: the checkpoint of the work dir
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -90,9 +92,10 @@ def train(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume",
         nargs="?",
-        const="auto",
+        const=NEWEST,
         metavar="PATH",
-        help="continue from a checkpoint; without PATH from the newest in the work dir",
+        help="continue from a checkpoint; without PATH from the newest in the work dir; 'auto': "
+        "likewise, but start if there is none",
     )
     parser.add_argument(
         "--amp",
@@ -103,8 +106,7 @@ def train(argv: Sequence[str] | None = None) -> int:
     with _user_errors(parser):
         config = _configured(arguments)
         if arguments.resume is not None:
-            config.resume = True
-            config.load_from = None if arguments.resume == "auto" else arguments.resume
+            _resume(config, arguments.resume)
         if arguments.amp:
             _use_mixed_precision(config)
         if config.get("train_cfg") is None or config.get("train_dataloader") is None:
@@ -114,6 +116,19 @@ def train(argv: Sequence[str] | None = None) -> int:
         check_config(config, ("train_dataloader", "val_dataloader"))
     _run(config, Runner.train)
     return 0
+
+
+def _resume(config: Config, source: str) -> None:
+    """Set what the run goes on from; "auto" leaves the config as it is if there is nothing."""
+    found = source not in (NEWEST, "auto") or checkpoint_files(config.work_dir)
+    if not found and source == NEWEST:
+        raise FileNotFoundError(
+            f"--resume: there is no checkpoint (epoch_N.pth or iter_N.pth) in {config.work_dir!r}. "
+            "Name one, or start from scratch without --resume or with --resume auto."
+        )
+    if found:
+        config.resume = True
+        config.load_from = None if source in (NEWEST, "auto") else source
 
 
 def _use_mixed_precision(config: Config) -> None:
