@@ -2,52 +2,104 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
 import pickle
+import pickletools
 import re
+import struct
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
-CORES = ("_core", "core")  # of numpy: 2 and 1 name it differently
+ZIP_START = b"PK\3\4"
+CHUNK = 1 << 20
+LEGACY_PICKLES = 4  # torch's old format: a magic number, its version, the machine, the content
+# torch's own reader calls these with sizes that stand in the file, however small it is
+UNBOUNDED = re.compile(
+    r"(__builtin__|builtins) bytearray|torch[\w.]* (\w*Tensor|\w*[Tt]ypedStorage|_rebuild_nested.*)"
+)
+NUMBERS = {"f2": "e", "f4": "f", "f8": "d", "b1": "?"} | {
+    f"{kind}{size}": code.upper() if kind == "u" else code
+    for kind in "iu"
+    for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
+}  # kinds of NumPy's scalars, as `struct` writes them
 
 
-class _DiscardedLogHistory:
-    """Takes the place of mmengine's HistoryBuffer: log curves are read past, never rebuilt."""
+class _Discarded:
+    """Takes the place of what is read past and never built, such as log curves."""
+
+    def __new__(cls, *_: object) -> _Discarded:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object) -> None:
+        """Forget the arguments."""
+
+    def __setstate__(self, state: object) -> None:
+        """Forget the state."""
 
 
-def _discarded_attribute(*_: object) -> None:
-    """Takes the place of `getattr`, by which those curves name their statistics functions."""
+class _Kind(_Discarded):
+    """Takes the place of `numpy.dtype`."""
+
+    def __init__(self, name: object = "", *_: object) -> None:
+        self.name: Any = name
+        self.order = "<"
+
+    def __setstate__(self, state: object) -> None:
+        """Remember the order of bytes alone."""
+        self.order = ">" if isinstance(state, tuple) and state[1:2] == (">",) else "<"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers, not pointers or text."""
+        return isinstance(self.name, str) and self.name in NUMBERS
 
 
-@functools.cache
-def _allowed() -> list[Any]:
-    """What a file may name besides tensors and plain data."""
-    placeholders: list[Any] = [
-        (_DiscardedLogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
-        (_discarded_attribute, "builtins.getattr"),
-    ]
-    if importlib.util.find_spec("numpy") is None:
-        return placeholders
-    import numpy as np
+class _Array(_Discarded):
+    """Takes the place of `numpy.ndarray`; `numpy.asarray` makes one of it, if it holds numbers."""
 
-    array = np._core.multiarray
-    kinds = ("float32", "float64", "int32", "int64", "uint8", "uint32")
-    return [
-        *placeholders,
-        np.ndarray,
-        np.dtype,
-        *((array._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in CORES),
-        *((array.scalar, f"numpy.{core}.multiarray.scalar") for core in CORES),
-        *(type(np.dtype(kind)) for kind in kinds),
-    ]
+    def __setstate__(self, state: object) -> None:
+        """Keep the state as it is."""
+        self.state = state
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        import numpy as np
+
+        _, shape, kind, is_fortran, content = self.state  # type: ignore[misc]
+        if not kind.is_number:
+            raise ValueError(f"an array of kind {kind.name!r} in a checkpoint holds no numbers.")
+        values = np.frombuffer(content, kind.order + kind.name)
+        return values.reshape(shape, order="F" if is_fortran else "C").astype(dtype or values.dtype)
+
+
+def _number(kind: object = None, content: object = b"", *_: object) -> object:
+    """Takes the place of NumPy's scalars: a Python number."""
+    if not isinstance(kind, _Kind) or not kind.is_number or not isinstance(content, bytes):
+        return _Discarded()
+    return struct.unpack(kind.order + NUMBERS[kind.name], content)[0]
+
+
+def _discarded_call(*_: object) -> None:
+    """Takes the place of `getattr`, by which log curves name their statistics functions."""
+
+
+_ALLOWED: list[Any] = [  # what a file may name besides tensors and plain data
+    (_Discarded, "mmengine.logging.history_buffer.HistoryBuffer"),
+    (_discarded_call, "builtins.getattr"),
+    (_Array, "numpy.ndarray"),
+    (_Kind, "numpy.dtype"),
+    *((_Array, f"numpy.{core}.multiarray._reconstruct") for core in ("_core", "core")),
+    *((_number, f"numpy.{core}.multiarray.scalar") for core in ("_core", "core")),
+]
 
 
 def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     """Reads a checkpoint of FST, mmengine, timm or torchvision without running code from it.
+
+    Sizes are bounded by the file's own, and checksums are verified (the files of PyTorch before 1.6
+    have none). NumPy's scalars become Python numbers, its arrays what `numpy.asarray` takes.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -55,23 +107,55 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist")
+        raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
     try:
-        with torch.serialization.safe_globals(_allowed()):
+        _check_file(path)
+        with torch.serialization.safe_globals(_ALLOWED):
             return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"it refers to {blocked[1]!r}" if blocked else "it is not a torch checkpoint"
         raise ValueError(
             f"checkpoint {str(path)!r} was not loaded: {reason}, and only tensors and plain "
-            "Python data are read, so that no code from the file can run"
+            "Python data are read, so that no code from the file can run."
         ) from error
     except Exception as error:
-        first_line = str(error).partition("\n")[0]
+        first_line = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
             f"checkpoint {str(path)!r} is corrupt or not a torch checkpoint: "
-            f"{type(error).__name__}: {first_line}"
+            f"{type(error).__name__}: {first_line}."
         ) from error
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what torch.load does not look at: wrong checksums, sizes beyond the file's own."""
+    with open(path, "rb") as file:
+        if file.read(len(ZIP_START)) != ZIP_START:
+            file.seek(0)
+            for _ in range(LEGACY_PICKLES):
+                _check_names(file)
+            return
+        size = path.stat().st_size
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+            if sum(record.file_size for record in records) > size:
+                raise ValueError("its records are larger than the file")
+            for record in records:
+                record.CRC = record.CRC or None  # type: ignore[assignment]  # torch may write none
+                with archive.open(record) as content:
+                    if record.filename.endswith(".pkl"):
+                        _check_names(content)
+                    while content.read(CHUNK):
+                        pass  # the last read raises BadZipFile if the checksum is wrong
+
+
+def _check_names(file: IO[bytes]) -> None:
+    try:
+        for opcode, argument, _ in pickletools.genops(file):
+            if opcode.name == "GLOBAL" and UNBOUNDED.fullmatch(argument):
+                raise pickle.UnpicklingError(f"GLOBAL {argument.replace(' ', '.')}")
+    except ValueError as error:
+        raise pickle.UnpicklingError(str(error)) from error
 
 
 def state_dict_of(checkpoint: Any, path: object = "the checkpoint") -> dict[str, torch.Tensor]:
@@ -82,7 +166,7 @@ def state_dict_of(checkpoint: Any, path: object = "the checkpoint") -> dict[str,
             found = checkpoint[key]
             break
     if not isinstance(found, dict) or not any(torch.is_tensor(v) for v in found.values()):
-        raise ValueError(f"{path} holds no weights: neither a state_dict nor a dict with one")
+        raise ValueError(f"{path} holds no weights: neither a state_dict nor a dict with one.")
     return {re.sub(r"^module\.", "", k): v for k, v in found.items() if torch.is_tensor(v)}
 
 

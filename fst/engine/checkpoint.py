@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which is the newest, and where mmengine finds others.
+"""The checkpoints of a run: which is the newest, whether it can go on, where mmengine finds others.
 
 Importing this module replaces mmengine's loaders (through their public registry): those fall back
 to an unrestricted unpickler, with a mere warning, when a file needs one.
@@ -6,47 +6,168 @@ to an unrestricted unpickler, with a mere warning, when a file needs one.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.logging import print_log
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 
 from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
+
+LOCK = "training.lock"
+
+
+def checkpoint_files(work_dir: str | os.PathLike[str]) -> list[tuple[str, int, Path]]:
+    """What is named epoch_N.pth or iter_N.pth in ``work_dir``: (its kind, N, path)."""
+    return [
+        (named[1], int(named[2]), path)
+        for path in Path(work_dir).glob("*.pth")
+        if (named := re.fullmatch(r"(epoch|iter)_(\d+)\.pth", path.name))
+    ]
 
 
 def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
     """Path of the newest checkpoint in ``work_dir`` that can be read; None if there is none at all.
 
+    The newest is the one that has been trained for most iterations.
+
     Raises:
         ValueError: there are checkpoints, and none of them can be read.
     """
-    found = [*Path(work_dir).glob("epoch_*.pth"), *Path(work_dir).glob("iter_*.pth")]
-    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    broken = []
-    for path in found:
-        try:
-            checkpoint = load_checkpoint_safely(path)
-            state_dict_of(checkpoint, path)
-            if "meta" not in checkpoint:
-                raise ValueError(f"{path} holds weights alone, no training state.")
-        except ValueError as error:
-            broken.append(str(error))
+    broken: list[str] = []
+    readable: dict[str, tuple[int, int, str]] = {}  # of each kind
+    for kind, step, path in sorted(checkpoint_files(work_dir), reverse=True):
+        if kind in readable:
             continue
+        try:
+            meta = training_position(load_checkpoint_safely(path), path)
+            if meta[kind] != step:
+                raise ValueError(f"{path} holds {kind} {meta[kind]}, not what its name says.")
+        except (ValueError, OSError) as error:
+            broken.append(str(error))
+        else:
+            readable[kind] = (meta["iter"], meta["epoch"], str(path))
+    if readable:
+        newest = max(readable.values())[-1]
         for message in broken:
             print_log(
-                f"Resuming from {path} instead of a newer file: {message}",
+                f"Resuming from {newest} instead of a newer file: {message}",
                 logger="current",
                 level=logging.WARNING,
             )
-        return str(path)
+        return newest
     if broken:
-        raise ValueError(f"no checkpoint in {str(work_dir)!r} can be read: {'; '.join(broken)}.")
+        raise ValueError(f"no checkpoint in {str(work_dir)!r} can be read: {' '.join(broken)}")
     return None
+
+
+def training_position(checkpoint: Any, path: object) -> dict[str, Any]:
+    """The "meta" of a training checkpoint, which has "epoch" and "iter".
+
+    Raises:
+        ValueError: it holds weights alone, or is no training checkpoint of mmengine.
+    """
+    state_dict_of(checkpoint, path)
+    if "meta" not in checkpoint:
+        raise ValueError(
+            f"cannot resume from {str(path)!r}: it holds weights alone, no training state. To "
+            "start from them use load_from without resume."
+        )
+    meta = checkpoint["meta"]
+    for key in ("epoch", "iter"):
+        value = meta.get(key) if isinstance(meta, dict) else None
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(
+                f"cannot resume from {str(path)!r}: its meta[{key!r}] is {value!r}, and must be a "
+                "number of trained steps. To start from its weights use load_from without resume."
+            )
+    return meta
+
+
+def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
+    """Check that ``runner`` can go on exactly from a checkpoint.
+
+    Args:
+        checkpoint: What was read from ``path``.
+        path: For messages.
+        runner: Its loop, optimizer and schedulers are built.
+
+    Raises:
+        ValueError: it cannot; the message says why, and what can be done.
+    """
+    meta, loop = training_position(checkpoint, path), runner.train_loop
+    start = f"cannot resume from {str(path)!r}: "
+    by_epoch = isinstance(loop, EpochBasedTrainLoop)
+    if by_epoch:
+        epoch, iteration = meta["epoch"], meta["iter"]
+        inside = iteration % epoch if epoch else iteration  # files of mmengine do not say
+        if inside or not meta.get("by_epoch", True):
+            raise ValueError(
+                f"{start}it was saved inside an epoch (epoch={epoch}, iter={iteration}), of which "
+                "a run by epochs cannot train the rest. Name a checkpoint of the end of an epoch "
+                "(CheckpointHook with by_epoch=True), or train by iterations "
+                "(train_cfg.by_epoch=False)."
+            )
+        if iteration != epoch * len(loop.dataloader):
+            runner.logger.warning(
+                f"The epochs of {str(path)!r} have {iteration // max(epoch, 1)} iterations, those "
+                f"of this run {len(loop.dataloader)}: it will differ from an uninterrupted one."
+            )
+    done, end = ("epoch", "max_epochs") if by_epoch else ("iter", "max_iters")
+    if meta[done] > getattr(loop, end):
+        raise ValueError(
+            f"{start}its {done}={meta[done]} lies beyond the end, {end}={getattr(loop, end)}."
+        )
+    needed = {"optimizer": "save_optimizer", "message_hub": None}
+    if runner.param_schedulers:
+        needed["param_schedulers"] = "save_param_scheduler"
+    for key, option in needed.items():
+        if key not in checkpoint:
+            hint = f" (CheckpointHook with {option}=False saves none)" if option else ""
+            raise ValueError(
+                f"{start}it holds no {key!r}{hint}, so that training would not go on as it was. To "
+                "start from its weights use load_from without resume."
+            )
+    own, saved = map(_count, (runner.param_schedulers, checkpoint.get("param_schedulers")))
+    if own != saved:
+        raise ValueError(f"{start}it holds {saved} param_schedulers, and the run has {own}.")
+
+
+def _count(schedulers: Any) -> Any:
+    """How many schedulers there are, of each optimizer if these have names."""
+    if isinstance(schedulers, dict):
+        return {name: len(found) for name, found in schedulers.items()}
+    return len(schedulers or ())
+
+
+@contextmanager
+def sole_run(work_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep other runs out of a folder, as long as this process lives and the body runs.
+
+    Raises:
+        ValueError: another process trains there.
+    """
+    # lockf, not flock: data loading workers, which may outlive a killed run, do not inherit it
+    with open(Path(work_dir) / LOCK, "w", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise ValueError(
+                f"work_dir={str(work_dir)!r}: another process is training there. Wait for its end, "
+                "or give this run a --work-dir of its own."
+            ) from error
+        yield
 
 
 def _from_url(url: str, map_location: Any = None, **_: Any) -> Any:

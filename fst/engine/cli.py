@@ -17,12 +17,14 @@ import fst
 from fst.basics.arguments import add_traceback, user_errors
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
+from fst.engine.checkpoint import checkpoint_files
 from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.model import build_model, sparse_root
 from fst.engine.runner import Runner
 from fst.layers.channels import fit_channels
 from fst.verify import read_file
 
+NEWEST = ""  # of --resume: the checkpoint of the work dir
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -85,9 +87,10 @@ def train(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume",
         nargs="?",
-        const="auto",
+        const=NEWEST,
         metavar="PATH",
-        help="continue from a checkpoint; without PATH from the newest in the work dir",
+        help="continue from a checkpoint; without PATH from the newest in the work dir; 'auto': "
+        "likewise, but start if there is none",
     )
     parser.add_argument(
         "--amp",
@@ -98,8 +101,7 @@ def train(argv: Sequence[str] | None = None) -> int:
     with user_errors(arguments, lambda: _how_to_continue(arguments, argv)):
         config = _configured(arguments)
         if arguments.resume is not None:
-            config.resume = True
-            config.load_from = None if arguments.resume == "auto" else arguments.resume
+            _resume(config, arguments.resume)
         for key in ("train_cfg", "train_dataloader", "optim_wrapper"):
             if config.get(key) is None:
                 raise ValueError(f"config {arguments.config!r} has no {key}.")
@@ -123,6 +125,19 @@ def _how_to_continue(arguments: argparse.Namespace, argv: Sequence[str] | None) 
         start = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', 1)}"]
     command = shlex.join([*start, sys.argv[0], *given, "--resume"])
     return f"stopped. To continue:\n    {command}"
+
+
+def _resume(config: Config, source: str) -> None:
+    """Set what the run goes on from; "auto" leaves the config as it is if there is nothing."""
+    found = source not in (NEWEST, "auto") or checkpoint_files(config.work_dir)
+    if not found and source == NEWEST:
+        raise FileNotFoundError(
+            f"--resume: there is no checkpoint (epoch_N.pth or iter_N.pth) in {config.work_dir!r}. "
+            "Name one, or start from scratch without --resume or with --resume auto."
+        )
+    if found:
+        config.resume = True
+        config.load_from = None if source in (NEWEST, "auto") else source
 
 
 def _use_mixed_precision(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import mmengine.runner
@@ -18,10 +19,15 @@ from mmengine.visualization import Visualizer
 from torch import nn
 
 from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
-from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.checkpoint import (
+    check_resumable,
+    newest_checkpoint,
+    sole_run,
+    training_position,
+)
 from fst.engine.classifier import Classifier
 from fst.engine.data import build_dataloader
-from fst.engine.hooks import RandomStateHook, SparsityHook
+from fst.engine.hooks import RandomStateHook, SparsityHook, ValidateOnResumeHook
 
 _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
@@ -107,6 +113,7 @@ class Runner(mmengine.runner.Runner):
             self.register_hook(SyncBuffersHook())
         self._random_state = RandomStateHook()
         self.register_hook(self._random_state)
+        self.register_hook(ValidateOnResumeHook())
 
     def build_train_loop(self, loop: Any) -> Any:
         """Also checks that the model can tell the dataset's classes apart."""
@@ -128,22 +135,21 @@ class Runner(mmengine.runner.Runner):
 
     def train(self) -> nn.Module:
         """Train; a resumed run takes its seed from the checkpoint before anything is drawn."""
-        if self._resume and self._load_from is None:
-            self._load_from = newest_checkpoint(self.work_dir)
-            if self._load_from is None:
-                self.logger.warning(f"Nothing to resume in {self.work_dir}: starting from scratch")
-                self._resume = False
-        if self._resume:
-            self._adopt_seed(load_checkpoint_safely(self._load_from))
-        return super().train()
+        with sole_run(self.work_dir) if is_main_process() else nullcontext():
+            if self._resume and self._load_from is None:
+                self._load_from = newest_checkpoint(self.work_dir)
+                if self._load_from is None:
+                    self.logger.warning(
+                        f"Nothing to resume in {self.work_dir}: starting from scratch."
+                    )
+                    self._resume = False
+            if self._resume:
+                checkpoint = load_checkpoint_safely(self._load_from)
+                self._adopt_seed(training_position(checkpoint, self._load_from))
+            return super().train()
 
-    def _adopt_seed(self, checkpoint: Any) -> None:
-        if not isinstance(checkpoint, dict) or "meta" not in checkpoint:
-            raise ValueError(
-                f"cannot resume from {self._load_from!r}: it holds weights alone, no training "
-                "state. To start from them use load_from without resume."
-            )
-        seed, configured = checkpoint["meta"].get("seed"), self._randomness_cfg.get("seed")
+    def _adopt_seed(self, meta: dict[str, Any]) -> None:
+        seed, configured = meta.get("seed"), self._randomness_cfg.get("seed")
         if seed is not None and seed != configured:
             if configured is not None:
                 self.logger.warning(f"Resuming with the checkpoint's seed {seed}, not {configured}")
@@ -170,6 +176,8 @@ class Runner(mmengine.runner.Runner):
         state_dict = state_dict_of(checkpoint, filename)
         if "state_dict" not in checkpoint:
             checkpoint = {"state_dict": state_dict}
+        if self._resume:
+            check_resumable(checkpoint, filename, self)
         model = self._bare_model
         if hasattr(model, "adopted"):
             checkpoint["state_dict"] = model.adopted(checkpoint["state_dict"])

@@ -223,10 +223,7 @@ def _shrink(
         for side, index in kept.items():
             if AXES[side] < tensor.dim():
                 smaller = smaller.index_select(AXES[side], index.to(tensor.device))
-        last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        last = last and not tensor.is_contiguous()  # 1x1 kernels are both
-        layout = torch.channels_last if last else torch.contiguous_format
-        return smaller.contiguous(memory_format=layout).clone(memory_format=layout)
+        return _laid_out_as(tensor, smaller)
 
     for name, parameter in list(module.named_parameters(recurse=False)):
         _replace(module, name, select(parameter), optimizer, select)
@@ -234,6 +231,22 @@ def _shrink(
         if buffer.dim():
             setattr(module, name, select(buffer))
     _follow_shapes(module)
+
+
+def _laid_out_as(old: Tensor, values: Tensor) -> Tensor:
+    """A copy of ``values`` in the memory format of ``old``.
+
+    Its strides tell which one that is also where both formats are contiguous (1x1 kernels, one
+    input channel), so that a channel more or less does not change it.
+    """
+    last = old.dim() == 4 and old.stride() == _strides(old, torch.channels_last)
+    last = last and old.stride() != _strides(old, torch.contiguous_format)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty_like(values, memory_format=layout).copy_(values)
+
+
+def _strides(tensor: Tensor, layout: torch.memory_format) -> tuple[int, ...]:
+    return torch.empty(tensor.shape, device="meta", memory_format=layout).stride()
 
 
 def _replace(
@@ -305,9 +318,7 @@ def fit_channels(
         for key, shape in sizes.items():
             _check_smaller(module, prefix + key, own[key].shape, shape)
         for key, shape in sizes.items():
-            values = own[key].detach().new_zeros(shape)
-            if own[key].dim() == 4 and own[key].is_contiguous(memory_format=torch.channels_last):
-                values = values.contiguous(memory_format=torch.channels_last)
+            values = _laid_out_as(own[key], own[key].detach().new_zeros(shape))
             if key in module._parameters:
                 if optimizer is not None:
                     optimizer.state.pop(own[key], None)

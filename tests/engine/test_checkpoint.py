@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -62,6 +63,75 @@ def test_getattr_in_a_checkpoint_reaches_nothing(tmp_path):
 
     torch.save({"found": Reach(), "weight": torch.ones(1)}, tmp_path / "a.pth")
     assert load_checkpoint_safely(tmp_path / "a.pth")["found"] is None
+
+
+def test_files_build_no_pointers_and_no_more_than_their_size(tmp_path):
+    class Call:
+        def __init__(self, function, *arguments):
+            self.reduced = function, arguments
+
+        def __reduce__(self):
+            return self.reduced
+
+    addresses = torch.arange(64).numpy().tobytes()
+    state = (1, (64,), np.dtype(object), False, addresses)
+    for name, content in {
+        "called": Call(np.ndarray, (64,), np.dtype(object), addresses),
+        "built": Call(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b"),
+        "large": Call(np.ndarray, (10**9,)),
+        "scalar": Call(np._core.multiarray.scalar, np.dtype(object), addresses[:8]),
+    }.items():
+        if name == "built":
+            content.reduced = *content.reduced, state
+        torch.save({"found": content}, tmp_path / "a.pth")
+        found = load_checkpoint_safely(tmp_path / "a.pth")["found"]
+        assert type(found).__module__ == "fst.checkpoint", name
+        if name == "built":
+            with pytest.raises(ValueError, match="holds no numbers"):
+                np.asarray(found)
+    for function in (bytearray, torch.Tensor, torch.FloatTensor, torch.UntypedStorage):
+        for new in (True, False):
+            path = tmp_path / "a.pth"
+            torch.save(Call(function, 2 * 10**9), path, _use_new_zipfile_serialization=new)
+            with pytest.raises(ValueError, match=function.__name__):
+                load_checkpoint_safely(path)
+
+
+def test_compressed_files_are_bounded(tmp_path):
+    torch.save({"weight": torch.zeros(10**6)}, tmp_path / "a.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "a.pth") as whole,
+        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for record in whole.infolist():
+            small.writestr(record.filename, whole.read(record))
+    with pytest.raises(ValueError, match="larger than the file"):
+        load_checkpoint_safely(tmp_path / "small.pth")
+
+
+def test_a_flipped_byte_is_noticed(tmp_path):
+    weights = {f"{i}": torch.rand(50) for i in range(4)}
+    save_atomically(weights, tmp_path / "a.pth")
+    whole = (tmp_path / "a.pth").read_bytes()
+    for weight in weights.values():
+        start = whole.index(weight.numpy().tobytes())
+        for place in (start, start + 101, start + 199):
+            flipped = bytearray(whole)
+            flipped[place] ^= 4
+            (tmp_path / "a.pth").write_bytes(flipped)
+            with pytest.raises(ValueError, match="CRC"):
+                load_checkpoint_safely(tmp_path / "a.pth")
+
+
+def test_files_without_checksums_are_readable(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(3)}, tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    torch.save({"weight": torch.ones(3)}, tmp_path / "b.pth", _use_new_zipfile_serialization=False)
+    for name in ("a.pth", "b.pth"):
+        assert load_checkpoint_safely(tmp_path / name)["weight"].sum() == 3
 
 
 def test_checkpoints_of_stock_mmengine_are_readable(tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("torch_pruning")
 
@@ -9,7 +10,7 @@ import fst
 import fst.models
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
-from fst.layers.channels import fit_channels
+from fst.layers.channels import channel_groups, fit_channels, remove_channels
 
 SPARSITY = 'dict(strategy="prunetrain", interval=1, ratio=0.7, threshold=0.27, log_interval=2)'
 
@@ -32,6 +33,27 @@ def test_resume_is_bit_exact(train, assert_same_state):
 
     again = train("again", "--resume", str(whole / "epoch_1.pth"), sparsity=SPARSITY)
     assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_one_input_channel_keeps_the_layout(kernel):
+    """An uninterrupted run comes to one channel in steps, a resumed one at once."""
+
+    def build():
+        layers = (nn.Conv2d(c, 8, kernel) for c in (4, 8, 8))
+        model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, optimizer = build()
+    for left in (4, 1):
+        groups = channel_groups(model, torch.ones(1, 4, 8, 8), list(model))
+        free = [group for group in groups if not group.obstacle]
+        remove_channels(model, [(g, torch.arange(g.size) >= left) for g in free], optimizer)
+    resumed, optimizer = build()
+    fit_channels(resumed, model.state_dict(), optimizer)
+    assert [layer.in_channels for layer in resumed] == [4, 1, 1]
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert one.shape == other.shape and one.stride() == other.stride()
 
 
 def test_the_smaller_model_is_tested_and_folded(train, write_config, tmp_path, capsys):

@@ -1,5 +1,10 @@
 """Two epochs equal one epoch, a stop, and one more: bit for bit."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -131,3 +136,147 @@ log_processor = dict(by_epoch=False)
     whole = train("whole", extra=loop)
     again = train("again", "--resume", str(whole / "iter_6.pth"), extra=loop)
     assert_same_state(whole / "iter_9.pth", again / "iter_9.pth")
+
+
+def _copy(path, to, **changes):
+    """A checkpoint with other entries; those of None are left out."""
+    checkpoint = load_checkpoint_safely(path)
+    checkpoint["meta"] = {**checkpoint["meta"], **changes.pop("meta", {})}
+    checkpoint = {k: v for k, v in {**checkpoint, **changes}.items() if v is not None}
+    torch.save(checkpoint, to)
+    return str(to)
+
+
+def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
+    work_dir = train("run")
+    for changes, reason in (
+        ({"optimizer": None}, "holds no 'optimizer'"),
+        ({"param_schedulers": None}, "holds no 'param_schedulers'"),
+        ({"param_schedulers": []}, "holds 0 param_schedulers, and the run has 1"),
+        ({"message_hub": None}, "holds no 'message_hub'"),
+        ({"meta": {"epoch": None}}, r"its meta\['epoch'\] is None"),
+        ({"meta": {"epoch": 9, "iter": 36}}, "epoch=9 lies beyond the end, max_epochs=2"),
+        ({"meta": {"epoch": 0, "iter": 3}}, "inside an epoch"),
+    ):
+        path = _copy(work_dir / "epoch_1.pth", tmp_path / "changed.pth", **changes)
+        with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
+            train("other", "--resume", path)
+    assert not list((tmp_path / "other").glob("*.pth"))
+
+
+def test_checkpoints_inside_an_epoch_are_refused(train):
+    hook = 'default_hooks["checkpoint"].update(by_epoch=False, interval=4)\n'
+    work_dir = train("run", extra=hook)
+    assert newest_checkpoint(work_dir).endswith("iter_8.pth")
+    with pytest.raises(ValueError, match="inside an epoch"):
+        train("run", "--resume", extra=hook)
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert "No run can be resumed from the checkpoints" in log and "by_epoch=False" in log
+
+
+BEST = """
+default_hooks["checkpoint"].update(max_keep_ckpts=1, save_best="accuracy/top1", rule="greater")
+"""
+
+
+def test_a_validation_that_a_kill_prevented_is_made_up_for(train, monkeypatch, assert_same_state):
+    from mmengine.runner import ValLoop
+
+    whole = train("whole", extra=BEST)
+    run = ValLoop.run
+
+    def stops_at_the_end(self):
+        if self.runner.epoch == 2:
+            raise Stopped
+        return run(self)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(ValLoop, "run", stops_at_the_end)
+        train("parts", extra=BEST)
+    parts = train("parts", "--resume", extra=BEST)
+    assert _accuracies(parts) == _accuracies(whole)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+    assert {path.name for path in parts.glob("best*")} == {p.name for p in whole.glob("best*")}
+
+
+def _accuracies(work_dir):
+    scalars = [path.read_text() for path in sorted(work_dir.glob("*/vis_data/scalars.json"))]
+    lines = [json.loads(line) for text in scalars for line in text.splitlines()]
+    return [line["accuracy/top1"] for line in lines if "accuracy/top1" in line]
+
+
+def test_the_newest_has_the_largest_step(train, tmp_path):
+    work_dir = train("run", extra="train_cfg['max_epochs'] = 3\n")
+    for number, name in enumerate(("epoch_3.pth", "epoch_2.pth", "epoch_1.pth")):
+        os.utime(work_dir / name, ns=(number, number))
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    (work_dir / "epoch_12.pth").mkdir()
+    (work_dir / "epoch_11.pth").symlink_to(work_dir / "absent")
+    os.rename(work_dir / "epoch_1.pth", work_dir / "epoch_10.pth")
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    _copy(work_dir / "epoch_2.pth", work_dir / "iter_13.pth", meta={"iter": 13})
+    assert newest_checkpoint(work_dir) == str(work_dir / "iter_13.pth")
+
+
+def test_a_flipped_byte_is_not_resumed_from(train):
+    work_dir = train("run")
+    newest = work_dir / "epoch_2.pth"
+    weight = load_checkpoint_safely(newest)["state_dict"]["architecture.3.weight"]
+    content = bytearray(newest.read_bytes())
+    content[content.index(weight.numpy().tobytes()) + 5] ^= 1
+    newest.write_bytes(content)
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_1.pth")
+    with pytest.raises(ValueError, match="CRC"):
+        train("run", "--resume", str(newest))
+
+
+def test_nothing_to_resume(train, tmp_path):
+    with pytest.raises((FileNotFoundError, SystemExit)):
+        train("run", "--resume")
+    weights = tmp_path / "weights.pth"
+    torch.save(load_checkpoint_safely(train("old") / "epoch_1.pth")["state_dict"], weights)
+    work_dir = train("run", "--resume", "auto", extra=f'load_from = "{weights}"\n')
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert f"Loaded checkpoint {weights}" in log, "auto starts as without --resume"
+    train("run", "--resume", "auto", extra='load_from = "absent.pth"\n')
+
+
+def test_what_a_kill_left_is_removed_at_the_start(train, tmp_path, monkeypatch):
+    from fst.engine.hooks import CrashSafeCheckpointHook
+
+    keep_one = 'default_hooks["checkpoint"]["max_keep_ckpts"] = 1\n'
+    remove = CrashSafeCheckpointHook._remove
+
+    def stops_before_it_removes(self, names):
+        names = list(names)
+        if "epoch_1.pth" in names:
+            raise Stopped
+        remove(self, names)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(CrashSafeCheckpointHook, "_remove", stops_before_it_removes)
+        train("run", extra=keep_one)
+    assert len(list((tmp_path / "run").glob("epoch_*.pth"))) == 2
+    work_dir = train("run", "--resume", extra=keep_one)
+    assert [path.name for path in work_dir.glob("epoch_*.pth")] == ["epoch_2.pth"]
+
+
+LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_a_work_dir_is_refused(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", LOCK, str(tmp_path / "run" / "training.lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(ValueError, match="another process is training there"):
+            train("run")
+        other.kill()
+    assert (train("run") / "epoch_2.pth").exists(), "a dead run holds no lock"

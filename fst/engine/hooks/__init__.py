@@ -1,8 +1,15 @@
-"""Hooks: sparsity, crash-safe checkpoints, loss monitoring, random state."""
+"""Hooks: sparsity, crash-safe checkpoints, loss monitoring, random state, validation."""
 
 from fst.engine.hooks.checkpoint import CrashSafeCheckpointHook
 from fst.engine.hooks.monitor import LossMonitorHook
 from fst.engine.hooks.random_state import RandomStateHook
 from fst.engine.hooks.sparsity import SparsityHook
+from fst.engine.hooks.validation import ValidateOnResumeHook
 
-__all__ = ["CrashSafeCheckpointHook", "LossMonitorHook", "RandomStateHook", "SparsityHook"]
+__all__ = [
+    "CrashSafeCheckpointHook",
+    "LossMonitorHook",
+    "RandomStateHook",
+    "SparsityHook",
+    "ValidateOnResumeHook",
+]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.dist import is_main_process, master_only
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop
 
 from fst.checkpoint import write_text_atomically
+
+OUTDATED = "outdated_ckpts"  # names in mmengine's message hub: what goes once a file is complete
 
 
 @HOOKS.register_module()
@@ -20,23 +24,42 @@ class CrashSafeCheckpointHook(CheckpointHook):
     FST's Runner puts it in the place of `CheckpointHook`; arguments are the same.
     """
 
+    _best_before: Mapping[str | None, str | None] | None = None  # None unless a best one is saved
+
     @master_only
-    def _clear_partial_files(self) -> None:
+    def _clean(self, runner: Any) -> None:
         for path in Path(self.out_dir).glob("*.pth.tmp"):
             path.unlink(missing_ok=True)
+        if runner._resume and Path(self.out_dir).samefile(Path(runner._load_from).parent):
+            self._remove(runner.message_hub.runtime_info.get(OUTDATED, ()))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (Path(self.out_dir) / name).unlink(missing_ok=True)
 
     def before_train(self, runner: Any) -> None:
-        """Also removes what a killed run left half-written."""
+        """Also removes what a killed run left half-written or had no time to remove."""
         super().before_train(runner)
-        self._clear_partial_files()
+        self._clean(runner)
+        is_inside = not self.by_epoch and isinstance(runner.train_loop, EpochBasedTrainLoop)
+        if is_inside or not self.save_optimizer or not self.save_param_scheduler:
+            runner.logger.warning(
+                "No run can be resumed from the checkpoints of this CheckpointHook: "
+                f"by_epoch={self.by_epoch}, save_optimizer={self.save_optimizer}, "
+                f"save_param_scheduler={self.save_param_scheduler}."
+            )
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
+        meta = {**meta, "by_epoch": self.by_epoch, "validated": self._best_before is not None}
         outdated: list[int] = []
         if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
             steps = [*self.keep_ckpt_ids, step]
             outdated, kept = steps[: -self.max_keep_ckpts], steps[-self.max_keep_ckpts :]
             self.keep_ckpt_ids = deque(kept, self.max_keep_ckpts)
             runner.message_hub.update_info("keep_ckpt_ids", kept)
+        names = [self.filename_tmpl.format(old) for old in outdated]
+        names += [Path(path).name for path in self._replaced()]
+        runner.message_hub.update_info(OUTDATED, names)
         self.last_ckpt = str(Path(self.out_dir) / self.filename_tmpl.format(step))
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
         runner.save_checkpoint(
@@ -50,23 +73,30 @@ class CrashSafeCheckpointHook(CheckpointHook):
         )
         if is_main_process():
             write_text_atomically(self.last_ckpt, Path(runner.work_dir) / "last_checkpoint")
-            for old in outdated:
-                (Path(self.out_dir) / self.filename_tmpl.format(old)).unlink(missing_ok=True)
+            self._remove(names)
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict[str, float]) -> None:
         # mmengine deletes the previous best file before it writes the new one: hide it meanwhile
         if not self.save_best:
             return
-        single = len(self.key_indicators) == 1
-        before = {None: self.best_ckpt_path} if single else dict(self.best_ckpt_path_dict)
-        self._set_best(dict.fromkeys(before))
+        self._best_before = self._get_best()
+        self._set_best(dict.fromkeys(self._best_before))
         super()._save_best_checkpoint(runner, metrics)
-        after = {None: self.best_ckpt_path} if single else dict(self.best_ckpt_path_dict)
-        self._set_best({key: after[key] or before[key] for key in before})
         if is_main_process():
-            for key, path in before.items():
-                if path and after[key] and after[key] != path:
-                    Path(path).unlink(missing_ok=True)
+            self._remove(Path(path).name for path in self._replaced())
+        after = self._get_best()
+        self._set_best({key: after[key] or path for key, path in self._best_before.items()})
+        self._best_before = None
+
+    def _replaced(self) -> list[str]:
+        """The best files of before that have a better one now."""
+        before, now = self._best_before or {}, self._get_best() if self._best_before else {}
+        return [path for key, path in before.items() if path and now[key] not in (None, path)]
+
+    def _get_best(self) -> dict[str | None, str | None]:
+        if len(self.key_indicators) == 1:
+            return {None: self.best_ckpt_path}
+        return dict(self.best_ckpt_path_dict)
 
     def _set_best(self, paths: dict[str | None, str | None]) -> None:
         if None in paths:
