@@ -48,7 +48,7 @@ for index, (whole, first, second) in enumerate({configs!r}):
     DetectorProbe.stops = True
     try:
         train(first, f"parts{{index}}")
-    except KeyboardInterrupt:
+    except SystemExit:
         pass
     DetectorProbe.stops = False
     torch.distributed.barrier()

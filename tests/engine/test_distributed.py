@@ -55,7 +55,7 @@ for index, config in enumerate({configs!r}):
     Probe.stop_at = (1, 1)
     try:
         train(config[1], f"parts{{index}}")
-    except KeyboardInterrupt:
+    except SystemExit:
         pass
     Probe.stop_at = None
     torch.distributed.barrier()
