@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +32,35 @@ from tests.campaign import files, kills, op, weights
 KINDS = {"weights": weights, "op": op, "files": files, "kills": kills}
 COLUMNS = ("kind", "cases", "held", "failed", "seconds")
 MARK = "<!-- campaign -->\n"
-
-
 Cases = list[tuple[str, Callable[[random.Random], None]]]
 
 
 def cases_of(kind: str, scale: float) -> Cases:
     """Name and check of each case: as many as its kind says times ``scale``, at least one."""
     return [
-        (f"{name}-{number}", check)
+        (f"{kind}/{name}-{number}", check)
         for name, count, check in KINDS[kind].checks()
         for number in range(max(1, round(count * scale)))
     ]
 
 
 def execute(
-    cases: dict[str, Cases], seed: int, console: Console
+    cases: dict[str, Cases], seed: int, console: Console, again: str = ""
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, str]]]:
-    """Run all; the rows of the table, and the failures."""
+    """Run all; the rows of the table, and the failures, which ``again`` and the name repeat."""
     rows, failures = [], []
-    columns = (
-        progress.TextColumn("{task.description:8}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console) as bar:
+    eta = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+    shown = (progress.TextColumn("{task.description:8}"), progress.BarColumn(), *eta)
+    with progress.Progress(*shown, progress.MofNCompleteColumn(), console=console) as bar:
         for kind, listed in cases.items():
             began, failed = time.monotonic(), 0
             for name, check in bar.track(listed, description=kind):
                 try:
-                    check(random.Random(f"{seed}/{kind}/{name}"))
+                    check(random.Random(f"{seed}/{name}"))
                 except Exception as error:
                     failed += 1
-                    failures.append({"kind": kind, "name": name, "error": _line(error)})
+                    failures.append({"name": name, "error": _line(error), "repeat": again + name})
+                    console.out(f"{again}{name}\n    {_line(error)}", highlight=False)
             seconds = round(time.monotonic() - began)
             rows.append((kind, len(listed), len(listed) - failed, failed, seconds))
     return rows, failures
@@ -101,28 +96,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the numbers of cases")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--kills", type=int, metavar="N", help="kills of each strategy")
-    parser.add_argument("--only", metavar="KIND/NAME", help="this case alone")
+    parser.add_argument("--only", metavar="PATTERN", help="these cases alone, by KIND/NAME")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and failures")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table into FILE")
     arguments = parser.parse_args(argv)
+    again = f"python -m tests.campaign --seed {arguments.seed} --scale {arguments.scale:g}"
     if arguments.kills is not None:
         kills.COUNT = arguments.kills / arguments.scale
+        again += f" --kills {arguments.kills}"
     torch.set_num_threads(1)
-    kinds = [arguments.only.partition("/")[0]] if arguments.only else arguments.kinds
-    if not set(kinds) <= KINDS.keys():
-        parser.error(f"--only {arguments.only!r}: the kind must be one of {', '.join(KINDS)}.")
-    cases = {kind: cases_of(kind, arguments.scale) for kind in kinds}
+    cases = {kind: cases_of(kind, arguments.scale) for kind in arguments.kinds}
     if arguments.only:
-        name = arguments.only.partition("/")[2]
-        cases = {kinds[0]: [case for case in cases[kinds[0]] if case[0] == name]}
-        if not cases[kinds[0]]:
-            parser.error(f"--only {arguments.only!r}: there is no such case at this scale.")
+        chosen = {k: [c for c in v if fnmatch(c[0], arguments.only)] for k, v in cases.items()}
+        cases = {kind: listed for kind, listed in chosen.items() if listed}
+    if not cases:
+        parser.error(f"--only {arguments.only!r} matches none of the cases at this scale.")
     console = Console()
-    rows, failures = execute(cases, arguments.seed, console)
-    again = f"python -m tests.campaign --seed {arguments.seed} --scale {arguments.scale:g} --only "
-    for failure in failures:
-        failure["repeat"] = f"{again}{failure['kind']}/{failure['name']}"
-        console.print(f"{failure['repeat']}\n    {failure['error']}", markup=False, highlight=False)
+    rows, failures = execute(cases, arguments.seed, console, f"{again} --only ")
     table = Table(*COLUMNS, title=f"seed {arguments.seed}, scale {arguments.scale:g}")
     for row in rows:
         table.add_row(*map(str, row))

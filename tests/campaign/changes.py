@@ -346,7 +346,7 @@ def _step(name: str, options: dict[str, Any], s: Situation) -> None:
     if name == "LBFGS":
         s.weight.data = s.weight.data.contiguous()  # PyTorch flattens no other
     if name == "SGD" and "fused" in options:
-        s.net.float()  # PyTorch 2.11 leaves weights of 16 bits as they are
+        s.net.float()  # in 16 bits, PyTorch 2.11 changes the last few elements alone
     optimizer = getattr(torch.optim, name)(s.net.parameters(), **{"lr": 0.3} | options)
 
     def closure() -> Tensor:
