@@ -49,13 +49,13 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
         if kind in readable:
             continue
         try:
-            meta = training_position(load_checkpoint_safely(path), path)
-            if meta[kind] != step:
+            meta = _training_meta(load_checkpoint_safely(path), path)
+            if meta.get(kind, step) != step:
                 raise ValueError(f"{path} holds {kind} {meta[kind]}, not what its name says.")
         except (ValueError, OSError) as error:
             broken.append(str(error))
         else:
-            readable[kind] = (meta["iter"], meta["epoch"], str(path))
+            readable[kind] = (meta.get("iter", 0), meta.get("epoch", 0), str(path))
     if readable:
         newest = max(readable.values())[-1]
         for message in broken:
@@ -70,21 +70,25 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def _training_meta(checkpoint: Any, path: object) -> dict[str, Any]:
+    state_dict_of(checkpoint, path)
+    if not isinstance(checkpoint.get("meta"), dict):
+        raise ValueError(
+            f"cannot resume from {str(path)!r}: it holds weights alone, no training state. To "
+            "start from them use load_from without resume."
+        )
+    return checkpoint["meta"]
+
+
 def training_position(checkpoint: Any, path: object) -> dict[str, Any]:
     """The "meta" of a training checkpoint, which has "epoch" and "iter".
 
     Raises:
         ValueError: it holds weights alone, or is no training checkpoint of mmengine.
     """
-    state_dict_of(checkpoint, path)
-    if "meta" not in checkpoint:
-        raise ValueError(
-            f"cannot resume from {str(path)!r}: it holds weights alone, no training state. To "
-            "start from them use load_from without resume."
-        )
-    meta = checkpoint["meta"]
+    meta = _training_meta(checkpoint, path)
     for key in ("epoch", "iter"):
-        value = meta.get(key) if isinstance(meta, dict) else None
+        value = meta.get(key)
         if not isinstance(value, int) or value < 0:
             raise ValueError(
                 f"cannot resume from {str(path)!r}: its meta[{key!r}] is {value!r}, and must be a "
