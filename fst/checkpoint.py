@@ -96,7 +96,7 @@ _ALLOWED: list[Any] = [  # what a file may name besides tensors and plain data
 
 
 def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Reads a checkpoint of FST, mmengine, timm or torchvision without running code from it.
+    """Read a checkpoint of FST, mmengine, timm or torchvision without running code from it.
 
     Sizes are bounded by the file's own, and checksums are verified (the files of PyTorch before 1.6
     have none). NumPy's scalars become Python numbers, its arrays what `numpy.asarray` takes.
@@ -110,7 +110,8 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
     try:
         _check_file(path)
-        with torch.serialization.safe_globals(_ALLOWED):
+        valid = torch.sparse.check_sparse_tensor_invariants(True)
+        with torch.serialization.safe_globals(_ALLOWED), valid:
             return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -129,13 +130,13 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
 
 def _check_file(path: Path) -> None:
     """Refuse what torch.load does not look at: wrong checksums, sizes beyond the file's own."""
+    size = path.stat().st_size
     with open(path, "rb") as file:
         if file.read(len(ZIP_START)) != ZIP_START:
             file.seek(0)
             for _ in range(LEGACY_PICKLES):
-                _check_names(file)
+                _check_names(_Bounded(file, size))
             return
-        size = path.stat().st_size
         with zipfile.ZipFile(file) as archive:
             records = archive.infolist()
             if sum(record.file_size for record in records) > size:
@@ -144,12 +145,20 @@ def _check_file(path: Path) -> None:
                 record.CRC = record.CRC or None  # type: ignore[assignment]  # torch may write none
                 with archive.open(record) as content:
                     if record.filename.endswith(".pkl"):
-                        _check_names(content)
+                        _check_names(_Bounded(content, size))
                     while content.read(CHUNK):
                         pass  # the last read raises BadZipFile if the checksum is wrong
 
 
-def _check_names(file: IO[bytes]) -> None:
+class _Bounded:
+    """A file that is never asked for more bytes than ``most``, whatever length it claims."""
+
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self.read = lambda count: file.read(min(count, most))
+        self.readline, self.tell = file.readline, file.tell
+
+
+def _check_names(file: _Bounded) -> None:
     try:
         for opcode, argument, _ in pickletools.genops(file):
             if opcode.name == "GLOBAL" and UNBOUNDED.fullmatch(argument):
@@ -167,11 +176,14 @@ def state_dict_of(checkpoint: Any, path: object = "the checkpoint") -> dict[str,
             break
     if not isinstance(found, dict) or not any(torch.is_tensor(v) for v in found.values()):
         raise ValueError(f"{path} holds no weights: neither a state_dict nor a dict with one.")
+    odd = next((k for k, v in found.items() if torch.is_tensor(v) and not isinstance(k, str)), None)
+    if odd is not None:
+        raise ValueError(f"{path} holds no state_dict: the key {odd!r:.100} is no name.")
     return {re.sub(r"^module\.", "", k): v for k, v in found.items() if torch.is_tensor(v)}
 
 
 def commit_file(partial: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Makes a completely written file durable and gives it its final name in one step."""
+    """Make a completely written file durable and give it its final name in one step."""
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, final)
@@ -190,7 +202,7 @@ def save_atomically(obj: Any, path: str | os.PathLike[str]) -> None:
 
 
 def write_text_atomically(text: str, path: str | os.PathLike[str]) -> None:
-    """Replaces a small text file in one step."""
+    """Replace a small text file in one step."""
     partial = f"{os.fspath(path)}.tmp"
     Path(partial).write_text(text)
     commit_file(partial, path)

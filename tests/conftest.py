@@ -2,10 +2,11 @@
 
 `pytest` leaves out what is marked `exhaustive`, the rest of a crossing of which the hard part runs:
 
-    pytest -m ""                              # everything, the full crossings too
-    pytest -m exhaustive                      # only what is left out otherwise
+    pytest -m "not campaign"                  # the full crossings too
+    pytest -m exhaustive                      # only what is left out of them otherwise
+    pytest -m campaign                        # see docs/reliability.md
     pytest -m "not slow and not exhaustive"   # a -m of one's own replaces that of setup.cfg
-    make test PYTEST_ARGS='-m ""'
+    make test PYTEST_ARGS='-m "not campaign"'
 """
 
 import dataclasses

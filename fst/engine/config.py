@@ -172,6 +172,10 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
                 _check_dataset(dataset, name, config.get("default_scope") or "mmengine")
+    if config.get("default_scope") == "mmdet":
+        from fst.detection.config import check_files
+
+        check_files(config, dataloaders)
     optimizer = (config.get("optim_wrapper") or {}).get("optimizer") or {}
     kind = optimizer.get("type")
     of_mmengine = config.get("default_scope") in (None, "mmengine")

@@ -114,7 +114,7 @@ class SparseLayer(nn.Module):
         kept = torch.empty_like(self.weight_as_conv(), dtype=torch.bool)
         self.state.kept_mask = kept.copy_(mask)
 
-    def _kept_mask(self, trains: bool) -> Tensor | None:
+    def _kept_mask(self, weight: Tensor, trains: bool) -> Tensor | None:
         """The mask that is state, if one is: a training call chooses it anew when that is due."""
         state, interval = self.state, 1
         if self.strategy.output is not None:
@@ -123,8 +123,8 @@ class SparseLayer(nn.Module):
             if state.kept_mask is None or state.step % interval == 0:
                 self.keep(self.rule_mask())
             self.run.mask_step = state.step
-        if state.kept_mask is not None and state.kept_mask.device != self.weight.device:
-            state.kept_mask = state.kept_mask.to(self.weight.device)
+        if state.kept_mask is not None and state.kept_mask.device != weight.device:
+            state.kept_mask = state.kept_mask.to(weight.device)
         return state.kept_mask
 
     def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
@@ -136,7 +136,8 @@ class SparseLayer(nn.Module):
         trains = self.training and torch.is_grad_enabled()
         compiled = torch.compiler.is_compiling()
         # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
-        stored = isinstance(self.weight, nn.Parameter) or getattr(self, "_is_replica", False)
+        parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
+        stored = isinstance(parameter, nn.Parameter) or replicated
         generator, seed, memory = None, None, None
         if compiled and self.training:
             checks.traceable(self.layer_name, strategy)
@@ -180,7 +181,7 @@ class SparseLayer(nn.Module):
                 return frozen[key]
         groups, strategy = self.conv_groups, self.strategy
         with torch.no_grad():
-            mask, packed = self._kept_mask(trains), None
+            mask, packed = self._kept_mask(weight, trains), None
             generator = None
             if strategy.is_random and not compiled:
                 generator = self.seeded_generator(weight.device)
