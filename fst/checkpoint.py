@@ -176,9 +176,9 @@ def state_dict_of(checkpoint: Any, path: object = "the checkpoint") -> dict[str,
             break
     if not isinstance(found, dict) or not any(torch.is_tensor(v) for v in found.values()):
         raise ValueError(f"{path} holds no weights: neither a state_dict nor a dict with one.")
-    odd = next((k for k, v in found.items() if torch.is_tensor(v) and not isinstance(k, str)), None)
-    if odd is not None:
-        raise ValueError(f"{path} holds no state_dict: the key {odd!r:.100} is no name.")
+    odd = [key for key, v in found.items() if torch.is_tensor(v) and not isinstance(key, str)]
+    if odd:
+        raise ValueError(f"{path} holds no state_dict: the key {odd[0]!r:.100} is no name.")
     return {re.sub(r"^module\.", "", k): v for k, v in found.items() if torch.is_tensor(v)}
 
 

@@ -93,15 +93,6 @@ class _Checked(ABC):
         elif problems.counts:
             print_log(problems.report(with_effect=True), "current", logging.WARNING)
         print_log(self._summary(images), "current")
-        empty = sum(not info["instances"] for info in images)
-        if empty:
-            leaves_out = not self.test_mode and (self.filter_cfg or {}).get("filter_empty_gt")
-            effect = "left out: filter_cfg has filter_empty_gt=True" if leaves_out else "kept"
-            print_log(
-                f"{self.ann_file}: {empty} of {len(images)} images have no objects of the classes "
-                f"({effect})",
-                "current",
-            )
         return images
 
     def _summary(self, images: list[dict[str, Any]]) -> str:
@@ -110,7 +101,13 @@ class _Checked(ABC):
         of_each = f"of {len(names)} classes"
         if len(names) <= _NAMED:
             of_each = ", ".join(f"{name} {boxes[label]}" for label, name in enumerate(names))
-        return f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes: {of_each}"
+        summary = f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes: {of_each}"
+        empty = sum(not info["instances"] for info in images)
+        if not empty:
+            return summary
+        leaves_out = not self.test_mode and (self.filter_cfg or {}).get("filter_empty_gt")
+        effect = "left out: filter_cfg has filter_empty_gt=True" if leaves_out else "kept"
+        return f"{summary}; {empty} of {len(images)} images have no objects of them ({effect})"
 
     def filter_data(self) -> list[dict[str, Any]]:
         """As mmdet's, but refuse an empty result."""
