@@ -166,7 +166,8 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from error
+        message = " ".join(str(error).split())
+        raise ValueError(f"{path} is no valid YAML: {message}") from error
     raw = _known(raw, GRID_KEYS, str(path))
     _resolve_base(raw, path)
     for name, entry in _mapping(raw.get("settings", {}), f"{path}: settings").items():
