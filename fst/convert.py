@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, describe_layer
+from fst.rules.by_name import grad_weight_rule
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 
@@ -36,6 +38,7 @@ def convert(
     *,
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
+    plan: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -49,12 +52,14 @@ def convert(
             or layer types; if None, the strategy's own choice: every `nn.Conv2d` with enough
             input channels. `nn.Linear` is converted only if included.
         exclude: likewise, what to leave dense.
+        plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
+            ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``.
 
     Returns:
         A report of every convolution and linear layer: converted, or skipped and why.
 
     Raises:
-        ValueError: nothing was converted, or a pattern matches no layer.
+        ValueError: nothing was converted, or a pattern or a name in ``plan`` matches no layer.
         TypeError: ``model`` is not a module, or a selector neither a string nor a module type.
     """
     if not isinstance(model, nn.Module):
@@ -65,10 +70,11 @@ def convert(
         for name, module in model.named_modules()
         if isinstance(module, (*SPARSE_CLASSES, *UNSUPPORTED_CLASSES)) or _is_lazy(module)
     }
+    planned = {name: grad_weight_rule(options) for name, options in (plan or {}).items()}
     included = _matches("include", include, candidates)
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))
-    chosen: list[SparseLayer] = []
+    chosen: list[str] = []
     for name, module in candidates.items():
         reason = _reason_to_skip(module)
         if reason is None and name in excluded:
@@ -80,14 +86,25 @@ def convert(
         if reason is not None:
             report.skipped[name] = reason
             continue
-        chosen.append(SPARSE_CLASSES[type(module)].sparsify(module, strategy, name))
+        chosen.append(name)
+    missing = [name for name in planned if name not in chosen]
+    if missing:
+        raise ValueError(f"plan: {missing[0]!r} is no layer that is converted; {_listed(chosen)}")
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"include={include!r}, exclude={exclude!r}.\n{report}"
         )
-    report.layers = [describe_layer(layer) for layer in chosen]
+    for name in chosen:
+        own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
+        module = candidates[name]
+        layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
+        report.layers.append(describe_layer(layer))
     return report
+
+
+def _listed(names: list[str]) -> str:
+    return f"converted layers: {', '.join(names) or 'none'}."
 
 
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:

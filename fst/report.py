@@ -160,6 +160,8 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
         report = GemmReport("simulated", str(rule), rule.simulation)
     if decision is None:
         return report
+    if decision.backend == "dense":
+        return GemmReport("dense", str(rule), f"{decision.reason}: {rule}", decision)
     chosen = backend(decision.operation, decision.backend)
     if chosen.accelerated is not None:
         mode = "accelerated" if chosen.accelerated else "simulated"

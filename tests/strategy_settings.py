@@ -85,11 +85,45 @@ def _alternating(name: str, **fixed: Any) -> list[Setting]:
         _row(name, "phase1", phase=1, **fixed),
         _row(name, "flat-phase1", pairing="flat", phase=1, **fixed),
         _row(name, "phase_random", phase="random", random_phase=True, **fixed),
+        _row(name, "block2x1", block=(2, 1), **fixed),
+        _row(name, "block2x1-phase1", block=(2, 1), phase=1, **fixed),
         _row(name, "block2x2", block=(2, 2), **fixed),
         _row(name, "norestore", restore=False, **fixed),
         _row(name, "phase1-norestore", phase=1, restore=False, **fixed),
         _row(name, "flat-norestore", pairing="flat", restore=False, **fixed),
         _row(name, "block2x2-norestore", block=(2, 2), restore=False, **fixed),
+    ]
+
+
+def _sampled(name: str, **fixed: Any) -> list[Setting]:
+    """The options of ``Sampled``."""
+    fixed = {"min_size": 0, **fixed}
+    return [
+        _row(name, "rows", phase=0, **fixed),
+        _row(name, "rows-phase1", phase=1, **fixed),
+        _row(name, "random", random_phase=True, **fixed),
+        _row(name, "columns", phase=0, axis="columns", **fixed),
+        _row(name, "both", phase=1, axis="both", **fixed),
+        _row(name, "samples", phase=1, axis="samples", **fixed),
+        _row(name, "quarter", phase=3, keep=4, **fixed),
+        _row(name, "quarter-both", phase=2, keep=4, axis="both", **fixed),
+        _row(name, "not_centred", phase=0, center=False, **fixed),
+        _row(name, "small_dense", phase=0, **{**fixed, "min_size": 6}),
+    ]
+
+
+def _bands(name: str, **fixed: Any) -> list[Setting]:
+    """The options of ``Bands``."""
+    fixed = {"min_size": 0, **fixed}
+    return [
+        _row(name, "low", sample=(), **fixed),
+        _row(name, "half", phase=1, **fixed),
+        _row(name, "random", random_phase=True, **fixed),
+        _row(
+            name, "all", keep=(), sample=("LL", "LH", "HL", "HH"), unbiased=True, phase=3, **fixed
+        ),
+        _row(name, "rows", block=(2, 1), keep=("L",), sample=(), **fixed),
+        _row(name, "columns", block=(1, 2), keep=("L",), sample=("H",), **fixed, phase=0),
     ]
 
 
@@ -143,6 +177,14 @@ SETTINGS: tuple[Setting, ...] = (
     _row("sdgp", "both-gradients", dense="output", prune_grad_weight=True),
     _row("sdgp", "all", rule="magnitude", prune_grad_weight=True, prune_weight=True),
     _row("sdgp", "group-4:8", dense="output grad_weight", rescale="group", n=4, m=8),
+    _row("sdgp", "sampled", dense="output", grad_weight={"rule": "sampled", "phase": 1}),
+    # weight gradients from a part of the positions
+    _row("sampled", "", dense="output grad_input grad_weight", random_phase=True),
+    *_sampled("sampled", dense="output grad_input"),
+    _row("bands", "", dense="output grad_input grad_weight", random_phase=True),
+    *_bands("bands", dense="output grad_input"),
+    _row("fst_sampled", random_phase=True),
+    *_sampled("fst_sampled"),
     # the four saliency strategies of FST Eq. 4
     _row("wg"),
     _row("wg", "4:8", n=4, m=8),

@@ -63,7 +63,7 @@ def test_recipe_builds_and_trains_a_step(name: str) -> None:
         build_transforms(loader.dataset.get("transforms", ()))
     model = MODELS.build(config.model)
     hook = SparsityHook(**config.sparsity)
-    fst.convert(model.sparse_root, hook.strategy, include=hook.include, exclude=hook.exclude)
+    fst.convert(model.sparse_root, hook.strategy, **hook.choice)
     optimizer = build_optim_wrapper(model, config.optim_wrapper)
     fst.attach(model.sparse_root, optimizer.optimizer, total_steps=100, steps_per_epoch=10)
     side = 64 if "imagenet" in name else 32

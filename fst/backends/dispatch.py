@@ -99,6 +99,12 @@ def choose(
     return decision.backend
 
 
+def note(operation: str, backend: str, reason: str) -> None:
+    """Record that ``backend`` computes ``operation`` where there is nothing to choose."""
+    if not torch.compiler.is_compiling() and _RUNNING.record is not None:
+        _RUNNING.record[operation] = autotune.Decision(operation, "", backend, reason, {})
+
+
 def _without_measuring(operation: str, names: tuple[str, ...]) -> str:
     return registry.demanded(operation, names) or names[0]
 

@@ -190,7 +190,7 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
 
 
 def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str, Any]]:
-    """A config's strategy (None: dense), and ``include`` and ``exclude`` of its `fst.convert`.
+    """A config's strategy (None: dense), and the other arguments of its `fst.convert`.
 
     Raises:
         ValueError: an unknown key, strategy or value in the config's ``sparsity``.
@@ -203,7 +203,7 @@ def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str,
     if "type" in sparsity:
         raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
     hook = SparsityHook(**sparsity)
-    return hook.strategy, {"include": hook.include, "exclude": hook.exclude}
+    return hook.strategy, hook.choice
 
 
 def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:

@@ -53,14 +53,17 @@ class _SparseConv2d(torch.autograd.Function):
         """``packed``: the members of a `PackedWeight`, or nothing."""
         geometry, strategy = call.geometry, call.strategy
         output = gemms.output(input, weight_output, bias, geometry, strategy, packed)
-        kept, inputs = None, []
+        kept, inputs, rule = None, [], strategy.grad_weight
         if weight.requires_grad:
-            inputs, rule = [input], strategy.grad_weight
+            inputs, size = [input], (output.shape[2], output.shape[3])
+            if rule is not None and rule.leaves_dense(*size):
+                rule = None
+                dispatch.note("grad_weight", "dense", f"the output map is {size[0]}x{size[1]}")
             if rule is not None:
-                size = (output.shape[2], output.shape[3])
                 kept, inputs = positions.keep(rule, call.phase, input, weight, size, geometry)
         transposed = gemms.for_grad_input(strategy, packed)
-        ctx.call, ctx.kept, ctx.record = call, kept, dispatch.current_record()
+        ctx.call, ctx.kept, ctx.rule = call, kept, rule
+        ctx.record = dispatch.current_record()
         ctx.input_shape, ctx.readable = input.shape, gemms.is_readable(input)
         ctx.packed = len(transposed)
         decay_mask = mask if call.decay else None
@@ -82,12 +85,12 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     weight, weight_grad_input, decay_mask, *rest = ctx.saved_tensors
     packed, inputs = rest[: ctx.packed], rest[ctx.packed :]
     call: Call = ctx.call
-    geometry, strategy = call.geometry, call.strategy
+    geometry = call.geometry
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     grad_input = grad_weight = grad_bias = None
 
     dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
-    by_library = ctx.kept is None and _is_dense_or_pruned_dy(strategy.grad_weight)
+    by_library = ctx.kept is None and _is_dense_or_pruned_dy(ctx.rule)
     if need_input and need_weight and dy_input is dy_weight and by_library and not packed:
         needed = (True, True, need_bias and dy_weight is grad_output)
         grad_input, grad_weight, grad_bias = gradients(
@@ -104,7 +107,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
                 inputs,
                 weight_grad_input,
                 geometry,
-                strategy.grad_weight,
+                ctx.rule,
                 ctx.kept,
                 call.generator,
                 with_bias=need_bias and dy_weight is grad_output,

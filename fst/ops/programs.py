@@ -20,7 +20,7 @@ for _operation, _computes in {
     "prune_weight": "S(W) and S(Wᵀ)",
     "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP)",
     "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
-    "grad_weight": "the strided weight gradient of the alternating rule",
+    "grad_weight": "the weight gradient over kept positions",
     "output": "the output GEMM with 2:4 weights",
     "grad_input": "the grad_input GEMM with 2:4 weights",
 }.items():
@@ -34,6 +34,7 @@ _register(
     "transposed",
     "the same on transposed images, so that the stride is vertical",
 )
+_register("grad_weight", "gemm", "one matrix product with the columns of the kept positions")
 _register(
     "grad_weight",
     "masked",

@@ -10,26 +10,33 @@ Shapes, throughout: ``input`` (N, Cin, H, W), ``weight`` (Cout, Cin/groups, kh, 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fst.ops.reference_rules import (
     alternating_matrices,
+    band_signs,
     draw,
     exact,
     pruned_operand,
     reference_nm_mask,
     reference_top_k_mask,
     reference_transposable_mask,
+    sample_bands,
+    sampled_positions,
     transposable_patterns,
 )
 from fst.rules.alternating import Alternating
+from fst.rules.bands import Bands
 from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
 
 __all__ = [
@@ -91,6 +98,31 @@ class _Geometry:
                 self.size, self.padding, reach, self.stride, strict=True
             )
         )
+
+    def evened(self) -> _Geometry:
+        """The same for an image that has the uneven part of the padding in it."""
+        even = copy.copy(self)
+        even.size = tuple(n + b - a for n, (a, b) in zip(self.size, self.padding, strict=True))
+        even.padding = [(before, before) for before, _ in self.padding]
+        return even
+
+    def widened(self, height: int, width: int) -> _Geometry:
+        """The same with an output map of at least that size: zeros follow the image."""
+        wide = copy.copy(self)
+        wide.output = (height, width)
+        wide.padding = [
+            (before, max(after, (n - 1) * step + d * (k - 1) + 1 - length - before))
+            for (before, after), n, step, d, k, length in zip(
+                self.padding,
+                wide.output,
+                self.stride,
+                self.dilation,
+                self.kernel,
+                self.size,
+                strict=True,
+            )
+        ]
+        return wide
 
     def _windows(self, padded: Tensor) -> list[Tensor]:
         """The view (N, C, P, Q) of what each kernel position touches, kw fastest."""
@@ -211,6 +243,11 @@ def reference_operands(
         if rule.restore:
             flat = grads.flatten(2)
             weight_grads = (flat + flat @ shift).reshape(grads.shape)
+    elif isinstance(rule, Sampled | Bands):
+        phase = rule.phase
+        if phase == "random":
+            phase = int(draw(draws, "phase", f"one of {rule.draws}, drawn in this step"))
+        weight_columns = _estimated_columns(inputs, geometry, rule, phase)
     elif rule is not None and rule.operand == "input":
         weight_columns = pruned_operand(rule, "grad_weight", columns, draws, groups)
     elif rule is not None:
@@ -218,6 +255,35 @@ def reference_operands(
     return ReferenceOperands(
         forward_weight, columns, backward_weight, backward_grads, weight_grads, weight_columns
     )
+
+
+def _estimated_columns(
+    inputs: Tensor, geometry: _Geometry, rule: Sampled | Bands, phase: int
+) -> Tensor:
+    """Columns (N, Cin*kh*kw, P*Q) whose product with grad_output is the rule's grad_weight."""
+    height, width = geometry.output
+    if height * width < rule.min_size**2:
+        return geometry.im2col(inputs)
+    uneven = [after - before for before, after in geometry.padding]  # counts as image
+    inputs, geometry = F.pad(inputs, (0, uneven[1], 0, uneven[0])), geometry.evened()
+    if isinstance(rule, Sampled):
+        kept = sampled_positions(rule, phase, len(inputs), height, width)
+        first = inputs[: max(1, len(inputs) // 8)]
+        mean = first.mean((0, 2, 3), keepdim=True) * float(rule.center)
+        whole = geometry.im2col(mean.expand(inputs.shape))
+        return rule.keep * kept.flatten(1)[:, None] * geometry.im2col(inputs - mean) + whole
+    (block_height, block_width), area = rule.block, math.prod(rule.block)
+    rows, columns = -(-height // block_height), -(-width // block_width)
+    wide = geometry.widened(rows * block_height, columns * block_width)
+    blocks = wide.im2col(inputs).unflatten(2, (rows, block_height, columns, block_width))
+    result = torch.zeros_like(blocks)
+    for sample in range(len(inputs)):
+        for band, factor in sample_bands(rule, phase, sample, len(inputs)):
+            signs = band_signs(band, rule.block)[:, None, :]
+            sums = (signs * blocks[sample]).sum((2, 4), keepdim=True)
+            result[sample] += factor / area * signs * sums
+    found = result.flatten(4).flatten(2, 3)
+    return found[:, :, :height, :width].flatten(2)
 
 
 def reference_conv2d(
@@ -253,7 +319,7 @@ def reference_conv2d(
         strategy: what is pruned in each GEMM; its decay is added if ``decay_mode="gradient"``.
         draws: what a rule cannot compute by itself. By GEMM name: the mask of a random rule or of a
             transposable one other than 2:4 (key "output"), shaped like weight or grad_output, or
-            like the columns for input; ``"phase"``: 0 or 1 for ``Alternating(phase="random")``;
+            like the columns for input; ``"phase"``: for a rule with ``phase="random"``;
             ``"previous"`` (Cout, P, Q) and ``"threshold"``: the step before, for ``Reuse``. A
             mask given for any other N:M rule replaces its own.
     """

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from fst.rules.alternating import Alternating
+from fst.rules.bands import Bands
 from fst.rules.gradient import Reuse, TopK
 from fst.rules.masks import KERNEL_PATTERNS
 from fst.rules.nm import NM, Transposable
 from fst.rules.rule import Rule
+from fst.rules.sampled import Sampled
 from fst.rules.weight import KernelPatterns, Unstructured
 
 
@@ -114,6 +116,52 @@ def alternating_matrices(
         else:
             shift[position, keeper] = 1.0
     return kept, shift
+
+
+def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width: int) -> Tensor:
+    """1 where ``rule`` keeps a position, (N, P, Q): one sample and position after the other."""
+    kept = torch.zeros(batch, height, width, dtype=torch.float64)
+    axis = rule.axis
+    if axis != "samples":
+        axis = "columns" if height == 1 else "rows" if width == 1 else axis
+    for n, p, q in itertools.product(range(batch), range(height), range(width)):
+        if axis == "samples":
+            first = batch * phase // rule.keep
+            kept[n, p, q] = first <= n < batch * (phase + 1) // rule.keep
+            continue
+        half = 0 if n < batch // 2 else 1
+        if axis != "both":
+            place = p if axis == "rows" else q
+            kept[n, p, q] = place % rule.keep == (phase + half * rule.keep // 2) % rule.keep
+        elif rule.keep == 2:  # one half of the batch by rows, the other by columns
+            by_rows = (phase + 2 * half) % 4 < 2
+            kept[n, p, q] = (p if by_rows else q) % 2 == phase % 2
+        else:  # round the block: upper left, upper right, lower right, lower left
+            place = ((0, 0), (0, 1), (1, 1), (1, 0))[(phase + 2 * half) % 4]
+            kept[n, p, q] = (p % 2, q % 2) == place
+    return kept
+
+
+def band_signs(band: str, block: tuple[int, int]) -> Tensor:
+    """+1 or -1 for each place of a block: H changes sign along its axis, rows first."""
+    letters = iter(band)
+    axes = [next(letters) if size == 2 else "L" for size in block]
+    rows, columns = (
+        torch.tensor([1.0, -1.0 if letter == "H" else 1.0][:size], dtype=torch.float64)
+        for letter, size in zip(axes, block, strict=True)
+    )
+    return rows[:, None] * columns
+
+
+def sample_bands(rule: Bands, phase: int, sample: int, batch: int) -> list[tuple[str, float]]:
+    """The bands of a sample, and what each counts."""
+    bands = [(band, 1.0) for band in rule.keep]
+    count = len(rule.sample)
+    for part in range(count):
+        if batch * part // count <= sample < batch * (part + 1) // count:
+            band = rule.sample[(part + phase) % count]
+            bands.append((band, float(count) if rule.unbiased else 1.0))
+    return bands
 
 
 def reference_top_k_mask(tensor: Tensor, density: float) -> Tensor:

@@ -168,6 +168,11 @@ def divided(results: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]
     return (results[i : i + count] for i in range(0, len(results), count))
 
 
+def takes_block(block: tuple[int, int] | None) -> bool:
+    """Whether the kernels sum grad_output over such blocks; (1, 1) is no sum."""
+    return block in ((1, 1), (1, 2), (2, 2))
+
+
 @_operator
 def fold_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ def check_interval(interval: object) -> None:
         raise ValueError(f"interval={interval!r} must be an integer >= 1.")
 
 
+Signs = tuple[tuple[int, ...], ...]
+
+
 class Pattern(NamedTuple):
     """N:M groups along channels, as pruning kernels and sparse tensor cores read them.
 
@@ -38,13 +41,45 @@ class Pattern(NamedTuple):
     rescale: str
 
 
+def draw_of(
+    count: int, generator: torch.Generator | None, seed: int | None, fixed: Iterable[int]
+) -> int:
+    """One of ``count`` phases, by ``seed`` where given, which asks no device.
+
+    Args:
+        fixed: the phases that a user may choose instead, for the error.
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "phase='random' chooses between programs at each step, which torch.compile "
+            f"cannot trace; use one of phase={', '.join(map(str, fixed))}."
+        )
+    if seed is not None:
+        return seed % count
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(count, (), generator=generator, device=device))
+
+
 class Lattice(NamedTuple):
-    """Output positions (row + i * row_step, column + j * column_step)."""
+    """Output positions (row + i * row_step, column + j * column_step) of a part of the batch.
+
+    Attributes:
+        part, parts: which samples have them: the ``part``-th of ``parts`` equal shares in order.
+    """
 
     row: int
     row_step: int
     column: int
     column_step: int
+    part: int = 0
+    parts: int = 1
+
+    def samples(self, maps: Tensor) -> Tensor:
+        """The view of (N, ...) at its part of the batch."""
+        if self.parts == 1:
+            return maps
+        batch = maps.shape[0]
+        return maps[batch * self.part // self.parts : batch * (self.part + 1) // self.parts]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of it in a height x width output map."""
@@ -54,8 +89,9 @@ class Lattice(NamedTuple):
         )
 
     def of(self, maps: Tensor) -> Tensor:
-        """The view of (N, C, height, width) at its positions."""
-        return maps[:, :, self.row :: self.row_step, self.column :: self.column_step]
+        """The view of (N, C, height, width) at its samples and positions."""
+        rows = slice(self.row, None, self.row_step)
+        return self.samples(maps)[:, :, rows, self.column :: self.column_step]
 
 
 @dataclass(frozen=True)
@@ -106,9 +142,19 @@ class Rule:
         """The output positions that grad_weight keeps, whatever the values; None if they decide."""
         return None
 
+    def leaves_dense(self, height: int, width: int) -> bool:
+        """Whether grad_weight of a layer with such an output map is left as it is."""
+        return False
+
     def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output (N, Cout, P, Q) at each lattice of `kept_positions`."""
         return [lattice.of(grad_output) for lattice in kept]
+
+    def input_signs(self, phase: int) -> tuple[Signs, ...]:
+        """For each lattice of `kept_positions`, with which signs the input is summed over a block
+        of windows, (block height, block width); nothing where the input is read as it is.
+        """
+        return ()
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         """Which `kept_positions` a call has: by ``seed`` where given, which asks no device."""
@@ -149,6 +195,18 @@ class Rule:
     def pattern(self, gemm: str) -> Pattern | None:
         """The rule as N:M along channels in ``gemm``; None if it is something else."""
         return None
+
+    @property
+    def scale(self) -> float:
+        """By what the sum over `kept_positions` is multiplied."""
+        return 1.0
+
+    @property
+    def centers(self) -> bool:
+        """Whether the kept positions see the input less its mean, whose share is computed exactly
+        (`fst.ops.centering`).
+        """
+        return False
 
     # ------------------------------------------------------------------ what it costs, in words
 

@@ -6,8 +6,10 @@ AAAI 2022: Eq. 5 (output), S(Wᵀ) pruned separately (grad_input), Eq. 7 and 10 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from fst.rules.alternating import Alternating
+from fst.rules.by_name import grad_weight_rule
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy
@@ -20,8 +22,11 @@ def fst_w(
     group_order: str = "channel",
     decay: float = 2e-4,
     decay_mode: str = "gradient",
+    grad_weight: dict[str, Any] | None = None,
 ) -> Strategy:
     """Y = S(W)·X, dX = S(Wᵀ)·dY, dW dense + λ(W − S(W)) (the "50%×2" rows of Table 3).
+
+    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"bands"`` with their options.
 
     Layers add the decay where the optimizer steps; `torch.autograd.grad` returns dW without it.
     """
@@ -29,6 +34,7 @@ def fst_w(
         "fst_w",
         output=NM("weight", n, m, group_order=group_order),
         grad_input=NM("weight", n, m),
+        grad_weight=grad_weight_rule(grad_weight),
         decay=decay,
         decay_mode=decay_mode,
     )

@@ -10,7 +10,9 @@ grad_weight too, ``prune_weight`` prunes W in output, with SR-STE's decay.
 """
 
 from dataclasses import replace
+from typing import Any
 
+from fst.rules.by_name import grad_weight_rule
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy
@@ -26,14 +28,20 @@ def sdgp(
     prune_grad_weight: bool = False,
     prune_weight: bool = False,
     decay: float = 2e-4,
+    grad_weight: dict[str, Any] | None = None,
 ) -> Strategy:
-    """dX = Wᵀ·P(dY), pruned along output channels; dW and the bias gradient see the full dY."""
+    """dX = Wᵀ·P(dY), pruned along output channels; dW and the bias gradient see the full dY.
+
+    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"bands"`` with their options.
+    """
+    if prune_grad_weight and grad_weight is not None:
+        raise ValueError("prune_grad_weight=True and grad_weight exclude each other.")
     pruned = NM("grad_output", n, m, rule=rule, rescale=rescale)
     return Strategy(
         "sdgp",
         output=NM("weight", n, m) if prune_weight else None,
         grad_input=replace(pruned, group_order=group_order),
-        grad_weight=pruned if prune_grad_weight else None,
+        grad_weight=pruned if prune_grad_weight else grad_weight_rule(grad_weight),
         decay=decay if prune_weight else 0.0,
         min_in_channels=4,
     )

@@ -43,7 +43,7 @@ def build(config, device="cpu"):
 
 def convert(config, model):
     hook = SparsityHook(**config.sparsity)
-    return fst.convert(model, hook.strategy, include=hook.include, exclude=hook.exclude)
+    return fst.convert(model, hook.strategy, **hook.choice)
 
 
 def test_no_recipe_is_missing():

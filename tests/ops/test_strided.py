@@ -35,7 +35,7 @@ def test_programs_agree(case, channels_last):
     output = F.conv2d(input, weight, None, *geometry)
     grad_output = torch.randn_like(output).to(memory_format=layout)
     (expected,) = torch.autograd.grad(output, weight, grad_output)
-    assert strided.PROGRAMS.keys() == {"strided", "transposed"}
+    assert strided.PROGRAMS.keys() == {"strided", "transposed", "gemm"}
     for run in strided.PROGRAMS.values():
         actual = run(grad_output, input, weight, geometry)
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
@@ -44,10 +44,11 @@ def test_programs_agree(case, channels_last):
 def test_every_program_is_chosen_for_some_shape():
     def chosen(outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3)):
         grad_output = torch.empty(1, outputs, size, size, dtype=dtype)
-        return strided.program(grad_output, kernel, Geometry(stride, (1, 1), (1, 1), groups))
+        weight = torch.empty(outputs, 8, *kernel)
+        return strided.program(grad_output, weight, Geometry(stride, (1, 1), (1, 1), groups))
 
     assert chosen(64, 56, (1, 2)) == "transposed"
-    assert chosen(512, 4, (1, 2)) == "transposed"
+    assert chosen(512, 4, (1, 2)) == "gemm"
     assert chosen(128, 28, (2, 4)) == "strided"
     assert chosen(64, 56, (1, 2), dtype=torch.bfloat16) == "strided"
     assert chosen(64, 56, (1, 2), groups=2) == "strided"
@@ -55,12 +56,13 @@ def test_every_program_is_chosen_for_some_shape():
 
 
 def test_candidates_begin_with_the_default():
-    def candidates(stride, kernel=(3, 3)):
-        geometry = Geometry(stride, (1, 1), (1, 1), 1)
-        return strided.programs(torch.empty(1, 8, 4, 4), kernel, geometry)
+    def candidates(stride, kernel=(3, 3), groups=1):
+        geometry = Geometry(stride, (1, 1), (1, 1), groups)
+        return strided.programs(torch.empty(1, 8, 4, 4), torch.empty(8, 4, *kernel), geometry)
 
-    assert candidates((1, 2)) == ("transposed", "strided")
-    assert candidates((2, 4)) == ("strided", "transposed")
+    assert candidates((1, 2)) == ("transposed", "strided", "gemm")
+    assert candidates((2, 4)) == ("strided", "transposed", "gemm")
+    assert candidates((1, 2), groups=2) == ("strided", "transposed")
     assert candidates((1, 2), kernel=(1, 1)) == ("strided",)
 
 
@@ -82,7 +84,7 @@ def test_one_decision_covers_the_sums_and_both_lattices(kernel, monkeypatch, tmp
     backends.forget_decisions()
     gradient()
     (decision,) = backends.decisions("grad_weight")
-    names = {"strided", "transposed", "masked"} if kernel == 3 else {"strided"}
+    names = {"strided", "transposed", "gemm", "masked"} if kernel == 3 else {"strided"}
     assert set(decision.times) == (names if len(names) > 1 else set())
     expected = gradient(torch.float64)
     for name in names:
@@ -119,7 +121,13 @@ def test_the_dense_kernel_computes_the_same(overrides, kernel):
 
 @pytest.mark.parametrize(
     ("overrides", "share"),
-    [({}, 1 / 2), ({"phase": 1}, 1 / 2), ({"pairing": "flat"}, 1 / 2), ({"block": (2, 2)}, 1 / 4)],
+    [
+        ({}, 1 / 2),
+        ({"phase": 1}, 1 / 2),
+        ({"pairing": "flat"}, 1 / 2),
+        ({"block": (2, 1)}, 1 / 2),
+        ({"block": (2, 2)}, 1 / 4),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kernel", [1, 3])

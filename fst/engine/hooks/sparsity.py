@@ -46,6 +46,7 @@ class SparsityHook(Hook):
         strategy: Name of a registered strategy.
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
+        plan: How layers prune grad_weight, as `fst.plan` returns it.
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
@@ -59,6 +60,7 @@ class SparsityHook(Hook):
         strategy: str,
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
+        plan: dict[str, dict[str, Any] | None] | None = None,
         log_interval: int = 50,
         from_scratch: str = "warn",
         **overrides: Any,
@@ -73,7 +75,8 @@ class SparsityHook(Hook):
             )
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
-        self.include, self.exclude, self.log_interval = include, exclude, log_interval
+        self.choice = {"include": include, "exclude": exclude, "plan": plan}
+        self.log_interval = log_interval
         self._is_due = self._is_logged = False
         self._norms: dict[str, torch.Tensor] | None = None
         self._layers: dict[str, nn.Module] = {}
@@ -95,7 +98,7 @@ class SparsityHook(Hook):
             raise ValueError("FSDP is not supported: masks need whole weights; use DDP.")
         root = self.root(runner)
         if not fst.sparse_layers(root):
-            report = fst.convert(root, self.strategy, include=self.include, exclude=self.exclude)
+            report = fst.convert(root, self.strategy, **self.choice)
             runner.logger.info(f"Sparsity:\n{report}")
         self._layers = fst.sparse_layers(root)
         if self.strategy.removes_channels:

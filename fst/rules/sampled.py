@@ -1,0 +1,134 @@
+"""Unbiased weight gradients from a part of the output positions: sampling with centring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fst.rules.rule import Lattice, Rule, draw_of, one_of
+
+AXES = ("rows", "columns", "both", "samples")
+
+
+def check_min_size(min_size: object) -> None:
+    """Raise ValueError unless ``min_size`` is an integer >= 0."""
+    if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+        raise ValueError(f"min_size={min_size!r} must be an integer >= 0.")
+
+
+@dataclass(frozen=True)
+class Sampled(Rule):
+    """Keep one of 2 or 4 output positions in grad_weight, drawn such that the mean is exact.
+
+    Every position of every sample is kept by 1 of ``keep`` draws, and what is kept counts
+    ``keep`` times, so the mean over draws is the exact gradient. The positions that are kept lie on
+    a lattice, another one for each half of the batch: two dense weight gradients with a larger
+    stride. With ``center`` they see X − μ, μ the mean of X per channel; what μ contributes,
+    (Σ dY)·μᵀ, is computed exactly (`fst.ops.centering`).
+
+    Attributes:
+        keep: one position of so many is kept: 2 or 4.
+        axis: what of an output map is left out: "rows" (no image is transposed: the fastest on a
+            CPU), "columns", "both" (of 4: one of each 2x2 block; of 2: rows for one half of the
+            batch and columns for the other), or whole "samples", which costs most accuracy. A
+            map that is one row or column is sampled along what it has.
+        center: whether X is centred.
+        min_size: output maps of fewer than min_size² positions are left dense.
+        phase: "random" draws at each step; a number is that draw at every step, which leaves the
+            mean exact as far as samples come in random order.
+    """
+
+    operand: str = "input"
+    keep: int = 2
+    axis: str = "rows"
+    center: bool = True
+    min_size: int = 0
+    phase: int | str = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.operand != "input":
+            raise ValueError(f"operand={self.operand!r}: 'sampled' prunes operand='input'.")
+        one_of("keep", self.keep, (2, 4))
+        one_of("axis", self.axis, AXES)
+        one_of("center", self.center, (True, False))
+        check_min_size(self.min_size)
+        one_of("phase", self.phase, (*range(self.draws), "random"))
+
+    @property
+    def draws(self) -> int:
+        """How many ``phase`` there are."""
+        return 4 if self.axis == "both" else self.keep
+
+    def leaves_dense(self, height: int, width: int) -> bool:
+        return height * width < self.min_size**2
+
+    def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
+        if self.axis == "samples":
+            return (Lattice(0, 1, 0, 1, phase, self.keep),)
+        cycle = self._cycle("columns" if height == 1 else "rows" if width == 1 else self.axis)
+        first, second = cycle[phase % len(cycle)], cycle[(phase + len(cycle) // 2) % len(cycle)]
+        return Lattice(*first, 0, 2), Lattice(*second, 1, 2)
+
+    def _cycle(self, axis: str) -> list[tuple[int, int, int, int]]:
+        """The lattices in the order of the draws; the halves of the batch are half of it apart."""
+        if axis == "rows":
+            return [(start, self.keep, 0, 1) for start in range(self.keep)]
+        if axis == "columns":
+            return [(0, 1, start, self.keep) for start in range(self.keep)]
+        if self.keep == 2:
+            return [(0, 2, 0, 1), (1, 2, 0, 1), (0, 1, 0, 2), (0, 1, 1, 2)]
+        return [(row, 2, column, 2) for row, column in ((0, 0), (0, 1), (1, 1), (1, 0))]
+
+    def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
+        if self.phase != "random":
+            return int(self.phase)
+        return draw_of(self.draws, generator, seed, fixed=range(self.draws))
+
+    @property
+    def is_random(self) -> bool:
+        return self.phase == "random"
+
+    @property
+    def scale(self) -> float:
+        return float(self.keep)
+
+    @property
+    def centers(self) -> bool:
+        return self.center
+
+    @property
+    def summed_block(self) -> None:
+        return None
+
+    @property
+    def density(self) -> float:
+        return 1 / self.keep
+
+    def kept(
+        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
+    ) -> tuple[float, float]:
+        if self.leaves_dense(height, width):
+            return 1, 1
+        phases = range(self.draws) if self.phase == "random" else (int(self.phase),)
+        shares = [
+            math.prod(lattice.size(height, width)) / lattice.parts
+            for phase in phases
+            for lattice in self.kept_positions(height, width, phase)
+        ]
+        return sum(shares) / len(phases), height * width
+
+    @property
+    def acceleration(self) -> str:
+        return f"strided weight gradient with 1/{self.keep} of the multiply-adds"
+
+    def __str__(self) -> str:
+        centred = "centred" if self.center else "not centred"
+        least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
+        return (
+            f"{self.operand} sampled, 1 of {self.keep} by {self.axis}, {centred}, "
+            f"phase {self.phase}{least}"
+        )
