@@ -108,7 +108,7 @@ def _sampled(name: str, **fixed: Any) -> list[Setting]:
         _row(name, "quarter", phase=3, keep=4, **fixed),
         _row(name, "quarter-both", phase=2, keep=4, axis="both", **fixed),
         _row(name, "not_centred", phase=0, center=False, **fixed),
-        _row(name, "small_dense", phase=0, **{**fixed, "min_size": 6}),
+        _row(name, "small_dense", phase=0, **{**fixed, "min_size": 3}),
     ]
 
 

@@ -10,13 +10,12 @@ subtracting (Σ_sampled dY)·μᵀ. Both corrections are of rank one for each ta
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import math
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fst.ops.positions import KeptPositions
+from fst.ops.kept import KeptPositions
 
 SHARE = 8  # the mean is that of one sample in so many
 
@@ -26,6 +25,8 @@ def mean(input: Tensor) -> Tensor:
 
     The image has the uneven part of padding="same" in it, as elsewhere in the op.
     """
+    if not input.numel():
+        return input.new_zeros(input.shape[1])
     return input[: max(1, input.shape[0] // SHARE)].mean((0, 2, 3))
 
 
@@ -60,7 +61,7 @@ def _sums(grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]) -> 
     bounds = [batch * part // parts for part in range(parts + 1)]
     chosen = torch.stack([(samples >= a) & (samples < b) for a, b in itertools.pairwise(bounds)])
     laid_out = grad_output.permute(0, 2, 3, 1) if last else grad_output
-    summed = chosen.to(grad_output.dtype) @ laid_out.reshape(batch, -1)
+    summed = chosen.to(grad_output.dtype) @ laid_out.reshape(batch, math.prod(laid_out.shape[1:]))
     exact = torch.promote_types(summed.dtype, torch.float32)
     summed = summed.to(exact).view(parts, *laid_out.shape[1:])
     order = "kpqo" if last else "kopq"

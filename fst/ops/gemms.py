@@ -12,7 +12,7 @@ from torch import Tensor
 from fst.backends import dispatch, registry
 from fst.ops import positions, sparse24
 from fst.ops.geometry import Geometry, convolve, gradients, input_gradient, output_shape
-from fst.ops.positions import KeptPositions
+from fst.ops.kept import KeptPositions
 from fst.ops.sparse24 import PackedWeight
 from fst.rules.nm import NM
 from fst.rules.rule import Rule

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,30 +18,12 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.ops import centering, triton
 from fst.ops.geometry import Geometry, gradients
+from fst.ops.kept import KeptPositions, read, steps, window_start
 from fst.ops.strided import PROGRAMS, programs
-from fst.rules.rule import Lattice, Rule, Signs
+from fst.rules.rule import Lattice, Rule
 
 REDUCED = Lattice(0, 1, 0, 1)  # the positions of what `_kept_input` leaves
 KEEP_THEIR_RESULT = ("ReluBackward0", "SigmoidBackward0", "TanhBackward0")
-
-
-class KeptPositions(NamedTuple):
-    """What grad_weight must know of a call, besides its tensors.
-
-    Attributes:
-        phase: which of the rule's positions are kept.
-        lattices: those positions.
-        geometry: of the convolution.
-        input_size: rows and columns of the whole input.
-        reduced: whether the saved inputs are those of the kept positions alone (1x1 kernels).
-    """
-
-    rule: Rule
-    phase: int
-    lattices: tuple[Lattice, ...]
-    geometry: Geometry
-    input_size: tuple[int, int]
-    reduced: bool
 
 
 def keep(
@@ -83,9 +64,9 @@ def _kept_input(input: Tensor, kept: KeptPositions, size: tuple[int, int]) -> li
     """What a 1x1 convolution's grad_weight reads of ``input``: one value for each kept position."""
     found = []
     for index in range(len(kept.lattices)):
-        window, (steps, (top, left), _, _) = _read(input, kept, index, size, (1, 1))
+        window, ((rows, columns), (top, left), _, _) = read(input, kept, index, size, (1, 1))
         window = F.pad(window, (left, left, top, top)) if top or left else window
-        part = window[:, :, :: steps[0], :: steps[1]]
+        part = window[:, :, ::rows, ::columns]
         found.append(part.clone(memory_format=torch.preserve_format))
     return found
 
@@ -111,7 +92,7 @@ def grad_weight(
     rule, lattices, geometry = kept.rule, kept.lattices, kept.geometry
     kernel = (weight.shape[2], weight.shape[3])
     size = (grad_output.shape[2], grad_output.shape[3])
-    strided = geometry._replace(stride=_steps(lattices[0], geometry))
+    strided = geometry._replace(stride=steps(lattices[0], geometry))
 
     def with_program(name: str) -> Tensor:
         # A candidate's time includes the fold, which is itself a choice.
@@ -188,97 +169,7 @@ def _from_folded(
         if kernel == (1, 1):
             window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
         else:
-            window, strided = _read(inputs[0], kept, index, output_size, kernel)
+            window, strided = read(inputs[0], kept, index, output_size, kernel)
         gradient = program(part, window, weight, strided)
         total = gradient if total is None else total + gradient
     return weight.new_zeros(weight.shape, dtype=folded[0].dtype) if total is None else total
-
-
-def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:
-    """Rows and columns of the input from one kept position to the next."""
-    return geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step
-
-
-def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
-    """Where in the input the window of each kept position begins; in the padding below 0."""
-    rows, columns = _steps(lattice, geometry)
-    return Lattice(
-        lattice.row * geometry.stride[0] - geometry.padding[0],
-        rows,
-        lattice.column * geometry.stride[1] - geometry.padding[1],
-        columns,
-    )
-
-
-def _read(
-    input: Tensor,
-    kept: KeptPositions,
-    index: int,
-    output_size: tuple[int, int],
-    kernel: tuple[int, int],
-) -> tuple[Tensor, Geometry]:
-    """What the positions of a lattice see of the input, and the convolution that reads it."""
-    lattice, geometry = kept.lattices[index], kept.geometry
-    input, signs = lattice.samples(input), kept.rule.input_signs(kept.phase)
-    strided = geometry._replace(stride=_steps(lattice, geometry))
-    if not signs:
-        return _windows(input, lattice, output_size, kernel, strided, geometry, (1, 1))
-    block = (len(signs[index]), len(signs[index][0]))
-    whole, strided = _windows(input, lattice, output_size, kernel, strided, geometry, block)
-    return _filtered(whole, signs[index], geometry.stride), strided
-
-
-def _windows(
-    input: Tensor,
-    lattice: Lattice,
-    output_size: tuple[int, int],
-    kernel: tuple[int, int],
-    strided: Geometry,
-    geometry: Geometry,
-    block: tuple[int, int],
-) -> tuple[Tensor, Geometry]:
-    """The part of the padded input that the lattice's positions see, each a block of windows.
-
-    Along an axis where the first window is the convolution's first, its padding stays.
-    """
-    padding = list(geometry.padding)
-    edges: list[int] = []
-    starts = ((lattice.row, lattice.row_step), (lattice.column, lattice.column_step))
-    for axis, (start, step) in enumerate(starts):
-        stride, pad = geometry.stride[axis], padding[axis]
-        outside = (0, 0)
-        if start or block[axis] > 1:
-            padding[axis] = 0
-            last = start + (output_size[axis] - 1 - start) // step * step
-            begin = start * stride - pad
-            reach = geometry.dilation[axis] * (kernel[axis] - 1) + (block[axis] - 1) * stride
-            input, outside = _cut(input, 2 + axis, begin, last * stride - pad + reach + 1)
-        edges = [*outside, *edges]
-    if any(edges):
-        input = F.pad(input, edges)
-    return input, strided._replace(padding=(padding[0], padding[1]))
-
-
-def _cut(input: Tensor, axis: int, begin: int, end: int) -> tuple[Tensor, tuple[int, int]]:
-    """``input`` from ``begin`` to ``end``, which may lie outside: then zeros are to be padded."""
-    size = input.shape[axis]
-    first, last = min(max(begin, 0), size), min(max(end, 0), size)
-    if last <= first:  # wholly in the padding
-        return input.narrow(axis, 0, 0), (0, max(end - begin, 0))
-    return input.narrow(axis, first, last - first), (first - begin, end - last)
-
-
-def _filtered(windows: Tensor, signs: Signs, stride: tuple[int, int]) -> Tensor:
-    """Σ ±X over a block of windows, which are ``stride`` apart."""
-    rows = windows.shape[2] - (len(signs) - 1) * stride[0]
-    columns = windows.shape[3] - (len(signs[0]) - 1) * stride[1]
-    total: Tensor | None = None
-    for i, line in enumerate(signs):
-        strip = windows.narrow(2, i * stride[0], rows)
-        for j, sign in enumerate(line):
-            part = strip.narrow(3, j * stride[1], columns)
-            if total is None:  # the first sign is always +
-                total = part.clone(memory_format=torch.preserve_format)
-            else:
-                total = total.add_(part, alpha=sign)
-    return total

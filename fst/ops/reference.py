@@ -111,8 +111,8 @@ class _Geometry:
         wide = copy.copy(self)
         wide.output = (height, width)
         wide.padding = [
-            (before, max(after, (n - 1) * step + d * (k - 1) + 1 - length - before))
-            for (before, after), n, step, d, k, length in zip(
+            (pad[0], max(pad[1], (n - 1) * step + d * (k - 1) + 1 - length - pad[0]))
+            for pad, n, step, d, k, length in zip(
                 self.padding,
                 wide.output,
                 self.stride,
@@ -244,7 +244,7 @@ def reference_operands(
             flat = grads.flatten(2)
             weight_grads = (flat + flat @ shift).reshape(grads.shape)
     elif isinstance(rule, Sampled | Bands):
-        phase = rule.phase
+        phase = 0 if rule.draws == 1 else rule.phase
         if phase == "random":
             phase = int(draw(draws, "phase", f"one of {rule.draws}, drawn in this step"))
         weight_columns = _estimated_columns(inputs, geometry, rule, phase)

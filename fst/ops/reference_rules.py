@@ -98,15 +98,19 @@ def alternating_matrices(
     size = height * width
     if rule.pairing == "flat":
         height, width = 1, size
-    if width == 1:
-        phase = 0
     block_height, block_width = rule.block
+    if (height if block_height == 2 else width) == 1:
+        phase = 0
     kept = torch.zeros(size, dtype=torch.bool)
     shift = torch.zeros(size, size, dtype=torch.float64)
     for p, q in itertools.product(range(height), range(width)):
         first_p, first_q = p - p % block_height, q - q % block_width
         keeper_p, keeper_q = first_p, first_q
-        if phase == 1:
+        if phase == 1 and rule.block == (2, 1):
+            keeper_p = first_p + 1
+            if keeper_p == height:  # the odd last row joins the last kept one
+                keeper_p -= 2
+        elif phase == 1:
             keeper_q = first_q + 1
             if keeper_q == width:  # the odd last column joins the last kept one
                 keeper_q -= 2

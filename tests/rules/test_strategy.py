@@ -11,8 +11,10 @@ import torch
 import fst
 from fst import NM, Strategy
 from fst.rules.alternating import Alternating
+from fst.rules.bands import Bands
 from fst.rules.gradient import Reuse, TopK
 from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.sampled import Sampled
 from fst.rules.weight import KernelPatterns, Unstructured
 from fst.strategies.asfp import SoftFilters
 from fst.strategies.asp import OneShot
@@ -69,6 +71,8 @@ def test_unpruned_gemms_are_none(row):
         rule = getattr(strategy, gemm)
         if (gemm == "grad_weight" and strategy.decay) or (rule is not None and rule.has_memory):
             continue
+        if rule is not None and rule.leaves_dense(1, 1):
+            continue
         assert getattr(strategy, gemm) is None
 
 
@@ -92,6 +96,9 @@ def test_defaults_of_the_papers():
         Strategy("wx", weight, NM("weight", 2, 4), NM("input", 2, 4), **common),
         Strategy("gg", weight, grad_output, grad_output, **common),
         Strategy("gx", weight, grad_output, NM("input", 2, 4), **common),
+        Strategy("sampled", grad_weight=Sampled(min_size=8)),
+        Strategy("bands", grad_weight=Bands(min_size=8)),
+        Strategy("fst_sampled", weight, NM("weight", 2, 4), Sampled(min_size=8), **common),
         Strategy("tsm", Transposable(interval=40), Transposable(interval=40)),
         Strategy("asp", NM("weight", 2, 4), SameAsOutput(), schedule=OneShot()),
         Strategy("asfp", schedule=SoftFilters(goal=0.3)),

@@ -54,7 +54,7 @@ def test_report(tmp_path, capsys, _small_rates):
             assert set(layer["bounds"][gemm]) >= {"torch", "fst", "sdgp"}
         chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
         others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
-        assert {chosen["backend"], *others} == {"strided", "transposed", "masked"}
+        assert {chosen["backend"], *others} == {"strided", "transposed", "gemm", "masked"}
         for other in others.values():
             assert (other["timing"] is None) == (" 1x1 " in layer["layer"]) == bool(other["reason"])
         assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
@@ -286,7 +286,7 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
     found = {a.name: a for a in layer.alternatives}
     together = "fst, grad_weight=strided, fold_grad_output=torch"
-    alone = {f"fst, grad_weight={name}" for name in ("strided", "masked", "new")}
+    alone = {f"fst, grad_weight={name}" for name in ("strided", "gemm", "masked", "new")}
     assert found.keys() == {*alone, together}
     assert "forced but cannot compute" in found["fst, grad_weight=new"].reason
     assert all(a.timing or "new" in name for name, a in found.items())

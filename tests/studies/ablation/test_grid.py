@@ -140,9 +140,14 @@ def test_epochs_need_a_loop_that_counts_them():
         set_epochs(Config({"train_cfg": {"max_iters": 8}}), 5)
 
 
+OF_NO_PAPER = {"cifar10_weight_gradient"}
+
+
 @pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_grids_load(path):
     grid = load_grid(path)
+    if path.stem in OF_NO_PAPER:
+        return
     assert grid.published and any(s.published for s in grid.settings.values())
 
 
