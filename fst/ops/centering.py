@@ -9,9 +9,6 @@ subtracting (Σ_sampled dY)·μᵀ. Both corrections are of rank one for each ta
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import torch
 from torch import Tensor
 
@@ -46,35 +43,36 @@ def with_share_of_mean(
         return flat.view(outputs, *kernel, channels).permute(0, 3, 1, 2)
     shares = mean.view(groups, 1, channels, 1, 1)
     corrections = sums.view(groups, outputs // groups, 1, *kernel) * shares
-    return torch.add(corrections.view(total.shape), total, alpha=scale)
+    return torch.add(corrections.reshape(total.shape), total, alpha=scale)
 
 
 def _sums(grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]) -> Tensor:
     """Σ dY − scale · Σ_kept dY over the positions whose tap is inside the image, (Cout, kh, kw).
 
-    grad_output is read once: it is summed over each part of the batch, and the rest is small.
+    grad_output is read once, by one product with a few rows of weights of (sample, row); the
+    weights of the columns then meet something small.
     """
     batch, outputs, height, width = grad_output.shape
-    parts, scale = kept.lattices[0].parts, kept.rule.scale
-    last = grad_output.is_contiguous(memory_format=torch.channels_last)
-    samples = torch.arange(batch, device=grad_output.device)
-    bounds = [batch * part // parts for part in range(parts + 1)]
-    chosen = torch.stack([(samples >= a) & (samples < b) for a, b in itertools.pairwise(bounds)])
-    laid_out = grad_output.permute(0, 2, 3, 1) if last else grad_output
-    summed = chosen.to(grad_output.dtype) @ laid_out.reshape(batch, math.prod(laid_out.shape[1:]))
-    exact = torch.promote_types(summed.dtype, torch.float32)
-    summed = summed.to(exact).view(parts, *laid_out.shape[1:])
-    order = "kpqo" if last else "kopq"
+    exact = torch.promote_types(grad_output.dtype, torch.float32)
+    like = grad_output.new_empty(0, dtype=exact)
     axes = zip((height, width), kept.input_size, kernel, *kept.geometry[:3], strict=True)
-    rows, columns = (_inside(*axis, like=summed) for axis in axes)
-    kept_rows, kept_columns = summed.new_zeros(parts, height), summed.new_zeros(parts, width)
+    rows, columns = (_inside(*axis, like=like) for axis in axes)
+    of_rows, of_columns = [rows[:, None].expand(-1, batch, -1)], [columns]
     for lattice in kept.lattices:
-        kept_rows[lattice.part, lattice.row :: lattice.row_step] = 1
-        kept_columns[lattice.part, lattice.column :: lattice.column_step] = 1
-    whole = torch.einsum(f"ip,{order[1:]},jq->oij", rows, summed.sum(0), columns)
-    of_rows, of_columns = rows * kept_rows[:, None], columns * kept_columns[:, None]
-    part = torch.einsum(f"kip,{order},kjq->oij", of_rows, summed, of_columns)
-    return whole - scale * part
+        chosen, across = like.new_zeros(batch, height), like.new_zeros(width)
+        lattice.samples(chosen)[:, lattice.row :: lattice.row_step] = -kept.rule.scale
+        across[lattice.column :: lattice.column_step] = 1
+        weights = rows[:, None] * chosen
+        if lattice.column_step == 1:  # the same columns as the sum over all
+            of_rows[0] = of_rows[0] + weights
+        else:
+            of_rows.append(weights)
+            of_columns.append(columns * across)
+    taps = torch.stack(of_rows).flatten(2).flatten(0, 1)
+    lines = grad_output.permute(0, 2, 3, 1).reshape(batch * height, width * outputs)
+    summed = (taps.to(grad_output.dtype) @ lines).to(exact)
+    summed = summed.view(len(of_rows), kernel[0], width, outputs)
+    return torch.einsum("kjq,kiqo->oij", torch.stack(of_columns), summed)
 
 
 def _inside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -47,32 +48,61 @@ def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
     )
 
 
+class Piece(NamedTuple):
+    """Some rows of a lattice, the image that they see, and the convolution that reads it."""
+
+    rows: slice
+    image: Tensor
+    geometry: Geometry
+
+
 def read(
     input: Tensor,
     kept: KeptPositions,
     index: int,
     output_size: tuple[int, int],
     kernel: tuple[int, int],
-) -> tuple[Tensor, Geometry]:
-    """What the positions of a lattice see of the input, and the convolution that reads it."""
+    *,
+    in_pieces: bool = False,
+) -> list[Piece]:
+    """What the positions of a lattice see of the input.
+
+    ``in_pieces``: rather two pieces than a copy of the image, where only the last windows reach
+    beyond its lower edge.
+    """
     lattice, geometry = kept.lattices[index], kept.geometry
     input, signs = lattice.samples(input), kept.rule.input_signs(kept.phase)
     strided = geometry._replace(stride=steps(lattice, geometry))
-    if not signs:
-        return _windows(input, lattice, output_size, kernel, strided, geometry, (1, 1))
-    block = (len(signs[index]), len(signs[index][0]))
-    whole, strided = _windows(input, lattice, output_size, kernel, strided, geometry, block)
-    return _filtered(whole, signs[index], geometry.stride), strided
+    windows = functools.partial(
+        _windows, input, output_size=output_size, kernel=kernel, strided=strided, geometry=geometry
+    )
+    if signs:
+        block = (len(signs[index]), len(signs[index][0]))
+        whole, strided = windows(lattice, block=block)
+        return [Piece(slice(None), _filtered(whole, signs[index], geometry.stride), strided)]
+    begins_at_edge = lattice.row and lattice.row * geometry.stride[0] == geometry.padding[0]
+    if in_pieces and begins_at_edge and lattice.column == 0:
+        reach = geometry.dilation[0] * (kernel[0] - 1) + 1
+        inside = max(0, (input.shape[2] - reach) // strided.stride[0] + 1)
+        if 0 < inside < lattice.size(*output_size)[0]:
+            rest = lattice._replace(row=lattice.row + inside * lattice.row_step)
+            padding = (0, geometry.padding[1])
+            return [
+                Piece(slice(0, inside), input, strided._replace(padding=padding)),
+                Piece(slice(inside, None), *windows(rest)),
+            ]
+    return [Piece(slice(None), *windows(lattice))]
 
 
 def _windows(
     input: Tensor,
     lattice: Lattice,
+    *,
     output_size: tuple[int, int],
     kernel: tuple[int, int],
     strided: Geometry,
     geometry: Geometry,
-    block: tuple[int, int],
+    block: tuple[int, int] = (1, 1),
 ) -> tuple[Tensor, Geometry]:
     """The part of the padded input that the lattice's positions see, each a block of windows.
 

@@ -9,7 +9,7 @@ dY[kept] + dY[dropped partner]. It is half the work of the dense GEMM on any dev
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.ops import centering, triton
 from fst.ops.geometry import Geometry, gradients
-from fst.ops.kept import KeptPositions, read, steps, window_start
+from fst.ops.kept import KeptPositions, Piece, read, steps, window_start
 from fst.ops.strided import PROGRAMS, programs
 from fst.rules.rule import Lattice, Rule
 
@@ -64,7 +64,8 @@ def _kept_input(input: Tensor, kept: KeptPositions, size: tuple[int, int]) -> li
     """What a 1x1 convolution's grad_weight reads of ``input``: one value for each kept position."""
     found = []
     for index in range(len(kept.lattices)):
-        window, ((rows, columns), (top, left), _, _) = read(input, kept, index, size, (1, 1))
+        ((_, window, geometry),) = read(input, kept, index, size, (1, 1))
+        (rows, columns), (top, left), _, _ = geometry
         window = F.pad(window, (left, left, top, top)) if top or left else window
         part = window[:, :, ::rows, ::columns]
         found.append(part.clone(memory_format=torch.preserve_format))
@@ -100,7 +101,7 @@ def grad_weight(
         needed = inputs
         if kernel == (1, 1) and not kept.reduced:
             needed = _kept_input(inputs[0], kept, size)
-        total = _from_folded(PROGRAMS[name], folded, needed, weight, kept, size)
+        total = _from_folded(name, folded, needed, weight, kept, size)
         return _completed(total, grad_output, inputs, kept)
 
     candidates = {
@@ -153,7 +154,7 @@ def _completed(
 
 
 def _from_folded(
-    program: Callable[..., Tensor],
+    program: str,
     folded: list[Tensor],
     inputs: list[Tensor],
     weight: Tensor,
@@ -167,9 +168,14 @@ def _from_folded(
         if not part.numel():
             continue
         if kernel == (1, 1):
-            window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
+            whole = Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
+            pieces = [Piece(slice(None), inputs[index], whole)]
         else:
-            window, strided = read(inputs[0], kept, index, output_size, kernel)
-        gradient = program(part, window, weight, strided)
-        total = gradient if total is None else total + gradient
+            in_pieces = program == "strided" and geometry.groups == 1
+            pieces = read(inputs[0], kept, index, output_size, kernel, in_pieces=in_pieces)
+        for piece in pieces:
+            # the few rows of a second piece are too few for the library's kernel
+            compute = PROGRAMS["gemm" if piece.rows.start else program]
+            gradient = compute(part[:, :, piece.rows], piece.image, weight, piece.geometry)
+            total = gradient if total is None else total.add_(gradient)
     return weight.new_zeros(weight.shape, dtype=folded[0].dtype) if total is None else total

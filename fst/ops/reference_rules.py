@@ -137,9 +137,8 @@ def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width:
         if axis != "both":
             place = p if axis == "rows" else q
             kept[n, p, q] = place % rule.keep == (phase + half * rule.keep // 2) % rule.keep
-        elif rule.keep == 2:  # one half of the batch by rows, the other by columns
-            by_rows = (phase + 2 * half) % 4 < 2
-            kept[n, p, q] = (p if by_rows else q) % 2 == phase % 2
+        elif rule.keep == 2:  # a checkerboard
+            kept[n, p, q] = (p + q) % 2 == (phase + half) % 2
         else:  # round the block: upper left, upper right, lower right, lower left
             place = ((0, 0), (0, 1), (1, 1), (1, 0))[(phase + 2 * half) % 4]
             kept[n, p, q] = (p % 2, q % 2) == place

@@ -25,16 +25,15 @@ class Sampled(Rule):
 
     Every position of every sample is kept by 1 of ``keep`` draws, and what is kept counts
     ``keep`` times, so the mean over draws is the exact gradient. The positions that are kept lie on
-    a lattice, another one for each half of the batch: two dense weight gradients with a larger
-    stride. With ``center`` they see X − μ, μ the mean of X per channel; what μ contributes,
+    lattices, others for each half of the batch: dense weight gradients with a larger stride. With ``center`` they see X − μ, μ the mean of X per channel; what μ contributes,
     (Σ dY)·μᵀ, is computed exactly (`fst.ops.centering`).
 
     Attributes:
         keep: one position of so many is kept: 2 or 4.
-        axis: what of an output map is left out: "rows" (no image is transposed: the fastest on a
-            CPU), "columns", "both" (of 4: one of each 2x2 block; of 2: rows for one half of the
-            batch and columns for the other), or whole "samples", which costs most accuracy. A
-            map that is one row or column is sampled along what it has.
+        axis: what of an output map is left out: "rows" (the fastest on a CPU), "columns", "both"
+            (a checkerboard, or one of each 2x2 block: the least variance, as neighbours resemble
+            each other most along both axes), or whole "samples", which costs most accuracy. A map
+            that is one row or column is sampled along what it has.
         center: whether X is centred.
         min_size: output maps of fewer than min_size² positions are left dense.
         phase: "random" draws at each step; a number is that draw at every step, which leaves the
@@ -61,7 +60,7 @@ class Sampled(Rule):
     @property
     def draws(self) -> int:
         """How many ``phase`` there are."""
-        return 4 if self.axis == "both" else self.keep
+        return self.keep
 
     def leaves_dense(self, height: int, width: int) -> bool:
         return height * width < self.min_size**2
@@ -69,19 +68,21 @@ class Sampled(Rule):
     def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
         if self.axis == "samples":
             return (Lattice(0, 1, 0, 1, phase, self.keep),)
-        cycle = self._cycle("columns" if height == 1 else "rows" if width == 1 else self.axis)
-        first, second = cycle[phase % len(cycle)], cycle[(phase + len(cycle) // 2) % len(cycle)]
-        return Lattice(*first, 0, 2), Lattice(*second, 1, 2)
+        axis = "columns" if height == 1 else "rows" if width == 1 else self.axis
+        return (
+            *self._lattices(axis, phase, 0),
+            *self._lattices(axis, (phase + self.keep // 2) % self.keep, 1),
+        )
 
-    def _cycle(self, axis: str) -> list[tuple[int, int, int, int]]:
-        """The lattices in the order of the draws; the halves of the batch are half of it apart."""
+    def _lattices(self, axis: str, phase: int, half: int) -> list[Lattice]:
+        """What one ``half`` of the batch keeps."""
         if axis == "rows":
-            return [(start, self.keep, 0, 1) for start in range(self.keep)]
+            return [Lattice(phase, self.keep, 0, 1, half, 2)]
         if axis == "columns":
-            return [(0, 1, start, self.keep) for start in range(self.keep)]
-        if self.keep == 2:
-            return [(0, 2, 0, 1), (1, 2, 0, 1), (0, 1, 0, 2), (0, 1, 1, 2)]
-        return [(row, 2, column, 2) for row, column in ((0, 0), (0, 1), (1, 1), (1, 0))]
+            return [Lattice(0, 1, phase, self.keep, half, 2)]
+        round_block = ((0, 0), (0, 1), (1, 1), (1, 0))
+        places = round_block[phase :: self.keep]
+        return [Lattice(row, 2, column, 2, half, 2) for row, column in places]
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         if self.phase != "random":
