@@ -6,6 +6,7 @@ from fst.convert import convert, fold
 from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
+from fst.plan import plan
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
 from fst.rules.schedule import Schedule
@@ -27,6 +28,7 @@ __all__ = [
     "get_strategy",
     "list_strategies",
     "load_sparsity_state",
+    "plan",
     "register_strategy",
     "seed_random_rules",
     "sparse_conv2d",

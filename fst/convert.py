@@ -70,6 +70,8 @@ def convert(
         for name, module in model.named_modules()
         if isinstance(module, (*SPARSE_CLASSES, *UNSUPPORTED_CLASSES)) or _is_lazy(module)
     }
+    if plan and strategy.schedule is not None:
+        raise ValueError(f"plan: strategy {strategy.name!r} has a schedule, which needs one rule.")
     planned = {name: grad_weight_rule(options) for name, options in (plan or {}).items()}
     included = _matches("include", include, candidates)
     excluded = _matches("exclude", exclude, candidates)

@@ -18,7 +18,7 @@ FLOORS = (
     ("ops",),
     ("layers",),
     ("strategies", "report", "verify", "state"),
-    ("convert", "functional", "attach"),
+    ("convert", "functional", "attach", "plan"),
     ("",),  # the face: fst/__init__.py
     ("detection",),
     ("engine",),

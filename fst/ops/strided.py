@@ -76,7 +76,7 @@ def _gemm(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry
     total = grad_output.new_zeros(outputs, height * width * channels)
     for start in range(0, batch, chunk):
         part = patches[start : start + chunk].reshape(-1, height * width * channels)
-        total.addmm_(grads[start : start + chunk].reshape(-1, outputs).t(), part)
+        total = torch.addmm(total, grads[start : start + chunk].reshape(-1, outputs).t(), part)
     return total.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 

@@ -23,10 +23,11 @@ def check_min_size(min_size: object) -> None:
 class Sampled(Rule):
     """Keep one of 2 or 4 output positions in grad_weight, drawn such that the mean is exact.
 
-    Every position of every sample is kept by 1 of ``keep`` draws, and what is kept counts
-    ``keep`` times, so the mean over draws is the exact gradient. The positions that are kept lie on
-    lattices, others for each half of the batch: dense weight gradients with a larger stride. With ``center`` they see X − μ, μ the mean of X per channel; what μ contributes,
-    (Σ dY)·μᵀ, is computed exactly (`fst.ops.centering`).
+    Every position of every sample is kept by 1 of ``keep`` draws, and what is kept counts ``keep``
+    times, so the mean over draws is the exact gradient. The positions that are kept lie on
+    lattices, others for each half of the batch: dense weight gradients with a larger stride. With
+    ``center`` they see X − μ, μ the mean of X per channel; what μ contributes, (Σ dY)·μᵀ, is
+    computed exactly (`fst.ops.centering`).
 
     Attributes:
         keep: one position of so many is kept: 2 or 4.

@@ -1,0 +1,318 @@
+"""Which rule of grad_weight each layer can bear: measured on a few batches, chosen for a budget."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fst.backends import timing
+from fst.basics.text import suggest, table
+from fst.layers.modules import SparseConv2d, sparse_layers
+from fst.ops import positions
+from fst.ops.arguments import padded_geometry
+from fst.ops.geometry import Geometry, gradients
+from fst.rules.bands import Bands
+from fst.rules.by_name import grad_weight_rule, options_of
+from fst.rules.rule import Rule
+from fst.rules.sampled import Sampled
+
+CHOICES = (
+    Sampled(axis="rows"),
+    Sampled(axis="both"),
+    Sampled(keep=4, axis="rows"),
+    Sampled(keep=4, axis="both"),
+    Bands(),
+    Bands(sample=()),
+)
+COSTS = ("multiply-adds", "time")
+REPEATS = 5
+BIAS_WEIGHT = 5.0  # of the share of the mean, beside that of the variance: see `plan`
+Loss = Callable[[nn.Module, Any], Tensor]
+Calls = list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class _Estimates:
+    """What a choice made of one layer's gradients: sums over batches, in float64."""
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: Tensor) -> None:
+        value = value.to(torch.float64)
+        self.count += 1
+        self.total = self.total + value
+        self.squares += float(value.square().sum())
+
+    @property
+    def spread(self) -> float:
+        """Variance: E|v - E v|² over all elements."""
+        if self.count < 2:
+            return 0.0
+        return max(0.0, self.squares - self.count * self.square_of_mean) / (self.count - 1)
+
+    @property
+    def square_of_mean(self) -> float:
+        """|E v|²."""
+        return float((self.total / self.count).square().sum()) if self.count else 0.0
+
+
+@dataclass
+class _Choice:
+    """A rule for one layer (None: dense), what it loses and what it costs."""
+
+    rule: Rule | None
+    share: float = 1.0
+    bias: float = 0.0
+    variance: float = 0.0
+    milliseconds: float = 0.0
+    errors: _Estimates = field(default_factory=_Estimates)
+    noise: float = 0.0  # mean over batches of the variance of the draw
+
+    @property
+    def loss(self) -> float:
+        return BIAS_WEIGHT * self.bias + self.variance
+
+
+def plan(
+    model: nn.Module,
+    batches: Any,
+    budget: float = 0.5,
+    *,
+    cost: str = "multiply-adds",
+    loss: Loss | None = None,
+    choices: Iterable[Rule | Mapping[str, Any]] = CHOICES,
+    log: Callable[[str], object] = print,
+) -> dict[str, dict[str, Any] | None]:
+    """Choose a rule of grad_weight for each convolution, so that all together meet a budget.
+
+    For each layer and choice it is measured which share of the gradient's mean is lost (bias:
+    |E ĝ − E g|²/|E g|²), how large the variance of the estimate is beside that between batches
+    (E|ĝ − E ĝ|²/E|g − E g|²), and the time. A layer loses 5 · bias + variance: in trainings of a
+    small network a lost share of the mean cost some five times the accuracy of the same share of
+    variance (docs/weight_gradient.md), a rule of thumb. The plan has the least sum over the layers
+    that a descent from the dense gradient finds, best exchange first.
+
+    Args:
+        model: with `nn.Conv2d` layers, or converted: then of its converted convolutions. It is
+            left as it is; a model that was trained for a while tells more than a new one.
+        batches: a batch (inputs, targets), or better a list of some.
+        budget: the share of the dense cost of all grad_weights that is to remain, above 0, up to 1.
+        cost: "multiply-adds", or "time" as measured here.
+        loss: (model, batch) -> scalar; None: cross-entropy of model(inputs) and targets.
+        choices: rules to choose from beside dense, or their options as in a plan.
+        log: what prints the table.
+
+    Returns:
+        Layer name -> options of its rule, None for dense: plain data for ``fst.convert(model,
+        strategy, plan=...)`` and for ``sparsity = dict(plan=...)`` in a config.
+
+    Raises:
+        ValueError: the budget cannot be met, an argument has a bad value, or there is nothing to
+            plan.
+    """
+    _check(budget, cost)
+    rules = [grad_weight_rule(c) if isinstance(c, Mapping) else c for c in choices]
+    batches = [batches] if _is_batch(batches) else list(batches)
+    if not batches:
+        raise ValueError("batches=[] must hold at least one batch.")
+    model = copy.deepcopy(model)
+    layers = _convolutions(model)
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
+    exact = {name: _Estimates() for name in layers}
+    found = {name: [_Choice(None), *map(_Choice, rules)] for name in layers}
+    macs: dict[str, float] = {}
+    for index, batch in enumerate(batches):
+        for name, calls in _watched(model, layers, batch, loss or _cross_entropy).items():
+            measure = _Measure(layers[name], calls)
+            exact[name].add(measure.dense())
+            macs[name] = measure.macs
+            for choice in found[name][1:]:
+                measure.estimate(choice)
+            if not index:
+                measure.time(found[name])
+    layers = {name: layer for name, layer in layers.items() if name in macs}
+    for name in layers:
+        _rate(found[name], exact[name], len(batches))
+    chosen = _descend({name: found[name] for name in layers}, macs, budget, cost)
+    log(_table(layers, chosen, found, macs))
+    return {name: options_of(choice.rule) for name, choice in chosen.items()}
+
+
+def _check(budget: float, cost: str) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+        raise ValueError(f"budget={budget!r} must be a number above 0 and at most 1.")
+    if cost not in COSTS:
+        raise ValueError(f"cost={cost!r} is unknown.{suggest(cost, COSTS)}")
+
+
+def _is_batch(batches: Any) -> bool:
+    return isinstance(batches, tuple) or isinstance(batches, Mapping)
+
+
+def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs), targets)
+
+
+def _convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
+    converted = sparse_layers(model)
+    named = converted.items() if converted else model.named_modules()
+    kinds = (SparseConv2d,) if converted else (nn.Conv2d,)
+    return {
+        name: m
+        for name, m in named
+        if type(m) in kinds and m.padding_mode == "zeros" and m.weight.requires_grad
+    }
+
+
+def _watched(
+    model: nn.Module, layers: dict[str, nn.Conv2d], batch: Any, loss: Loss
+) -> dict[str, Calls]:
+    """(X, dY) of each call of each layer in one training step."""
+    seen: dict[str, Calls] = {}
+
+    def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        image = inputs[0].detach()
+        output.register_hook(lambda grad: seen.setdefault(name, []).append((image, grad.detach())))
+
+    hooks = [m.register_forward_hook(functools.partial(watch, n)) for n, m in layers.items()]
+    try:
+        model.zero_grad()
+        loss(model, batch).backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+class _Measure:
+    """Gradients of one layer in one batch, exact and estimated."""
+
+    def __init__(self, layer: nn.Conv2d, calls: Calls) -> None:
+        self.weight = layer.weight.detach().to(calls[0][1].dtype)
+        self.calls: list[tuple[Tensor, Tensor, Geometry]] = []
+        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        for image, grad_output in calls:
+            image, geometry = padded_geometry(image, self.weight, *options)
+            self.calls.append((image.to(grad_output.dtype), grad_output, geometry))
+        self.macs = float(sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel())
+        self._exact: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """dW."""
+        self._exact = self._with_rule(None, 0)
+        return self._exact
+
+    def _with_rule(self, rule: Rule | None, phase: int) -> Tensor:
+        total: Tensor | None = None
+        for image, grad_output, geometry in self.calls:
+            size = (grad_output.shape[2], grad_output.shape[3])
+            if rule is None or rule.leaves_dense(*size):
+                needed = (False, True, False)
+                part = gradients(grad_output, image, self.weight, geometry, needed)[1]
+            else:
+                kept, inputs = positions.keep(rule, phase, image, self.weight, size, geometry)
+                part = positions.grad_weight(grad_output, inputs, self.weight, kept)
+            total = part if total is None else total + part
+        return total
+
+    def estimate(self, choice: _Choice) -> None:
+        """Add the error of the mean over all draws, and the variance of a draw."""
+        rule = choice.rule
+        draws = [self._with_rule(fixed, phase).double() for phase, fixed in _phases(rule)]
+        mean = sum(draws) / len(draws)
+        choice.errors.add(mean - self._exact.double())
+        choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
+        shares = []
+        for _, grad_output, geometry in self.calls:
+            size = grad_output.shape[2:]
+            part, whole = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
+            shares.append(part / whole * grad_output[:, 0].numel())
+        choice.share = sum(shares) * self.weight.numel() / self.macs
+
+    def time(self, choices: list[_Choice]) -> None:
+        """Milliseconds of each choice."""
+        functions = {}
+        for index, choice in enumerate(choices):
+            phase, fixed = _phases(choice.rule)[0]
+            functions[str(index)] = functools.partial(self._with_rule, fixed, phase)
+        taken = timing.compare(functions, REPEATS, self.weight.device, warmup=1)
+        for index, choice in enumerate(choices):
+            choice.milliseconds = taken[str(index)].median
+
+
+def _phases(rule: Rule | None) -> list[tuple[int, Rule | None]]:
+    """Each draw of a rule, and the rule with it."""
+    phase = getattr(rule, "phase", 0)
+    if phase != "random":
+        return [(int(phase), rule)]
+    count = getattr(rule, "draws", 2)
+    return [(phase, replace(rule, phase=phase)) for phase in range(count)]
+
+
+def _rate(choices: list[_Choice], exact: _Estimates, batches: int) -> None:
+    """Bias and variance as shares; with one batch the variance is beside the gradient itself."""
+    signal = exact.square_of_mean or 1.0
+    for choice in choices[1:]:
+        choice.bias = choice.errors.square_of_mean / signal
+        choice.variance = choice.noise / batches / (exact.spread or signal)
+
+
+def _descend(
+    found: dict[str, list[_Choice]], macs: dict[str, float], budget: float, cost: str
+) -> dict[str, _Choice]:
+    """From dense, exchange what loses least for what it saves, until the budget is met."""
+
+    def price(name: str, choice: _Choice) -> float:
+        return choice.share * macs[name] if cost == COSTS[0] else choice.milliseconds
+
+    chosen = {name: choices[0] for name, choices in found.items()}
+    whole = sum(price(name, choice) for name, choice in chosen.items())
+    left = whole
+    while left > budget * whole * (1 + 1e-9):
+        exchanges = []
+        for name, now in chosen.items():
+            for other in found[name]:
+                saved = price(name, now) - price(name, other)
+                if saved > 0:
+                    exchanges.append(((other.loss - now.loss) / saved, saved, name, other))
+        if not exchanges:
+            raise ValueError(
+                f"budget={budget} of the {cost} cannot be met by these choices; "
+                f"the least is {left / whole:.3f}."
+            )
+        _, saved, name, chosen[name] = min(exchanges, key=lambda exchange: exchange[:2])
+        left -= saved
+    return chosen
+
+
+def _table(
+    layers: dict[str, nn.Conv2d],
+    chosen: dict[str, _Choice],
+    found: dict[str, list[_Choice]],
+    macs: dict[str, float],
+) -> str:
+    whole = sum(macs.values())
+    rows = []
+    for name, choice in chosen.items():
+        rule = "dense" if choice.rule is None else str(choice.rule).removeprefix("input ")
+        times = f"{found[name][0].milliseconds:.2f} -> {choice.milliseconds:.2f}"
+        shape = "x".join(map(str, layers[name].weight.shape))
+        lost = (f"{choice.bias:.3f}", f"{choice.variance:.3f}")
+        rows.append((name, shape, f"{macs[name] / whole:.1%}", rule, *lost, times))
+    left = sum(choice.share * macs[name] for name, choice in chosen.items()) / whole
+    dense = sum(found[name][0].milliseconds for name in chosen)
+    taken = sum(choice.milliseconds for choice in chosen.values())
+    header = ("layer", "weight", "of all", "grad_weight", "mean lost", "variance", "ms")
+    sums = f"{left:.1%} of the multiply-adds, {taken / dense:.1%} of the time of all grad_weights"
+    return f"{table(header, rows)}\n\n{sums}"

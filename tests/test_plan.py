@@ -1,0 +1,134 @@
+"""A plan: measured, within its budget, and plain data that convert takes."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fst
+from fst.rules.sampled import Sampled
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, stride=2),
+        nn.Flatten(),
+        nn.LazyLinear(5),
+    )
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    made = net()
+    made(torch.zeros(1, 3, 12, 12))
+    return made
+
+
+def smooth(number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    coarse = torch.randn(number, 8, 3, 4, 4)
+    images = F.interpolate(coarse.flatten(0, 1), scale_factor=3, mode="bilinear")
+    return [(part, torch.randint(5, (8,))) for part in images.split(8)]
+
+
+def macs_left(model: nn.Module, plan: dict, size: int = 12) -> float:
+    """Share of the multiply-adds of all grad_weights, from the rules' densities."""
+    sizes = {"0": 12 * 12, "3": 12 * 12, "5": 5 * 5}
+    maps = {"0": (12, 12), "3": (12, 12), "5": (5, 5)}
+    whole = {n: sizes[n] * model[int(n)].weight.numel() for n in sizes}
+    left = 0.0
+    copied = copy.deepcopy(model)
+    fst.convert(copied, "fst_w", plan=plan)
+    for name, macs in whole.items():
+        rule = copied[int(name)].strategy.grad_weight
+        part, all = rule.kept("grad_weight", (), 1, *maps[name]) if rule else (1, 1)
+        left += macs * part / all
+    return left / sum(whole.values())
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.7, 0.5, 0.3])
+def test_the_budget_of_multiply_adds_is_met(model, budget):
+    printed = []
+    plan = fst.plan(model, smooth(3), budget, log=printed.append)
+    assert plan.keys() == {"0", "3", "5"}
+    left = macs_left(model, plan)
+    assert left <= budget + 1e-9
+    assert f"{left:.1%} of the multiply-adds" in printed[0]
+    if budget == 1.0:
+        assert set(plan.values()) == {None}
+    assert json.loads(json.dumps(plan)) == plan
+
+
+def test_the_model_is_left_as_it_is(model):
+    before = copy.deepcopy(model.state_dict())
+    fst.plan(model, smooth(2), 0.6, log=lambda text: None)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert model.training and not any(m._forward_hooks for m in model.modules())
+
+
+def test_less_budget_loses_more_and_the_table_shows_it(model):
+    tables = []
+    fst.plan(model, smooth(3), 0.5, choices=[Sampled()], log=tables.append)
+    assert "mean lost" in tables[0] and "sampled, 1 of 2 by rows" in tables[0]
+    rows = [line.split() for line in tables[0].splitlines() if "sampled" in line]
+    for row in rows:  # unbiased: nothing of the mean is lost
+        assert float(row[-5]) == 0.0 and float(row[-4]) > 0.0
+
+
+def test_a_converted_model_is_planned_for_its_converted_layers(model):
+    fst.convert(model, "sdgp")
+    assert fst.plan(model, smooth(2), 0.9, log=lambda text: None).keys() == {"3", "5"}
+
+
+def test_by_time_everything_is_dense_within_the_whole_budget(model):
+    plan = fst.plan(model, smooth(1)[0], 1.0, cost="time", log=lambda text: None)
+    assert set(plan.values()) == {None}
+
+
+def test_own_loss_and_own_choices(model):
+    def loss(model, batch):
+        return model(batch["images"]).square().mean()
+
+    batch = {"images": smooth(1)[0][0]}
+    options = {"rule": "bands", "sample": []}
+    plan = fst.plan(model, batch, 0.3, loss=loss, choices=[options], log=lambda text: None)
+    assert {options and options["rule"] for options in plan.values()} <= {"bands", None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 0}, "budget=0 must be a number above 0 and at most 1"),
+        ({"budget": 0.1}, "budget=0.1 of the multiply-adds cannot be met.* the least is 0.2"),
+        ({"cost": "flops"}, "cost='flops' is unknown"),
+        ({"batches": []}, "at least one batch"),
+        ({"choices": [{"rule": "sampled", "keep": 8}]}, "keep=8 is unknown"),
+    ],
+)
+def test_bad_arguments(model, arguments, message):
+    given = {"batches": smooth(2), "budget": 0.5, "log": lambda text: None, **arguments}
+    with pytest.raises(ValueError, match=message):
+        fst.plan(model, **given)
+
+
+def test_nothing_to_plan():
+    with pytest.raises(ValueError, match="has no convolution"):
+        fst.plan(nn.Linear(2, 2), smooth(1), log=print)
+
+
+def test_convert_refuses_plans_that_do_not_fit(model):
+    with pytest.raises(ValueError, match="'7' is no layer that is converted; converted layers: 0"):
+        fst.convert(model, "fst_w", plan={"7": None})
+    with pytest.raises(ValueError, match="has a schedule"):
+        fst.convert(model, "asp", plan={"0": None})
+    assert not fst.sparse_layers(model)
