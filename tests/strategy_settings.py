@@ -102,6 +102,8 @@ def _sampled(name: str, **fixed: Any) -> list[Setting]:
         _row(name, "rows", phase=0, **fixed),
         _row(name, "rows-phase1", phase=1, **fixed),
         _row(name, "random", random_phase=True, **fixed),
+        _row(name, "split", phase=1, split=True, **fixed),
+        _row(name, "split-both", phase=0, axis="both", split=True, **fixed),
         _row(name, "columns", phase=0, axis="columns", **fixed),
         _row(name, "both", phase=1, axis="both", **fixed),
         _row(name, "samples", phase=1, axis="samples", **fixed),

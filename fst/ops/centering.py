@@ -15,6 +15,8 @@ from torch import Tensor
 from fst.ops.kept import KeptPositions
 
 SHARE = 8  # the mean is that of one sample in so many
+MOST_KNOWN = 1024
+_KNOWN: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
 
 def mean(input: Tensor) -> Tensor:
@@ -53,6 +55,34 @@ def _sums(grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]) -> 
     weights of the columns then meet something small.
     """
     batch, outputs, height, width = grad_output.shape
+    of_rows, of_columns = _weights(grad_output, kept, kernel)
+    lines = grad_output.permute(0, 2, 3, 1).reshape(batch * height, width * outputs)
+    summed = (of_rows @ lines).to(of_columns.dtype).view(-1, kernel[0], width, outputs)
+    return (of_columns[:, None] @ summed).sum(0).permute(2, 0, 1)
+
+
+def _weights(
+    grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Weights of (sample, row), (terms·kh, N·P), and of columns, (terms, kw, Q), of `_sums`.
+
+    They depend on shapes alone and are many small operations, so they are made once.
+    """
+    shape, like = tuple(grad_output.shape), (grad_output.device, grad_output.dtype)
+    key = (shape, like, kept.rule.scale, *kept[2:5], kernel)
+    known = None if torch.compiler.is_compiling() else _KNOWN.get(key)
+    if known is not None:
+        return known
+    made = _make_weights(grad_output, kept, kernel)
+    if type(made[0]) is Tensor and not made[0].is_inference() and len(_KNOWN) < MOST_KNOWN:
+        _KNOWN[key] = made
+    return made
+
+
+def _make_weights(
+    grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    batch, _, height, width = grad_output.shape
     exact = torch.promote_types(grad_output.dtype, torch.float32)
     like = grad_output.new_empty(0, dtype=exact)
     axes = zip((height, width), kept.input_size, kernel, *kept.geometry[:3], strict=True)
@@ -62,17 +92,13 @@ def _sums(grad_output: Tensor, kept: KeptPositions, kernel: tuple[int, int]) -> 
         chosen, across = like.new_zeros(batch, height), like.new_zeros(width)
         lattice.samples(chosen)[:, lattice.row :: lattice.row_step] = -kept.rule.scale
         across[lattice.column :: lattice.column_step] = 1
-        weights = rows[:, None] * chosen
         if lattice.column_step == 1:  # the same columns as the sum over all
-            of_rows[0] = of_rows[0] + weights
+            of_rows[0] = of_rows[0] + rows[:, None] * chosen
         else:
-            of_rows.append(weights)
+            of_rows.append(rows[:, None] * chosen)
             of_columns.append(columns * across)
     taps = torch.stack(of_rows).flatten(2).flatten(0, 1)
-    lines = grad_output.permute(0, 2, 3, 1).reshape(batch * height, width * outputs)
-    summed = (taps.to(grad_output.dtype) @ lines).to(exact)
-    summed = summed.view(len(of_rows), kernel[0], width, outputs)
-    return torch.einsum("kjq,kiqo->oij", torch.stack(of_columns), summed)
+    return taps.to(grad_output.dtype), torch.stack(of_columns)
 
 
 def _inside(

@@ -48,7 +48,7 @@ def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
     )
 
 
-class Piece(NamedTuple):
+class View(NamedTuple):
     """Some rows of a lattice, the image that they see, and the convolution that reads it."""
 
     rows: slice
@@ -64,7 +64,7 @@ def read(
     kernel: tuple[int, int],
     *,
     in_pieces: bool = False,
-) -> list[Piece]:
+) -> list[View]:
     """What the positions of a lattice see of the input.
 
     ``in_pieces``: rather two pieces than a copy of the image, where only the last windows reach
@@ -79,7 +79,7 @@ def read(
     if signs:
         block = (len(signs[index]), len(signs[index][0]))
         whole, strided = windows(lattice, block=block)
-        return [Piece(slice(None), _filtered(whole, signs[index], geometry.stride), strided)]
+        return [View(slice(None), _filtered(whole, signs[index], geometry.stride), strided)]
     begins_at_edge = lattice.row and lattice.row * geometry.stride[0] == geometry.padding[0]
     if in_pieces and begins_at_edge and lattice.column == 0:
         reach = geometry.dilation[0] * (kernel[0] - 1) + 1
@@ -88,10 +88,10 @@ def read(
             rest = lattice._replace(row=lattice.row + inside * lattice.row_step)
             padding = (0, geometry.padding[1])
             return [
-                Piece(slice(0, inside), input, strided._replace(padding=padding)),
-                Piece(slice(inside, None), *windows(rest)),
+                View(slice(0, inside), input, strided._replace(padding=padding)),
+                View(slice(inside, None), *windows(rest)),
             ]
-    return [Piece(slice(None), *windows(lattice))]
+    return [View(slice(None), *windows(lattice))]
 
 
 def _windows(

@@ -18,8 +18,8 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.ops import centering, triton
 from fst.ops.geometry import Geometry, gradients
-from fst.ops.kept import KeptPositions, Piece, read, steps, window_start
-from fst.ops.strided import PROGRAMS, programs
+from fst.ops.kept import KeptPositions, read, steps, window_start
+from fst.ops.strided import PROGRAMS, Piece, programs
 from fst.rules.rule import Lattice, Rule
 
 REDUCED = Lattice(0, 1, 0, 1)  # the positions of what `_kept_input` leaves
@@ -162,20 +162,23 @@ def _from_folded(
     output_size: tuple[int, int],
 ) -> Tensor:
     """The sum over lattices of the strided weight gradients that ``program`` computes."""
-    geometry, kernel = kept.geometry, (weight.shape[2], weight.shape[3])
-    total: Tensor | None = None
+    kernel = (weight.shape[2], weight.shape[3])
+    whole = Geometry((1, 1), (0, 0), (1, 1), kept.geometry.groups)
+    in_pieces = program == "strided" and kept.geometry.groups == 1
+    pieces: list[Piece] = []
+    edges: list[Piece] = []
     for index, part in enumerate(folded):
         if not part.numel():
             continue
         if kernel == (1, 1):
-            whole = Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
-            pieces = [Piece(slice(None), inputs[index], whole)]
-        else:
-            in_pieces = program == "strided" and geometry.groups == 1
-            pieces = read(inputs[0], kept, index, output_size, kernel, in_pieces=in_pieces)
-        for piece in pieces:
-            # the few rows of a second piece are too few for the library's kernel
-            compute = PROGRAMS["gemm" if piece.rows.start else program]
-            gradient = compute(part[:, :, piece.rows], piece.image, weight, piece.geometry)
-            total = gradient if total is None else total.add_(gradient)
-    return weight.new_zeros(weight.shape, dtype=folded[0].dtype) if total is None else total
+            pieces.append(Piece(part, inputs[index], whole))
+            continue
+        views = read(inputs[0], kept, index, output_size, kernel, in_pieces=in_pieces)
+        for rows, image, geometry in views:
+            piece = Piece(part[:, :, rows] if len(views) > 1 else part, image, geometry)
+            (edges if rows.start else pieces).append(piece)
+    if not pieces:
+        return weight.new_zeros(weight.shape, dtype=folded[0].dtype)
+    total = PROGRAMS[program](pieces, weight)
+    # an edge of a few rows is too little for the library's kernel
+    return total.add_(PROGRAMS["gemm"](edges, weight)) if edges else total

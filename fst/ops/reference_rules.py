@@ -133,10 +133,10 @@ def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width:
             first = batch * phase // rule.keep
             kept[n, p, q] = first <= n < batch * (phase + 1) // rule.keep
             continue
-        half = 0 if n < batch // 2 else 1
+        half = 1 if rule.split and n >= batch // 2 else 0
         if axis != "both":
             place = p if axis == "rows" else q
-            kept[n, p, q] = place % rule.keep == (phase + half * rule.keep // 2) % rule.keep
+            kept[n, p, q] = (place - phase - half * rule.keep // 2) % rule.keep == 0
         elif rule.keep == 2:  # a checkerboard
             kept[n, p, q] = (p + q) % 2 == (phase + half) % 2
         else:  # round the block: upper left, upper right, lower right, lower left

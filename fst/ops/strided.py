@@ -9,13 +9,17 @@ are needed is faster. `tools/benchmark.py` shows what each shape gains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from fst.ops.geometry import Geometry, gradients
 
-MANY_OUTPUTS = 256  # channels from which on the matrix product is the default
+MANY_OUTPUTS = 512  # channels from which on the matrix product is the default
 MOST_COLUMNS = 2**22  # elements of the columns that exist at a time, 16 MiB in float32
+ONLY_WEIGHT = (False, True, False)
 
 
 def program(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> str:
@@ -41,43 +45,90 @@ def programs(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> tuple[s
     return (default, *(n for n in others if n != "gemm" or geometry.groups == 1))
 
 
-def _strided(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    return gradients(grad_output, input, weight, geometry, (False, True, False))[1]
+class Piece(NamedTuple):
+    """A share of the kept positions: their grad_output, the image they see, and how."""
+
+    grad_output: Tensor
+    image: Tensor
+    geometry: Geometry
 
 
-def _transposed(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    swapped = [
-        t.transpose(2, 3).contiguous(memory_format=torch.channels_last)
-        for t in (grad_output, input)
-    ]
+def _strided(pieces: list[Piece], weight: Tensor) -> Tensor:
+    parts = [gradients(p.grad_output, p.image, weight, p.geometry, ONLY_WEIGHT)[1] for p in pieces]
+    total = parts[0]
+    for part in parts[1:]:
+        total.add_(part)
+    return total
+
+
+def _transposed(pieces: list[Piece], weight: Tensor) -> Tensor:
     stand_in = weight.new_empty(weight.shape[0], weight.shape[1], *weight.shape[:1:-1])
-    turned = Geometry(
-        geometry.stride[::-1], geometry.padding[::-1], geometry.dilation[::-1], geometry.groups
-    )
-    return _strided(*swapped, stand_in, turned).transpose(2, 3)
+    turned = [
+        Piece(
+            p.grad_output.transpose(2, 3).contiguous(memory_format=torch.channels_last),
+            p.image.transpose(2, 3).contiguous(memory_format=torch.channels_last),
+            Geometry(*(pair[::-1] for pair in p.geometry[:3]), p.geometry.groups),
+        )
+        for p in pieces
+    ]
+    return _strided(turned, stand_in).transpose(2, 3)
 
 
-def _gemm(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """One matrix product with the columns that the positions see, a few samples at a time."""
-    (rows, columns), (top, left), (row_gap, column_gap), _ = geometry
+def _gemm(pieces: list[Piece], weight: Tensor) -> Tensor:
+    """Products with the columns that the positions see, as many positions at a time as fit."""
     outputs, channels, height, width = weight.shape
-    batch, _, size, length = grad_output.shape
-    image = input.permute(0, 2, 3, 1)
+    length = height * width * channels
+    most = max(1, MOST_COLUMNS // length)
+    total: Tensor | None = None
+    waiting: list[tuple[Tensor, Tensor]] = []
+    count = 0
+
+    def multiply() -> Tensor:
+        columns = torch.empty(count, length, dtype=dtype, device=weight.device)
+        grads = torch.empty(count, outputs, dtype=dtype, device=weight.device)
+        start = 0
+        for patches, lines in waiting:
+            end = start + lines[..., 0].numel()
+            columns[start:end].view(patches.shape).copy_(patches)
+            grads[start:end].view(lines.shape).copy_(lines)
+            start = end
+        if total is None:
+            return grads.t() @ columns
+        return torch.addmm(total, grads.t(), columns)
+
+    for piece in pieces:
+        dtype = piece.grad_output.dtype
+        lines, patches = piece.grad_output.permute(0, 2, 3, 1), _patches(piece, height, width)
+        samples = max(1, most // max(1, lines[0, ..., 0].numel()))
+        for first in range(0, len(lines), samples):
+            part = lines[first : first + samples]
+            if waiting and count + part[..., 0].numel() > most:
+                total = multiply()
+                waiting, count = [], 0
+            waiting.append((patches[first : first + samples], part))
+            count += part[..., 0].numel()
+    return multiply().view(outputs, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _patches(piece: Piece, height: int, width: int) -> Tensor:
+    """The view (N, P, Q, kh, kw, C) of what each position sees."""
+    (rows, columns), (top, left), (row_gap, column_gap), _ = piece.geometry
+    image = piece.image.permute(0, 2, 3, 1)
     if top or left or not image.is_contiguous():
-        shape = (batch, image.shape[1] + 2 * top, image.shape[2] + 2 * left, channels)
-        padded = input.new_zeros(shape)
-        padded[:, top : top + image.shape[1], left : left + image.shape[2]] = image
+        batch, size, length, channels = image.shape
+        padded = image.new_zeros(batch, size + 2 * top, length + 2 * left, channels)
+        padded[:, top : top + size, left : left + length] = image
         image = padded
     sample, line, pixel, _ = image.stride()
-    steps = (sample, rows * line, columns * pixel, row_gap * line, column_gap * pixel, 1)
-    patches = image.as_strided((batch, size, length, height, width, channels), steps)
-    grads = grad_output.permute(0, 2, 3, 1)
-    chunk = max(1, MOST_COLUMNS // max(1, patches[0].numel()))
-    total = grad_output.new_zeros(outputs, height * width * channels)
-    for start in range(0, batch, chunk):
-        part = patches[start : start + chunk].reshape(-1, height * width * channels)
-        total = torch.addmm(total, grads[start : start + chunk].reshape(-1, outputs).t(), part)
-    return total.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+    batch, _, size, length = piece.grad_output.shape
+    return image.as_strided(
+        (batch, size, length, height, width, image.shape[3]),
+        (sample, rows * line, columns * pixel, row_gap * line, column_gap * pixel, 1),
+    )
 
 
-PROGRAMS = {"strided": _strided, "transposed": _transposed, "gemm": _gemm}
+PROGRAMS: dict[str, Callable[[list[Piece], Tensor], Tensor]] = {
+    "strided": _strided,
+    "transposed": _transposed,
+    "gemm": _gemm,
+}

@@ -23,11 +23,10 @@ def check_min_size(min_size: object) -> None:
 class Sampled(Rule):
     """Keep one of 2 or 4 output positions in grad_weight, drawn such that the mean is exact.
 
-    Every position of every sample is kept by 1 of ``keep`` draws, and what is kept counts ``keep``
-    times, so the mean over draws is the exact gradient. The positions that are kept lie on
-    lattices, others for each half of the batch: dense weight gradients with a larger stride. With
-    ``center`` they see X − μ, μ the mean of X per channel; what μ contributes, (Σ dY)·μᵀ, is
-    computed exactly (`fst.ops.centering`).
+    Every position is kept by 1 of ``keep`` draws, and what is kept counts ``keep`` times, so the
+    mean over draws is the exact gradient. The positions that are kept lie on a lattice, or on two:
+    dense weight gradients with a larger stride. With ``center`` they see X − μ, μ the mean of X per
+    channel; what μ contributes, (Σ dY)·μᵀ, is computed exactly (`fst.ops.centering`).
 
     Attributes:
         keep: one position of so many is kept: 2 or 4.
@@ -37,8 +36,9 @@ class Sampled(Rule):
             that is one row or column is sampled along what it has.
         center: whether X is centred.
         min_size: output maps of fewer than min_size² positions are left dense.
-        phase: "random" draws at each step; a number is that draw at every step, which leaves the
-            mean exact as far as samples come in random order.
+        phase: "random" draws at each step; a number is that draw at every step, which is biased.
+        split: the two halves of the batch keep different positions. With it a fixed ``phase``,
+            which torch.compile needs, is exact in the mean over batches in random order.
     """
 
     operand: str = "input"
@@ -47,6 +47,7 @@ class Sampled(Rule):
     center: bool = True
     min_size: int = 0
     phase: int | str = "random"
+    split: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +56,7 @@ class Sampled(Rule):
         one_of("keep", self.keep, (2, 4))
         one_of("axis", self.axis, AXES)
         one_of("center", self.center, (True, False))
+        one_of("split", self.split, (True, False))
         check_min_size(self.min_size)
         one_of("phase", self.phase, (*range(self.draws), "random"))
 
@@ -70,20 +72,21 @@ class Sampled(Rule):
         if self.axis == "samples":
             return (Lattice(0, 1, 0, 1, phase, self.keep),)
         axis = "columns" if height == 1 else "rows" if width == 1 else self.axis
-        return (
-            *self._lattices(axis, phase, 0),
-            *self._lattices(axis, (phase + self.keep // 2) % self.keep, 1),
-        )
+        first = self._lattices(axis, phase)
+        if not self.split:
+            return tuple(first)
+        second = self._lattices(axis, (phase + self.keep // 2) % self.keep)
+        halves = enumerate((first, second))
+        return tuple(p._replace(part=half, parts=2) for half, part in halves for p in part)
 
-    def _lattices(self, axis: str, phase: int, half: int) -> list[Lattice]:
-        """What one ``half`` of the batch keeps."""
+    def _lattices(self, axis: str, phase: int) -> list[Lattice]:
         if axis == "rows":
-            return [Lattice(phase, self.keep, 0, 1, half, 2)]
+            return [Lattice(phase, self.keep, 0, 1)]
         if axis == "columns":
-            return [Lattice(0, 1, phase, self.keep, half, 2)]
+            return [Lattice(0, 1, phase, self.keep)]
         round_block = ((0, 0), (0, 1), (1, 1), (1, 0))
         places = round_block[phase :: self.keep]
-        return [Lattice(row, 2, column, 2, half, 2) for row, column in places]
+        return [Lattice(row, 2, column, 2) for row, column in places]
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         if self.phase != "random":
@@ -132,5 +135,5 @@ class Sampled(Rule):
         least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
         return (
             f"{self.operand} sampled, 1 of {self.keep} by {self.axis}, {centred}, "
-            f"phase {self.phase}{least}"
+            f"phase {self.phase}{', split' if self.split else ''}{least}"
         )

@@ -22,12 +22,13 @@ def sampled(
     center: bool = True,
     min_size: int = 8,
     phase: int | str = "random",
+    split: bool = False,
 ) -> Strategy:
     """Y = W·X, dX = Wᵀ·dY, dW from one of ``keep`` output positions, exact in the mean.
 
     Only grad_weight is pruned, by `Sampled`: a dense model that trains with fewer multiply-adds.
     """
-    rule = Sampled(keep=keep, axis=axis, center=center, min_size=min_size, phase=phase)
+    rule = Sampled("input", keep, axis, center, min_size, phase, split)
     return Strategy("sampled", grad_weight=rule)
 
 
@@ -43,11 +44,12 @@ def fst_sampled(
     center: bool = True,
     min_size: int = 8,
     phase: int | str = "random",
+    split: bool = False,
 ) -> Strategy:
     """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
     decimation.
     """
-    rule = sampled(keep, axis, center, min_size, phase).grad_weight
+    rule = sampled(keep, axis, center, min_size, phase, split).grad_weight
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="fst_sampled", grad_weight=rule)
 

@@ -1,5 +1,6 @@
 """Sampled and banded weight gradients: exact in the mean, and as cheap as they say."""
 
+import functools
 import itertools
 
 import pytest
@@ -36,10 +37,12 @@ def mean_over_draws(case: Case, operands: Operands, make, draws: int) -> torch.T
 def test_the_mean_over_all_draws_is_the_exact_gradient(axis, case):
     operands = case.operands()
     exact = gradient(case, operands, None)
-    for keep, center in itertools.product((2, 4), (True, False)):
+    for keep, center, split in itertools.product((2, 4), (True, False), (True, False)):
 
-        def make(phase, keep=keep, center=center):
-            return Sampled(keep=keep, axis=axis, center=center, phase=phase)
+        def make(phase, **options):
+            return Sampled(axis=axis, phase=phase, **options)
+
+        make = functools.partial(make, keep=keep, center=center, split=split)
 
         assert error(mean_over_draws(case, operands, make, keep), exact) <= 1e-12
 
@@ -86,6 +89,7 @@ def test_any_convolution(size, kernel, stride, padding, dilation, groups, batch,
 
 RULES = [
     *(Sampled(keep=k, axis=axis, phase=1) for k in (2, 4) for axis in AXES),
+    Sampled(split=True, phase=0),
     Bands(phase=1),
     Bands(sample=()),
     Bands(block=(1, 2), keep=("L",), sample=()),

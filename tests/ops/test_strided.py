@@ -37,7 +37,7 @@ def test_programs_agree(case, channels_last):
     (expected,) = torch.autograd.grad(output, weight, grad_output)
     assert strided.PROGRAMS.keys() == {"strided", "transposed", "gemm"}
     for run in strided.PROGRAMS.values():
-        actual = run(grad_output, input, weight, geometry)
+        actual = run([strided.Piece(grad_output, input, geometry)], weight)
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
 

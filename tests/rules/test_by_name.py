@@ -34,6 +34,7 @@ def test_there_and_back_through_json(rule):
         ({"rule": "sampled", "axis": "row"}, "axis='row' is unknown. Did you mean 'rows'"),
         ({"rule": "sampled", "phase": 2}, "phase=2 is unknown"),
         ({"rule": "sampled", "center": "yes"}, "center='yes' is unknown"),
+        ({"rule": "sampled", "split": 1}, "split=1 is unknown"),
         ({"rule": "sampled", "min_size": -1}, "min_size=-1 must be an integer >= 0"),
         ({"rule": "bands", "keep": ["L"]}, "keep='L' is no band"),
         ({"rule": "bands", "block": [3, 3]}, r"block=\(3, 3\) is unknown"),
