@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ RULES = [
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_multiply_adds_are_what_the_rule_promises(rule, kernel, size):
-    """Counted by torch; the sums that centring adds are less than one row of the product."""
+    """Counted by torch; centring adds the sums of grad_output and small products of them."""
     case = Case("flops", (8, 8), (size, size), (kernel, kernel), padding=kernel // 2, batch=12)
     operands = case.operands(torch.float32)
 
@@ -111,14 +112,18 @@ def test_multiply_adds_are_what_the_rule_promises(rule, kernel, size):
         output = fst.sparse_conv2d(operands.input, weight, **case.arguments, strategy=strategy)
         with FlopCounterMode(display=False) as counter:
             torch.autograd.grad(output, weight, operands.grad_output)
-        counted = counter.get_flop_counts()["Global"]
-        sums = (torch.ops.aten.mm, torch.ops.aten.bmm)
-        return sum(count for op, count in counted.items() if op not in sums)
+        return counter.get_total_flops()
 
     part, whole = rule.kept("grad_weight", operands.weight.shape, 1, size, size)
-    assert flops(rule) * whole == pytest.approx(part * flops(None), rel=1e-12)
+    bare = replace(rule, center=False) if isinstance(rule, Sampled) else rule
+    assert flops(bare) * whole == pytest.approx(part * flops(None), rel=1e-12)
     if size == 12:
         assert part / whole == rule.density
+    if rule.centers:
+        terms = 1 + sum(x.column_step > 1 for x in rule.kept_positions(size, size, rule.phase))
+        # one row of the product for each tap, and what is left of that for each column
+        sums = 2 * terms * kernel * operands.grad_output.numel() * (1 + kernel / 12)
+        assert 0 < flops(rule) - flops(bare) <= sums
 
 
 @pytest.mark.parametrize("name", ["strided", "transposed", "gemm", "masked"])

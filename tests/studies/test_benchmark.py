@@ -20,6 +20,7 @@ from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofli
 from fst.studies.benchmark import cli as tool
 from fst.studies.benchmark.memory import measure_memory, saved_bytes
 from fst.studies.benchmark.roofline import Rates
+from fst.studies.benchmark.run import strategy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -421,3 +422,16 @@ def test_help_and_bad_arguments(capsys):
             tool.main(arguments)
         error = capsys.readouterr().err
         assert arguments[0].strip("-") in error and arguments[1] in error
+
+
+def test_strategies_with_options():
+    options = tool.parser().parse_args(["--strategies", "sampled,keep=4,axis=both", "dense"])
+    assert options.strategies == ["sampled,keep=4,axis=both", "dense"]
+    made = strategy_of("fst,block=(2, 1),phase=random")
+    assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
+
+
+def test_bad_options_of_strategies(capsys):
+    with pytest.raises(SystemExit):
+        tool.parser().parse_args(["--strategies", "sampled,keeps=4"])
+    assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err

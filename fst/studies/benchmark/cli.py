@@ -33,7 +33,13 @@ from fst.basics.text import suggest
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
 from fst.studies.benchmark.measurements import Measurements, as_json, describe
-from fst.studies.benchmark.run import from_config, from_torchvision, measure, rate_words
+from fst.studies.benchmark.run import (
+    from_config,
+    from_torchvision,
+    measure,
+    rate_words,
+    strategy_of,
+)
 from fst.studies.reporting.environment import surroundings
 from fst.studies.reporting.markdown import markdown
 
@@ -121,6 +127,15 @@ def model_name(text: str) -> str:
     return text
 
 
+def strategy_text(text: str) -> str:
+    """NAME or NAME,OPTION=VALUE,...: a strategy that can be made."""
+    try:
+        strategy_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def rate(text: str) -> float:
     """A positive number."""
     try:
@@ -185,9 +200,10 @@ def parser() -> argparse.ArgumentParser:
         "--strategies",
         nargs="+",
         default=["dense", "fst", "fst_w", "srste", "sdgp"],
-        choices=list_strategies(),
+        type=strategy_text,
         metavar="NAME",
-        help=f"strategies to compare, of: {', '.join(list_strategies())}",
+        help="strategies to compare, with options or without (sampled,keep=4), of: "
+        + ", ".join(list_strategies()),
     )
     made.add_argument("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
     made.add_argument(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import sys
 from typing import Any
 
@@ -69,9 +71,22 @@ def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     return training, subject
 
 
+def strategy_of(text: str) -> Strategy:
+    """The strategy of NAME or NAME,OPTION=VALUE,... with Python's values, or plain words."""
+    name, *parts = re.split(r",(?=\w+=)", text)
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, value = part.split("=", 1)
+        try:
+            options[option] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[option] = value
+    return get_strategy(name, **options)
+
+
 def measure(training: Training, options: argparse.Namespace, found: Measurements) -> None:
     """Add everything that the options do not skip to ``found``."""
-    strategies = {name: get_strategy(name) for name in options.strategies}
+    strategies = {text: strategy_of(text) for text in options.strategies}
     if not options.no_layers:
         time_layers(training, options, strategies, found)
     if options.no_steps:
