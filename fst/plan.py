@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,7 @@ class _Estimates:
 
 
 @dataclass
-class _Choice:
+class Choice:
     """A rule for one layer (None: dense), what it loses and what it costs."""
 
     rule: Rule | None
@@ -80,6 +80,21 @@ class _Choice:
     @property
     def loss(self) -> float:
         return BIAS_WEIGHT * self.bias + self.variance
+
+
+class Measured(NamedTuple):
+    """A layer: the shape of its weight, the multiply-adds of its exact gradient, its choices.
+
+    The first choice is dense.
+    """
+
+    shape: tuple[int, ...]
+    multiply_adds: float
+    choices: list[Choice]
+
+    def price(self, choice: Choice, cost: str) -> float:
+        """What ``choice`` costs: of the layer's multiply-adds, or milliseconds."""
+        return choice.milliseconds if cost == "time" else choice.share * self.multiply_adds
 
 
 def plan(
@@ -118,9 +133,23 @@ def plan(
         ValueError: the budget cannot be met, an argument has a bad value, or there is nothing to
             plan.
     """
-    _check(budget, cost)
+    check_budget(budget, cost)
+    measured = measure(model, batches, loss=loss, choices=choices)
+    chosen = best(measured, budget, cost)
+    log(_table(measured, chosen))
+    return {name: options_of(choice.rule) for name, choice in chosen.items()}
+
+
+def measure(
+    model: nn.Module,
+    batches: Any,
+    *,
+    loss: Loss | None = None,
+    choices: Iterable[Rule | Mapping[str, Any]] = CHOICES,
+) -> dict[str, Measured]:
+    """What each choice costs and loses in each convolution; arguments and errors as in `plan`."""
     rules = [grad_weight_rule(c) if isinstance(c, Mapping) else c for c in choices]
-    batches = [batches] if _is_batch(batches) else list(batches)
+    batches = [batches] if isinstance(batches, tuple | Mapping) else list(batches)
     if not batches:
         raise ValueError("batches=[] must hold at least one batch.")
     model = copy.deepcopy(model)
@@ -128,34 +157,29 @@ def plan(
     if not layers:
         raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
     exact = {name: _Estimates() for name in layers}
-    found = {name: [_Choice(None), *map(_Choice, rules)] for name in layers}
-    macs: dict[str, float] = {}
-    for index, batch in enumerate(batches):
+    found: dict[str, Measured] = {}
+    for batch in batches:
         for name, calls in _watched(model, layers, batch, loss or _cross_entropy).items():
-            measure = _Measure(layers[name], calls)
-            exact[name].add(measure.dense())
-            macs[name] = measure.macs
-            for choice in found[name][1:]:
-                measure.estimate(choice)
-            if not index:
-                measure.time(found[name])
-    layers = {name: layer for name, layer in layers.items() if name in macs}
-    for name in layers:
-        _rate(found[name], exact[name], len(batches))
-    chosen = _best({name: found[name] for name in layers}, macs, budget, cost)
-    log(_table(layers, chosen, found, macs))
-    return {name: options_of(choice.rule) for name, choice in chosen.items()}
+            gradients = _Gradients(layers[name], calls)
+            exact[name].add(gradients.exact)
+            if name not in found:
+                made = [Choice(None), *map(Choice, rules)]
+                gradients.time(made)
+                shape = tuple(layers[name].weight.shape)
+                found[name] = Measured(shape, gradients.multiply_adds, made)
+            for choice in found[name].choices[1:]:
+                gradients.estimate(choice)
+    for name, measured in found.items():
+        _rate(measured.choices, exact[name], len(batches))
+    return found
 
 
-def _check(budget: float, cost: str) -> None:
+def check_budget(budget: float, cost: str) -> None:
+    """Raise ValueError unless both are as `plan` needs them."""
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
         raise ValueError(f"budget={budget!r} must be a number above 0 and at most 1.")
     if cost not in COSTS:
         raise ValueError(f"cost={cost!r} is unknown.{suggest(cost, COSTS)}")
-
-
-def _is_batch(batches: Any) -> bool:
-    return isinstance(batches, tuple) or isinstance(batches, Mapping)
 
 
 def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -194,8 +218,8 @@ def _watched(
     return seen
 
 
-class _Measure:
-    """Gradients of one layer in one batch, exact and estimated."""
+class _Gradients:
+    """Those of one layer's weight in one batch, exact and estimated."""
 
     def __init__(self, layer: nn.Conv2d, calls: Calls) -> None:
         self.weight = layer.weight.detach().to(calls[0][1].dtype)
@@ -204,13 +228,10 @@ class _Measure:
         for image, grad_output in calls:
             image, geometry = padded_geometry(image, self.weight, *options)
             self.calls.append((image.to(grad_output.dtype), grad_output, geometry))
-        self.macs = float(sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel())
-        self._exact: Tensor | None = None
-
-    def dense(self) -> Tensor:
-        """dW."""
-        self._exact = self._with_rule(None, 0)
-        return self._exact
+        self.multiply_adds = float(
+            sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel()
+        )
+        self.exact = self._with_rule(None, 0)
 
     def _with_rule(self, rule: Rule | None, phase: int) -> Tensor:
         total: Tensor | None = None
@@ -225,21 +246,21 @@ class _Measure:
             total = part if total is None else total + part
         return total
 
-    def estimate(self, choice: _Choice) -> None:
+    def estimate(self, choice: Choice) -> None:
         """Add the error of the mean over all draws, and the variance of a draw."""
         rule = choice.rule
         draws = [self._with_rule(fixed, phase).double() for phase, fixed in _phases(rule)]
         mean = sum(draws) / len(draws)
-        choice.errors.add(mean - self._exact.double())
+        choice.errors.add(mean - self.exact.double())
         choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
         shares = []
         for _, grad_output, geometry in self.calls:
             size = grad_output.shape[2:]
             part, whole = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
             shares.append(part / whole * grad_output[:, 0].numel())
-        choice.share = sum(shares) * self.weight.numel() / self.macs
+        choice.share = sum(shares) * self.weight.numel() / self.multiply_adds
 
-    def time(self, choices: list[_Choice]) -> None:
+    def time(self, choices: list[Choice]) -> None:
         """Milliseconds of each choice."""
         functions = {}
         for index, choice in enumerate(choices):
@@ -259,7 +280,7 @@ def _phases(rule: Rule | None) -> list[tuple[int, Rule | None]]:
     return [(phase, replace(rule, phase=phase)) for phase in range(count)]
 
 
-def _rate(choices: list[_Choice], exact: _Estimates, batches: int) -> None:
+def _rate(choices: list[Choice], exact: _Estimates, batches: int) -> None:
     """Bias and variance as shares; with one batch the variance is beside the gradient itself."""
     signal = exact.square_of_mean or 1.0
     for choice in choices[1:]:
@@ -267,24 +288,18 @@ def _rate(choices: list[_Choice], exact: _Estimates, batches: int) -> None:
         choice.variance = choice.noise / batches / (exact.spread or signal)
 
 
-def _best(
-    found: dict[str, list[_Choice]], macs: dict[str, float], budget: float, cost: str
-) -> dict[str, _Choice]:
+def best(found: Mapping[str, Measured], budget: float, cost: str) -> dict[str, Choice]:
     """The choices of least loss within the budget: a knapsack, layer by layer.
 
     Of combinations that cost nearly the same (in 4,000 steps) only the best is followed.
     """
-
-    def price(name: str, choice: _Choice) -> float:
-        return choice.share * macs[name] if cost == COSTS[0] else choice.milliseconds
-
-    whole = sum(price(name, choices[0]) for name, choices in found.items())
-    states: list[tuple[float, float, tuple[_Choice, ...]]] = [(0.0, 0.0, ())]
-    for name, choices in found.items():
-        steps: dict[int, tuple[float, float, tuple[_Choice, ...]]] = {}
+    whole = sum(measured.price(measured.choices[0], cost) for measured in found.values())
+    states: list[tuple[float, float, tuple[Choice, ...]]] = [(0.0, 0.0, ())]
+    for measured in found.values():
+        steps: dict[int, tuple[float, float, tuple[Choice, ...]]] = {}
         for paid, lost, taken in states:
-            for choice in choices:
-                state = (paid + price(name, choice), lost + choice.loss, (*taken, choice))
+            for choice in measured.choices:
+                state = (paid + measured.price(choice, cost), lost + choice.loss, (*taken, choice))
                 step = round(state[0] / whole * 4000)
                 if step not in steps or state[1] < steps[step][1]:
                     steps[step] = state
@@ -300,23 +315,24 @@ def _best(
     return dict(zip(found, taken, strict=True))
 
 
-def _table(
-    layers: dict[str, nn.Conv2d],
-    chosen: dict[str, _Choice],
-    found: dict[str, list[_Choice]],
-    macs: dict[str, float],
-) -> str:
-    whole = sum(macs.values())
+def _table(found: dict[str, Measured], chosen: dict[str, Choice]) -> str:
+    whole = sum(measured.multiply_adds for measured in found.values())
     rows = []
     for name, choice in chosen.items():
+        shape, multiply_adds, (dense, *_) = found[name]
         rule = "dense" if choice.rule is None else str(choice.rule).removeprefix("input ")
-        times = f"{found[name][0].milliseconds:.2f} -> {choice.milliseconds:.2f}"
-        shape = "x".join(map(str, layers[name].weight.shape))
+        times = f"{dense.milliseconds:.2f} -> {choice.milliseconds:.2f}"
         lost = (f"{choice.bias:.3f}", f"{choice.variance:.3f}")
-        rows.append((name, shape, f"{macs[name] / whole:.1%}", rule, *lost, times))
-    left = sum(choice.share * macs[name] for name, choice in chosen.items()) / whole
-    dense = sum(found[name][0].milliseconds for name in chosen)
-    taken = sum(choice.milliseconds for choice in chosen.values())
+        rows.append(
+            (name, "x".join(map(str, shape)), f"{multiply_adds / whole:.1%}", rule, *lost, times)
+        )
+    shares = []
+    for cost in COSTS:
+        prices = [
+            (found[name].price(choice, cost), found[name].price(found[name].choices[0], cost))
+            for name, choice in chosen.items()
+        ]
+        left, of = (sum(column) for column in zip(*prices, strict=True))
+        shares.append(f"{left / of:.1%} of the {cost}")
     header = ("layer", "weight", "of all", "grad_weight", "mean lost", "variance", "ms")
-    sums = f"{left:.1%} of the multiply-adds, {taken / dense:.1%} of the time of all grad_weights"
-    return f"{table(header, rows)}\n\n{sums}"
+    return f"{table(header, rows)}\n\n{' and '.join(shares)} of all grad_weights remain"

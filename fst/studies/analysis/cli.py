@@ -13,6 +13,7 @@ from fst.studies.analysis.commands import (
     macs,
     options,
     overhead,
+    plan,
     runtime,
     saliency,
     similarity,
@@ -30,6 +31,7 @@ COMMANDS: dict[str, ModuleType] = {
     "runtime": runtime,
     "time-to-accuracy": time_to_accuracy,
     "saliency": saliency,
+    "plan": plan,
 }
 
 

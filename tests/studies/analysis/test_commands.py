@@ -22,7 +22,9 @@ ON_DATA = {
     "gradients": ["--dtype", "bfloat16", "--show", "2"],
     "saliency": ["--strategies", "sdgp", "dy,axis=position", "--batches", "2"],
     "macs": ["--strategy", "fst"],
+    "plan": ["--budget", "0.6", "--batches", "2"],
 }
+FIGURES = {"saliency": 3, "plan": 0}
 
 
 def check(folder, figures=1):
@@ -48,7 +50,7 @@ def test_on_a_config(command, write_config, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     arguments = [command, write_config("fst"), "--batch-size", "8", *ON_DATA[command]]
     assert main([*arguments, "--out", str(out)]) == 0
-    document = check(out, figures=3 if command == "saliency" else 1)
+    document = check(out, figures=FIGURES.get(command, 1))
     assert document.command.startswith(f"python tools/analyze.py {command} ")
     assert str(out / "analysis.json") in capsys.readouterr().out
 
