@@ -88,7 +88,7 @@ class Measured(NamedTuple):
     The first choice is dense.
     """
 
-    shape: tuple[int, ...]
+    shape: torch.Size
     multiply_adds: float
     choices: list[Choice]
 
@@ -153,22 +153,17 @@ def measure(
     if not batches:
         raise ValueError("batches=[] must hold at least one batch.")
     model = copy.deepcopy(model)
-    layers = _convolutions(model)
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
-    exact = {name: _Estimates() for name in layers}
+    exact: dict[str, _Estimates] = {}
     found: dict[str, Measured] = {}
     for batch in batches:
-        for name, calls in _watched(model, layers, batch, loss or _cross_entropy).items():
-            gradients = _Gradients(layers[name], calls)
-            exact[name].add(gradients.exact)
+        for name, layer in recorded(model, batch, loss).items():
+            exact.setdefault(name, _Estimates()).add(layer.exact)
             if name not in found:
                 made = [Choice(None), *map(Choice, rules)]
-                gradients.time(made)
-                shape = tuple(layers[name].weight.shape)
-                found[name] = Measured(shape, gradients.multiply_adds, made)
+                layer.time(made)
+                found[name] = Measured(layer.weight.shape, layer.multiply_adds, made)
             for choice in found[name].choices[1:]:
-                gradients.estimate(choice)
+                layer.estimate(choice)
     for name, measured in found.items():
         _rate(measured.choices, exact[name], len(batches))
     return found
@@ -198,10 +193,15 @@ def _convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
     }
 
 
-def _watched(
-    model: nn.Module, layers: dict[str, nn.Conv2d], batch: Any, loss: Loss
-) -> dict[str, Calls]:
-    """(X, dY) of each call of each layer in one training step."""
+def recorded(model: nn.Module, batch: Any, loss: Loss | None = None) -> dict[str, Gradients]:
+    """X and dY of the model's convolutions in one training step, by layer.
+
+    Raises:
+        ValueError: there are none.
+    """
+    layers = _convolutions(model)
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
     seen: dict[str, Calls] = {}
 
     def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -211,14 +211,14 @@ def _watched(
     hooks = [m.register_forward_hook(functools.partial(watch, n)) for n, m in layers.items()]
     try:
         model.zero_grad()
-        loss(model, batch).backward()
+        (loss or _cross_entropy)(model, batch).backward()
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return {name: Gradients(layers[name], calls) for name, calls in seen.items()}
 
 
-class _Gradients:
+class Gradients:
     """Those of one layer's weight in one batch, exact and estimated."""
 
     def __init__(self, layer: nn.Conv2d, calls: Calls) -> None:
@@ -231,9 +231,10 @@ class _Gradients:
         self.multiply_adds = float(
             sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel()
         )
-        self.exact = self._with_rule(None, 0)
+        self.exact = self.of(None, 0)
 
-    def _with_rule(self, rule: Rule | None, phase: int) -> Tensor:
+    def of(self, rule: Rule | None, phase: int) -> Tensor:
+        """dW under ``rule``; None: exactly."""
         total: Tensor | None = None
         for image, grad_output, geometry in self.calls:
             size = (grad_output.shape[2], grad_output.shape[3])
@@ -249,29 +250,35 @@ class _Gradients:
     def estimate(self, choice: Choice) -> None:
         """Add the error of the mean over all draws, and the variance of a draw."""
         rule = choice.rule
-        draws = [self._with_rule(fixed, phase).double() for phase, fixed in _phases(rule)]
+        draws = [self.of(fixed, phase).double() for phase, fixed in phases_of(rule)]
         mean = sum(draws) / len(draws)
         choice.errors.add(mean - self.exact.double())
         choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
-        shares = []
+        choice.share = self.share(rule)
+
+    def share(self, rule: Rule | None) -> float:
+        """Share of the multiply-adds that ``rule`` leaves."""
+        if rule is None:
+            return 1.0
+        left = 0.0
         for _, grad_output, geometry in self.calls:
             size = grad_output.shape[2:]
             part, whole = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
-            shares.append(part / whole * grad_output[:, 0].numel())
-        choice.share = sum(shares) * self.weight.numel() / self.multiply_adds
+            left += part / whole * grad_output[:, 0].numel()
+        return left * self.weight.numel() / self.multiply_adds
 
     def time(self, choices: list[Choice]) -> None:
         """Milliseconds of each choice."""
         functions = {}
         for index, choice in enumerate(choices):
-            phase, fixed = _phases(choice.rule)[0]
-            functions[str(index)] = functools.partial(self._with_rule, fixed, phase)
+            phase, fixed = phases_of(choice.rule)[0]
+            functions[str(index)] = functools.partial(self.of, fixed, phase)
         taken = timing.compare(functions, REPEATS, self.weight.device, warmup=1)
         for index, choice in enumerate(choices):
             choice.milliseconds = taken[str(index)].median
 
 
-def _phases(rule: Rule | None) -> list[tuple[int, Rule | None]]:
+def phases_of(rule: Rule | None) -> list[tuple[int, Rule | None]]:
     """Each draw of a rule, and the rule with it."""
     phase = getattr(rule, "phase", 0)
     if phase != "random":

@@ -13,6 +13,7 @@ from fst.studies.analysis.commands import (
     macs,
     options,
     overhead,
+    pareto,
     plan,
     runtime,
     saliency,
@@ -32,6 +33,7 @@ COMMANDS: dict[str, ModuleType] = {
     "time-to-accuracy": time_to_accuracy,
     "saliency": saliency,
     "plan": plan,
+    "pareto": pareto,
 }
 
 

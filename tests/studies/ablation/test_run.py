@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from fst.studies.analysis.cli import main as analyze
+from fst.studies.reporting.document import load_document
+
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
 
 
@@ -173,3 +176,24 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     assert "| 1 + 1 " in text and "torch" in text and "python tools/ablate.py" in text
     for name in ("curves.png", "curves.svg", "summary.svg", "analysis.json", "curves.csv"):
         assert (tmp_path / "work" / name).stat().st_size > 100
+
+
+def test_accuracy_and_cost(write_grid, ablate, tmp_path):
+    """tools/analyze.py pareto: multiply-adds of each setting, and its time."""
+    pytest.importorskip("matplotlib")
+    settings = {
+        "dense": {"sparsity": {"strategy": "dense"}},
+        "half": {"sparsity": {"strategy": "sampled", "min_size": 0, "phase": 0}},
+        "planned": {"sparsity": {"strategy": "fst_w", "plan": {"features.0.0": None}}},
+    }
+    grid, work = write_grid(settings=settings, seeds=[0]), tmp_path / "work"
+    assert ablate(grid) == 0
+    arguments = ["--work-dir", str(work), "--size", "16", "--batch-size", "4", "--repeats", "2"]
+    out = tmp_path / "out"
+    assert analyze(["pareto", str(grid), *arguments, "--out", str(out)]) == 0
+    (table,) = load_document(out).tables
+    shares = {row[0]: row[3] for row in table.rows}
+    assert shares == {"dense": 1, "half": 0.5, "planned": 1}
+    assert all(row[4] > 0 for row in table.rows)
+    with pytest.raises(SystemExit):
+        analyze(["pareto", str(grid), "--work-dir", str(tmp_path / "none"), "--out", str(out)])

@@ -1,0 +1,123 @@
+"""Accuracy of a grid's settings against what their weight gradients cost."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from pathlib import Path
+
+import torch
+
+import fst
+from fst.backends import timing
+from fst.basics.arguments import positive, usable_device
+from fst.engine.model import sparse_root
+from fst.plan import Gradients, phases_of, recorded
+from fst.rules.rule import Rule
+from fst.studies.ablation.folders import RunFolder
+from fst.studies.ablation.grid import load_grid
+from fst.studies.ablation.results import Results, collect
+from fst.studies.analysis.result import Plot, Result
+from fst.studies.analysis.subject import from_config_on_random_images
+from fst.studies.reporting.figures import COLOURS, figure
+
+EXACT = "exact"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.add_argument("grid", type=Path, help="grid file whose runs are finished")
+    parser.add_argument(
+        "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
+    parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
+    parser.add_argument("--repeats", type=positive, default=15, help="rounds (default: 15)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    parser.add_argument("--device", type=usable_device, default="cpu", help="(default: cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images (default: 0)")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Time all weight gradients of one step under the rules of each setting."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    grid = load_grid(options.grid)
+    work_dir = options.work_dir or Path("work_dirs/ablation") / options.grid.stem
+    results = collect(grid, work_dir, list(grid.settings))
+    names = results.measured()
+    if not names:
+        raise ValueError(f"{str(work_dir)!r} has no finished run of this grid.")
+    gradients: dict[str, Gradients] = {}
+    rules: dict[str, dict[str, Rule | None]] = {EXACT: {}}
+    for name in names:
+        made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
+        subject = from_config_on_random_images(
+            str(made),
+            None,
+            batch_size=options.batch_size,
+            size=options.size,
+            device=options.device,
+            seed=options.seed,
+        )
+        root = sparse_root(subject.model)
+        if not gradients:
+            whole = recorded(subject.model, subject.batches[0], subject.loss)
+            prefix = next(n for n, m in subject.model.named_modules() if m is root)
+            gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
+        fst.convert(root, subject.strategy or "dense", **subject.selectors)
+        layers = fst.sparse_layers(root)
+        rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
+        if layers.keys() - gradients.keys():
+            raise ValueError(f"setting {name!r} has other layers than {names[0]!r}.")
+    functions = {
+        name: functools.partial(_step, gradients, chosen) for name, chosen in rules.items()
+    }
+    times = timing.compare(functions, options.repeats, options.device)
+    whole = sum(found.multiply_adds for found in gradients.values())
+    costs = {}
+    for name in names:
+        left = sum(g.share(rules[name].get(n)) * g.multiply_adds for n, g in gradients.items())
+        costs[name] = (left / whole, times[name].median / times[EXACT].median)
+    return _result(results, costs, options)
+
+
+def _step(gradients: dict[str, Gradients], rules: dict[str, Rule | None]) -> None:
+    for name, found in gradients.items():
+        phase, fixed = phases_of(rules.get(name))[0]
+        found.of(fixed, phase)
+
+
+def _result(
+    results: Results, costs: dict[str, tuple[float, float]], options: argparse.Namespace
+) -> Result:
+    grid, metric = results.grid, results.grid.metric
+    result = Result(
+        f"{grid.title}: accuracy against the cost of the weight gradients",
+        f"Batch {options.batch_size}, {torch.get_num_threads()} threads, medians of "
+        f"{options.repeats} rounds in turns; the first draw of random rules. Times are those of "
+        "all weight gradients of a step, relative to the library's exact ones.",
+    )
+    rows = []
+    for name, (share, time) in costs.items():
+        summary = results.summary(name, metric)
+        rows.append([grid.settings[name].label, len(summary.values), str(summary), share, time])
+    header = ["setting", "seeds", metric.label, "multiply-adds", "time"]
+    result.add_table("Accuracy and cost", header, rows)
+    with figure(4.4, ncols=2, sharey=True) as (drawn, axes):
+        for axis, index, label in zip(axes, (0, 1), header[3:], strict=True):
+            for number, name in enumerate(costs):
+                summary = results.summary(name, metric)
+                sparse = (grid.settings[name].sparsity or {}).get("strategy", "").startswith("fst")
+                x = costs[name][index]
+                marker = "os"[sparse]
+                axis.plot(x, summary.mean, marker, color=COLOURS[sparse], markersize=4)
+                axis.annotate(
+                    str(number + 1), (x, summary.mean), (3, 2), textcoords="offset points", size=7
+                )
+            axis.set(xlabel=f"{label} of the weight gradients, relative to dense")
+        axes[0].set_ylabel(metric.label)
+    numbered = ", ".join(f"{i + 1}: {grid.settings[n].label}" for i, n in enumerate(costs))
+    caption = f"Circles: dense weights; squares: 2:4 weights. {numbered}."
+    result.plots.append(Plot("Accuracy and cost", "pareto", caption, drawn))
+    return result
