@@ -23,6 +23,8 @@ FLOORS = (
     ("detection",),
     ("engine",),
     ("studies",),
+    ("cli",),
+    ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted((ROOT / "fst").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""The command lines of tools/: train, test, verify, fold."""
+"""The command lines of `fst train`, `fst test`, `fst fold` and `fst verify`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="config file (.py, .json or .yaml)")
+    parser.add_argument(
+        "config", help="config (.py, .json or .yaml), or one of the package: fst::configs/..."
+    )
     parser.add_argument(
         "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
     )
@@ -65,7 +67,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
     if arguments.launcher == "pytorch" and missing:
         raise ValueError(
             f"--launcher pytorch needs torchrun ({', '.join(missing)} not set): "
-            f"torchrun --nproc-per-node=2 {sys.argv[0]} {arguments.config} --launcher pytorch"
+            f"torchrun --nproc-per-node=2 -m fst train {arguments.config} --launcher pytorch"
         )
     return config
 
@@ -82,7 +84,9 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
 
 def train(argv: Sequence[str] | None = None) -> int:
     """Train the model of a config."""
-    parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
+    parser = argparse.ArgumentParser(
+        prog="fst train", description="Train a model, sparsely if the config says so."
+    )
     _run_options(parser)
     parser.add_argument(
         "--resume",
@@ -120,10 +124,11 @@ def _how_to_continue(arguments: argparse.Namespace, argv: Sequence[str] | None) 
         return "stopped. No checkpoint was saved yet: the same command starts anew."
     resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in resume]
-    start = ["python"]
+    start = ["fst", "train"]
     if arguments.launcher == "pytorch":
-        start = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', 1)}"]
-    command = shlex.join([*start, sys.argv[0], *given, "--resume"])
+        processes = os.environ.get("LOCAL_WORLD_SIZE", 1)
+        start = ["torchrun", f"--nproc-per-node={processes}", "-m", *start]
+    command = shlex.join([*start, *given, "--resume"])
     return f"stopped. To continue:\n    {command}"
 
 
@@ -150,9 +155,11 @@ def _use_mixed_precision(config: Config) -> None:
 
 def test(argv: Sequence[str] | None = None) -> int:
     """Evaluate a checkpoint, folded or not."""
-    parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
+    parser = argparse.ArgumentParser(
+        prog="fst test", description="Evaluate a checkpoint on the config's test data."
+    )
     _run_options(parser)
-    parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
+    parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
     parser.add_argument(
         "--show-dir",
         metavar="DIR",
@@ -201,8 +208,9 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 def fold(argv: Sequence[str] | None = None) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     parser = argparse.ArgumentParser(
+        prog="fst fold",
         description="Write the pruned weights of a training checkpoint as a plain state_dict, "
-        "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
+        "which the unconverted model of timm, torchvision, fst.models or mmdet loads.",
     )
     parser.add_argument("config", help="config that the checkpoint was trained with")
     parser.add_argument("checkpoint", help="training checkpoint")
@@ -251,8 +259,9 @@ def _trained_root(config: Config, path: str) -> torch.nn.Module:
 def verify(argv: Sequence[str] | None = None) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     parser = argparse.ArgumentParser(
+        prog="fst verify",
         description="Check that the weights of a checkpoint obey an N:M pattern "
-        "(exit status: 0 yes, 1 no, 2 error)."
+        "(exit status: 0 yes, 1 no, 2 error).",
     )
     parser.add_argument("checkpoint", help="folded checkpoint, any state_dict, or .safetensors")
     parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
@@ -282,6 +291,6 @@ def verify(argv: Sequence[str] | None = None) -> int:
         print(
             f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights, "
             f"of which training uses a pruned copy. Write that copy with\n"
-            f"    python tools/fold.py CONFIG {arguments.checkpoint} OUT\nand verify OUT."
+            f"    fst fold CONFIG {arguments.checkpoint} OUT\nand verify OUT."
         )
     return 0 if report.ok else 1
