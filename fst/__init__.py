@@ -3,6 +3,7 @@
 from fst.attach import attach
 from fst.basics.version import __version__
 from fst.convert import convert, fold
+from fst.export.model import export
 from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
@@ -22,6 +23,7 @@ __all__ = [
     "__version__",
     "attach",
     "convert",
+    "export",
     "fold",
     "frozen",
     "get_strategy",

@@ -27,6 +27,7 @@ COMMANDS = {
     "test": Command("fst.engine.cli", "test", "evaluate a checkpoint"),
     "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights"),
     "verify": Command("fst.engine.cli", "verify", "check the N:M pattern of a file's weights"),
+    "export": Command("fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked"),
     "ablate": Command("fst.studies.ablation.cli", "main", "train a grid of settings and seeds"),
     "analyze": Command("fst.studies.analysis.cli", "main", "the papers' figures for any model"),
     "report": Command("fst.studies.reporting.cli", "main", "one HTML page of runs and studies"),

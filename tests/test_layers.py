@@ -19,6 +19,7 @@ FLOORS = (
     ("layers",),
     ("strategies", "report", "verify", "state"),
     ("convert", "functional", "attach"),
+    ("export",),
     ("",),  # the face: fst/__init__.py
     ("detection",),
     ("engine",),

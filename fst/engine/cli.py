@@ -15,13 +15,13 @@ from mmengine.config import Config
 
 import fst
 from fst.basics.arguments import add_traceback, user_errors
-from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
+from fst.checkpoint import save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
 from fst.engine.checkpoint import checkpoint_files
-from fst.engine.config import check_config, load_config, read_sparsity
-from fst.engine.model import build_model, sparse_root
+from fst.engine.config import check_config, load_config
+from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
-from fst.layers.channels import fit_channels
+from fst.engine.trained import trained_model
 from fst.verify import read_file
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
@@ -222,7 +222,16 @@ def fold(argv: Sequence[str] | None = None) -> int:
         if not Path(arguments.out).parent.is_dir():
             raise FileNotFoundError(f"the folder of OUT={arguments.out!r} does not exist.")
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-        root = _trained_root(config, arguments.checkpoint)
+        if config.get("sparsity") is None:
+            raise ValueError(
+                f"config {config.filename!r} has no `sparsity`: there is nothing to fold."
+            )
+        root = sparse_root(trained_model(config, arguments.checkpoint))
+        if not fst.sparse_layers(root):
+            raise ValueError(
+                f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
+                "sparse training."
+            )
         folded = fst.fold(root)
         save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
     print(
@@ -230,30 +239,6 @@ def fold(argv: Sequence[str] | None = None) -> int:
         f"into {arguments.out}"
     )
     return 0
-
-
-def _trained_root(config: Config, path: str) -> torch.nn.Module:
-    """The config's model, converted, with the weights and masks of a checkpoint."""
-    strategy, selection = read_sparsity(config)
-    if strategy is None:
-        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold.")
-    checkpoint = load_checkpoint_safely(path)
-    if not isinstance(checkpoint, dict) or "sparsity" not in checkpoint:
-        raise ValueError(
-            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training."
-        )
-    model = build_model(config)
-    root = sparse_root(model)
-    fst.convert(root, strategy, **selection)
-    state_dict = state_dict_of(checkpoint, path)
-    if strategy.removes_channels:
-        fit_channels(model, state_dict)
-    try:
-        model.load_state_dict(state_dict)
-    except RuntimeError as error:
-        raise ValueError(f"{path!r} does not fit the model: {error}") from error
-    fst.load_sparsity_state(root, checkpoint["sparsity"])
-    return root
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
