@@ -7,6 +7,7 @@ from fst.export.model import export
 from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
+from fst.metrics import metrics
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
 from fst.rules.schedule import Schedule
@@ -29,6 +30,7 @@ __all__ = [
     "get_strategy",
     "list_strategies",
     "load_sparsity_state",
+    "metrics",
     "register_strategy",
     "seed_random_rules",
     "sparse_conv2d",

@@ -17,7 +17,7 @@ FLOORS = (
     ("rules", "backends"),
     ("ops",),
     ("layers",),
-    ("strategies", "report", "verify", "state"),
+    ("strategies", "report", "verify", "state", "metrics"),
     ("convert", "functional", "attach"),
     ("export",),
     ("",),  # the face: fst/__init__.py
