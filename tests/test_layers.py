@@ -21,7 +21,7 @@ FLOORS = (
     ("convert", "functional", "attach"),
     ("export",),
     ("",),  # the face: fst/__init__.py
-    ("detection",),
+    ("detection", "integrations"),
     ("engine",),
     ("studies",),
     ("cli",),

@@ -12,6 +12,7 @@ EXTRA_OF = {
         "train",
     ),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
+    **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
 }
 

@@ -42,6 +42,7 @@ def _write_onnx(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Pat
         import onnxscript  # noqa: F401
     shapes = _dynamic(inputs, dynamic_batch)
     program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    assert program is not None  # of the exporter that makes no file itself
     program.save(path)
 
 
