@@ -51,11 +51,11 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
         (["torchvision_loop.py"], ["--epochs", "3"]),
         (["accelerate_loop.py"], ["--out", "saved"]),
         (["lightning_module.py"], ["--out", "saved"]),
-        (["lightning_module.py"], ["--out", "saved", "--ranks", "2"]),
+        (["lightning_module.py"], ["--out", "saved", "--ranks", "2", "--epochs", "3"]),
         (
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
             + ["accelerate_loop.py"],
-            ["--out", "saved"],
+            ["--out", "saved", "--epochs", "3"],
         ),
     ],
     ids="timm timm-dpf torchvision accelerate lightning lightning-2 accelerate-2".split(),
