@@ -1,4 +1,4 @@
-# `make demo` and `make test` work on a fresh machine with Python 3.10-3.12, git and make.
+# `make demo` and `make test` work on a fresh machine with Python 3.11-3.13, git and make.
 # Another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,8 +10,8 @@ WORKERS ?= 2
 venv: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v[:2] <= (3, 12) else \
-	"error: FST needs Python 3.10, 3.11 or 3.12, and $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v[:2] <= (3, 13) else \
+	"error: FST needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[det,dev]'
 	touch $(STAMP)
@@ -28,3 +28,4 @@ campaign: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy

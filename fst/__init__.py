@@ -3,9 +3,11 @@
 from fst.attach import attach
 from fst.basics.version import __version__
 from fst.convert import convert, fold
+from fst.export.model import export
 from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
+from fst.metrics import metrics
 from fst.plan import plan
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
@@ -23,11 +25,13 @@ __all__ = [
     "__version__",
     "attach",
     "convert",
+    "export",
     "fold",
     "frozen",
     "get_strategy",
     "list_strategies",
     "load_sparsity_state",
+    "metrics",
     "plan",
     "register_strategy",
     "seed_random_rules",

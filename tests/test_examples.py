@@ -41,3 +41,36 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
     assert rows["sdgp"][1:4] == ["dense", "grad_output 50 %", "dense"]
     assert float(rows["fst"][0]) > 30
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        (["timm_loop.py"], []),
+        (["timm_loop.py"], ["--strategy", "dpf"]),
+        (["torchvision_loop.py"], ["--epochs", "3"]),
+        (["accelerate_loop.py"], ["--out", "saved"]),
+        (["lightning_module.py"], ["--out", "saved"]),
+        (["lightning_module.py"], ["--out", "saved", "--ranks", "2", "--epochs", "3"]),
+        (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            + ["accelerate_loop.py"],
+            ["--out", "saved", "--epochs", "3"],
+        ),
+    ],
+    ids="timm timm-dpf torchvision accelerate lightning lightning-2 accelerate-2".split(),
+)
+@pytest.mark.slow
+def test_loops_of_other_libraries(start: list[str], options: list[str], tmp_path: Path) -> None:
+    """One epoch in each library's own loop; --ranks 2 and torchrun: two processes with gloo."""
+    library = re.match(r"[a-z]+", start[-1])[0]
+    pytest.importorskip(library)
+    script = str(ROOT / "examples" / start[-1])
+    command = [sys.executable, *start[:-1], script, "--epochs", "1", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(re.search(r"folded: ([\d.]+)", done.stdout)[1]) > 10
+    assert "weights are 2:4" in done.stdout or "weights are not 2:4" in done.stdout

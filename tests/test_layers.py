@@ -17,12 +17,15 @@ FLOORS = (
     ("rules", "backends"),
     ("ops",),
     ("layers",),
-    ("strategies", "report", "verify", "state"),
+    ("strategies", "report", "verify", "state", "metrics"),
     ("convert", "functional", "attach", "plan"),
+    ("export",),
     ("",),  # the face: fst/__init__.py
-    ("detection",),
+    ("detection", "integrations"),
     ("engine",),
     ("studies",),
+    ("cli",),
+    ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted((ROOT / "fst").rglob("*.py"))

@@ -1,9 +1,8 @@
-"""Trains a grid of settings and seeds: python tools/ablate.py GRID.yaml (--help lists options)."""
+"""Trains a grid of settings and seeds: the command `fst ablate`."""
 
 import sys
-from pathlib import Path
 
-from fst.studies.ablation.cli import main
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(script=Path(__file__).with_name("train.py")))
+    sys.exit(main(["ablate", *sys.argv[1:]]))

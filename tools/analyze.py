@@ -1,8 +1,8 @@
-"""The papers' figures for any model and data: python tools/analyze.py SUBCOMMAND (--help)."""
+"""The papers' figures for any model and data: the command `fst analyze`."""
 
 import sys
 
-from fst.studies.analysis.cli import main
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["analyze", *sys.argv[1:]]))

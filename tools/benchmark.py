@@ -1,8 +1,8 @@
-"""Times convolutions and training steps, backend by backend: python tools/benchmark.py (--help)."""
+"""Times convolutions and training steps: the command `fst bench`."""
 
 import sys
 
-from fst.studies.benchmark.cli import main
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["bench", *sys.argv[1:]]))

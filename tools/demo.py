@@ -1,9 +1,8 @@
-"""Dense against sparse training on real digits: python tools/demo.py (--help lists options)."""
+"""Dense against sparse training on real digits: the command `fst demo`."""
 
 import sys
-from pathlib import Path
 
-from fst.studies.demo import main
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(root=Path(__file__).resolve().parents[1]))
+    sys.exit(main(["demo", *sys.argv[1:]]))

@@ -1,8 +1,8 @@
-"""Writes a checkpoint's pruned weights as a state_dict: tools/fold.py CONFIG CHECKPOINT OUT."""
+"""Writes a checkpoint's pruned weights as a state_dict: the command `fst fold`."""
 
 import sys
 
-from fst.engine.cli import fold
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(fold())
+    sys.exit(main(["fold", *sys.argv[1:]]))

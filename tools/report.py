@@ -1,8 +1,8 @@
-"""Writes one HTML page from runs: python tools/report.py RUNS... -o report.html (--help)."""
+"""Writes one HTML page from runs: the command `fst report`."""
 
 import sys
 
-from fst.studies.reporting.cli import main
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["report", *sys.argv[1:]]))

@@ -1,8 +1,8 @@
-"""Evaluates a checkpoint: python tools/test.py CONFIG CHECKPOINT."""
+"""Evaluates a checkpoint: the command `fst test`."""
 
 import sys
 
-from fst.engine.cli import test
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(test())
+    sys.exit(main(["test", *sys.argv[1:]]))

@@ -1,8 +1,8 @@
-"""Trains the model of a config: python tools/train.py CONFIG (--help lists the options)."""
+"""Trains the model of a config: the command `fst train`."""
 
 import sys
 
-from fst.engine.cli import train
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(train())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,8 +1,8 @@
-"""Checks the N:M pattern of a checkpoint: python tools/verify.py CHECKPOINT [--n N --m M]."""
+"""Checks the N:M pattern: the command `fst verify`."""
 
 import sys
 
-from fst.engine.cli import verify
+from fst.cli import main
 
 if __name__ == "__main__":
-    sys.exit(verify())
+    sys.exit(main(["verify", *sys.argv[1:]]))

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fst.basics import extras
+
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 USER_ERRORS = (
     ValueError,
@@ -68,6 +70,8 @@ def user_errors(
 
 
 def _in_words(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return extras.in_words(error)
     text = str(error) or type(error).__name__
     if isinstance(error, KeyError) and error.args:
         text = str(error.args[0])

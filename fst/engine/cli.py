@@ -1,4 +1,4 @@
-"""The command lines of tools/: train, test, verify, fold."""
+"""The command lines of `fst train`, `fst test`, `fst fold` and `fst verify`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mmengine.config import Config
 
 import fst
 from fst.basics.arguments import add_traceback, user_errors
-from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
+from fst.checkpoint import save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options
 from fst.engine.checkpoint import checkpoint_files
-from fst.engine.config import check_config, load_config, read_sparsity
-from fst.engine.model import build_model, sparse_root
+from fst.engine.config import check_config, load_config
+from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
-from fst.layers.channels import fit_channels
+from fst.engine.trained import trained_model
 from fst.verify import read_file
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
@@ -29,7 +29,9 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="config file (.py, .json or .yaml)")
+    parser.add_argument(
+        "config", help="config (.py, .json or .yaml), or one of the package: fst::configs/..."
+    )
     parser.add_argument(
         "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
     )
@@ -65,7 +67,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
     if arguments.launcher == "pytorch" and missing:
         raise ValueError(
             f"--launcher pytorch needs torchrun ({', '.join(missing)} not set): "
-            f"torchrun --nproc-per-node=2 {sys.argv[0]} {arguments.config} --launcher pytorch"
+            f"torchrun --nproc-per-node=2 -m fst train {arguments.config} --launcher pytorch"
         )
     return config
 
@@ -82,7 +84,9 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
 
 def train(argv: Sequence[str] | None = None) -> int:
     """Train the model of a config."""
-    parser = argparse.ArgumentParser(description="Train a model, sparsely if the config says so.")
+    parser = argparse.ArgumentParser(
+        prog="fst train", description="Train a model, sparsely if the config says so."
+    )
     _run_options(parser)
     parser.add_argument(
         "--resume",
@@ -120,10 +124,11 @@ def _how_to_continue(arguments: argparse.Namespace, argv: Sequence[str] | None) 
         return "stopped. No checkpoint was saved yet: the same command starts anew."
     resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
     given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in resume]
-    start = ["python"]
+    start = ["fst", "train"]
     if arguments.launcher == "pytorch":
-        start = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', 1)}"]
-    command = shlex.join([*start, sys.argv[0], *given, "--resume"])
+        processes = os.environ.get("LOCAL_WORLD_SIZE", 1)
+        start = ["torchrun", f"--nproc-per-node={processes}", "-m", *start]
+    command = shlex.join([*start, *given, "--resume"])
     return f"stopped. To continue:\n    {command}"
 
 
@@ -150,9 +155,11 @@ def _use_mixed_precision(config: Config) -> None:
 
 def test(argv: Sequence[str] | None = None) -> int:
     """Evaluate a checkpoint, folded or not."""
-    parser = argparse.ArgumentParser(description="Evaluate a checkpoint on the config's test data.")
+    parser = argparse.ArgumentParser(
+        prog="fst test", description="Evaluate a checkpoint on the config's test data."
+    )
     _run_options(parser)
-    parser.add_argument("checkpoint", help="training checkpoint, or file written by tools/fold.py")
+    parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
     parser.add_argument(
         "--show-dir",
         metavar="DIR",
@@ -201,8 +208,9 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 def fold(argv: Sequence[str] | None = None) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     parser = argparse.ArgumentParser(
+        prog="fst fold",
         description="Write the pruned weights of a training checkpoint as a plain state_dict, "
-        "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
+        "which the unconverted model of timm, torchvision, fst.models or mmdet loads.",
     )
     parser.add_argument("config", help="config that the checkpoint was trained with")
     parser.add_argument("checkpoint", help="training checkpoint")
@@ -214,7 +222,16 @@ def fold(argv: Sequence[str] | None = None) -> int:
         if not Path(arguments.out).parent.is_dir():
             raise FileNotFoundError(f"the folder of OUT={arguments.out!r} does not exist.")
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-        root = _trained_root(config, arguments.checkpoint)
+        if config.get("sparsity") is None:
+            raise ValueError(
+                f"config {config.filename!r} has no `sparsity`: there is nothing to fold."
+            )
+        root = sparse_root(trained_model(config, arguments.checkpoint))
+        if not fst.sparse_layers(root):
+            raise ValueError(
+                f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
+                "sparse training."
+            )
         folded = fst.fold(root)
         save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
     print(
@@ -224,35 +241,12 @@ def fold(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _trained_root(config: Config, path: str) -> torch.nn.Module:
-    """The config's model, converted, with the weights and masks of a checkpoint."""
-    strategy, selection = read_sparsity(config)
-    if strategy is None:
-        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold.")
-    checkpoint = load_checkpoint_safely(path)
-    if not isinstance(checkpoint, dict) or "sparsity" not in checkpoint:
-        raise ValueError(
-            f"{path!r} holds no sparsity state: it is no checkpoint of a sparse training."
-        )
-    model = build_model(config)
-    root = sparse_root(model)
-    fst.convert(root, strategy, **selection)
-    state_dict = state_dict_of(checkpoint, path)
-    if strategy.removes_channels:
-        fit_channels(model, state_dict)
-    try:
-        model.load_state_dict(state_dict)
-    except RuntimeError as error:
-        raise ValueError(f"{path!r} does not fit the model: {error}") from error
-    fst.load_sparsity_state(root, checkpoint["sparsity"])
-    return root
-
-
 def verify(argv: Sequence[str] | None = None) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     parser = argparse.ArgumentParser(
+        prog="fst verify",
         description="Check that the weights of a checkpoint obey an N:M pattern "
-        "(exit status: 0 yes, 1 no, 2 error)."
+        "(exit status: 0 yes, 1 no, 2 error).",
     )
     parser.add_argument("checkpoint", help="folded checkpoint, any state_dict, or .safetensors")
     parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
@@ -282,6 +276,6 @@ def verify(argv: Sequence[str] | None = None) -> int:
         print(
             f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights, "
             f"of which training uses a pruned copy. Write that copy with\n"
-            f"    python tools/fold.py CONFIG {arguments.checkpoint} OUT\nand verify OUT."
+            f"    fst fold CONFIG {arguments.checkpoint} OUT\nand verify OUT."
         )
     return 0 if report.ok else 1

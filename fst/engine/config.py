@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
+from fst.engine.packaged import config_path
 from fst.engine.text import nearest
 from fst.rules.strategy import Strategy
 
@@ -35,7 +36,7 @@ def load_config(
     """Read a config and apply ``options`` ("train_cfg.max_epochs" -> 3) to it.
 
     Args:
-        path: The config file.
+        path: The config file, or the name of one of the package's ("fst::configs/...").
         options: Changes to it.
         checkpoint: Path of the checkpoint that will be used with it: where the config of a
             detector says classes="auto", they are the checkpoint's if it names them.
@@ -47,6 +48,7 @@ def load_config(
         ValueError: the config cannot be run, or nothing reads one of its top-level names or an
             option.
     """
+    path = config_path(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"config {path!r} does not exist.")
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):

@@ -4,7 +4,7 @@ The library's kernel is the default, and on other devices than CPUs until someth
 measured there. On a CPU, in float32, oneDNN's kernel loses efficiency when a stride of 1 becomes a
 horizontal stride of 2; there the image is transposed first, so that the stride is vertical. It also
 loses efficiency on small maps with many channels, where one matrix product with the columns that
-are needed is faster. `tools/benchmark.py` shows what each shape gains.
+are needed is faster. `fst bench` shows what each shape gains.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def amp_dtype(name: str) -> torch.dtype | None:
     return None if name == "float32" else getattr(torch, name)
 
 
-def command_of(tool: str, arguments: Sequence[str] | None) -> str:
-    """How to call tools/``tool``.py again; ``arguments`` None: those of this process."""
+def command_of(command: str, arguments: Sequence[str] | None) -> str:
+    """How to call `fst` ``command`` again; ``arguments`` None: those of this process."""
     given = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["python", f"tools/{tool}.py", *given])
+    return shlex.join(["fst", command, *given])

@@ -19,6 +19,7 @@ from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.packaged import config_path
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy, list_strategies
 from fst.studies.ablation.configs import make_runs
@@ -26,7 +27,7 @@ from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import Grid, Metric, Setting
 from fst.studies.ablation.plots import draw_training
 from fst.studies.ablation.results import Results, collect
-from fst.studies.ablation.run import Trainer
+from fst.studies.ablation.run import TRAIN, Trainer
 from fst.studies.analysis.commands.macs import count_step
 from fst.studies.analysis.subject import Subject, from_config
 from fst.studies.arguments import command_of
@@ -41,16 +42,16 @@ COLUMNS = ["strategy", ACCURACY.label, *GEMMS, "dW time"]
 TIMED_BATCH = 256
 
 
-def main(argv: Sequence[str] | None = None, *, root: Path) -> int:
-    """Train, measure, print and write; ``root`` is the checkout. Exit status 1 if a run failed."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, measure, print and write. Exit status 1 if a run failed."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     console, start = Console(), time.perf_counter()
     torch.set_num_threads(arguments.threads)
-    grid = _grid(arguments, root / "configs" / "demo_digits.py")
+    grid = _grid(arguments, Path(config_path("fst::configs/demo_digits.py")))
     trainer = Trainer(
         work_dir=arguments.out,
-        script=root / "tools" / "train.py",
+        train=TRAIN,
         jobs=max(1, cores() // arguments.threads),
         threads=arguments.threads,
         metric=ACCURACY.key,
@@ -78,7 +79,8 @@ def main(argv: Sequence[str] | None = None, *, root: Path) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Train dense and sparse networks on scikit-learn's digits and compare them."
+        prog="fst demo",
+        description="Train dense and sparse networks on scikit-learn's digits and compare them.",
     )
     parser.add_argument(
         "--strategies",

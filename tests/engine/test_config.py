@@ -7,7 +7,8 @@ import torch
 from mmengine.registry import DATASETS
 
 from fst.engine import cli
-from fst.engine.config import load_config
+from fst.engine.config import check_config, load_config
+from fst.engine.data import build_dataloader
 
 CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
 
@@ -172,3 +173,20 @@ def test_amp_on_cpu(train):
         train("fp16", "--amp", "--cfg-options", "optim_wrapper.dtype=float16")
     with pytest.raises(ValueError, match="'Mine'"):
         train("other", "--amp", extra='optim_wrapper["type"] = "Mine"\n')
+
+
+def test_a_config_of_the_package_is_inherited(tmp_path):
+    """Values taken from it by name have MMEngine's scope "fst", and build all the same."""
+    heir = tmp_path / "heir.py"
+    heir.write_text(
+        '_base_ = "fst::configs/demo_digits.py"\n'
+        "val_dataloader = dict(batch_size=7)\n"
+        "test_dataloader = {{_base_.val_dataloader}}\n"
+    )
+    config = load_config(str(heir))
+    assert config.sparsity.strategy == "fst" and config.val_dataloader.batch_size == 7
+    check_config(config, ("val_dataloader", "test_dataloader"))
+    assert len(build_dataloader(config.test_dataloader, seed=0).dataset) == 359
+    assert load_config("fst::configs/demo_digits").sparsity.strategy == "fst"
+    with pytest.raises(FileNotFoundError, match="Did you mean 'fst::configs/demo_digits.py'"):
+        load_config("fst::configs/demo_digit")

@@ -1,4 +1,4 @@
-"""tools/*.py from end to end, on the command line."""
+"""The commands of `fst` that train and check, from end to end."""
 
 import argparse
 import shlex
@@ -36,7 +36,7 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     assert cli.verify([folded, "--n", "1"]) == 1
     assert cli.verify([checkpoint]) == 1
     out = capsys.readouterr().out
-    assert "holds the dense weights" in out and f"tools/fold.py CONFIG {checkpoint} OUT" in out
+    assert "holds the dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
     assert cli.verify([checkpoint, "--include", "architecture.0.weight"]) == 0
 
     logs = []
@@ -75,10 +75,10 @@ def test_errors(train, write_config, tmp_path, capsys):
         assert stopped.value.code == 2
 
 
-def error_of(capsys, command, arguments, **options):
+def error_of(capsys, command, arguments):
     """The one line in which a command ends, with exit status 2."""
     with pytest.raises(SystemExit) as stopped:
-        command([str(argument) for argument in arguments], **options)
+        command([str(argument) for argument in arguments])
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
@@ -87,20 +87,20 @@ def error_of(capsys, command, arguments, **options):
 
 def test_every_command_ends_in_one_line(tmp_path, capsys):
     absent = tmp_path / "absent.yaml"
-    for command, arguments, options in (
-        (cli.train, [absent], {}),
-        (cli.test, [absent, "a.pth"], {}),
-        (cli.fold, [absent, "a.pth", tmp_path / "out.pth"], {}),
-        (cli.fold, [absent, "a.pth", absent / "out.pth"], {}),
-        (cli.verify, [absent], {}),
-        (ablate, [absent], {"script": tmp_path}),
-        (analyze, ["macs", absent], {}),
-        (report, [absent, "-o", tmp_path / "report.html"], {}),
-        (benchmark, ["--config", absent], {}),
+    for command, arguments in (
+        (cli.train, [absent]),
+        (cli.test, [absent, "a.pth"]),
+        (cli.fold, [absent, "a.pth", tmp_path / "out.pth"]),
+        (cli.fold, [absent, "a.pth", absent / "out.pth"]),
+        (cli.verify, [absent]),
+        (ablate, [absent]),
+        (analyze, ["macs", absent]),
+        (report, [absent, "-o", tmp_path / "report.html"]),
+        (benchmark, ["--config", absent]),
     ):
-        assert "absent.yaml" in error_of(capsys, command, arguments, **options)
+        assert "absent.yaml" in error_of(capsys, command, arguments)
         with pytest.raises(FileNotFoundError):
-            command([*map(str, arguments), "--traceback"], **options)
+            command([*map(str, arguments), "--traceback"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,6 @@ class PressCtrlC(Hook):
 @pytest.mark.parametrize("iteration", [1, 6])
 def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch, iteration):
     monkeypatch.setattr(PressCtrlC, "pressed", False)
-    monkeypatch.setattr(sys, "argv", ["tools/train.py"])
     config = write_config(extra=f'custom_hooks = [dict(type="PressCtrlC", iteration={iteration})]')
     with pytest.raises(SystemExit) as stopped:
         cli.train([config, "--work-dir", str(tmp_path / "a run")])
@@ -156,7 +155,7 @@ def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch
         return
     command = shlex.split(message.partition("To continue:")[2])
     arguments = [config, "--work-dir", str(tmp_path / "a run"), "--resume"]
-    assert command == ["python", "tools/train.py", *arguments]
+    assert command == ["fst", "train", *arguments]
     assert cli.train(arguments) == 0
     assert (tmp_path / "a run" / "epoch_2.pth").is_file()
 

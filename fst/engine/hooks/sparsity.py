@@ -21,6 +21,7 @@ from fst.basics.text import suggest
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import sparse_root
 from fst.layers.channels import fit_channels
+from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
 
 FROM_SCRATCH = ("warn", "error", "allow")
 
@@ -78,13 +79,11 @@ class SparsityHook(Hook):
         self.choice = {"include": include, "exclude": exclude, "plan": plan}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
-        self._norms: dict[str, torch.Tensor] | None = None
         self._layers: dict[str, nn.Module] = {}
-        self._masks: dict[str, torch.Tensor] = {}
-        self._measured: tuple[dict[str, torch.Tensor], ...] | None = None
+        self._masks = MaskWatch()
+        self._measured: dict[str, Scalars] | None = None
         self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
-        self._of_schedule: tuple[str, ...] = ()
         self._frozen = ExitStack()
 
     @staticmethod
@@ -195,35 +194,14 @@ class SparsityHook(Hook):
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
         self._is_logged = is_logged(runner, batch_idx)
 
-    @torch.no_grad()
     def _look(self, *_: Any) -> None:
         # right before the optimizer's step, after the decay: mmengine clears the gradients right
         # after it, and masks are still those of this iteration
         if not (self._is_due or self._is_logged):
             return
-        gradients = {n: x.weight.grad for n, x in self._layers.items() if x.weight.grad is not None}
-        norms = torch._foreach_norm(list(gradients.values())) if gradients else []
-        self._norms = dict(zip(gradients, norms, strict=True))
-        if not self._is_due:
-            return
-        masks = {name: layer.output_mask() for name, layer in self._layers.items()}
-        masks = {name: mask for name, mask in masks.items() if mask is not None}
-        measured: dict[str, dict[str, torch.Tensor]] = {}
-        for name, layer in self._layers.items():
-            if self.strategy.schedule is not None:
-                for what, value in self.strategy.schedule.measure(layer).items():
-                    measured.setdefault(what, {})[name] = value
-        self._measured = (
-            {name: mask.sum() / mask.numel() for name, mask in masks.items()},
-            {
-                n: (m != self._masks[n]).sum() / m.numel()
-                for n, m in masks.items()
-                if n in self._masks
-            },
-            *measured.values(),
-        )
-        self._of_schedule = tuple(measured)
-        self._masks = masks
+        self._measured = {"grad_norm": gradient_norms(self._layers)}
+        if self._is_due:
+            self._measured |= self._masks.look(self._layers)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -235,34 +213,20 @@ class SparsityHook(Hook):
         hub = runner.message_hub
         # mmengine would show the mean with earlier ones, and repeat it in lines without a step
         hub.log_scalars.pop("train/sparse_grad_norm", None)
-        if self._norms is None:
+        if self._measured is None:
             return
-        norms, *measured = _fetch(self._norms, *(self._measured or ()))
-        self._norms = self._measured = None
-        if norms:
-            total = math.sqrt(sum(norm**2 for norm in norms.values()))
-            hub.update_scalar("train/sparse_grad_norm", total)
-        if not measured:
+        measured, self._measured = fetch(self._measured), None
+        means = totals(self._layers, measured)
+        if "grad_norm" in means:
+            hub.update_scalar("train/sparse_grad_norm", means.pop("grad_norm"))
+        if len(measured) == 1:  # the norms alone
             return
         self._is_due = False
-        density, flips, *others = measured
-        of_schedule = dict(zip(self._of_schedule, others, strict=True))
-        totals = {
-            "density": self._mean(density),
-            "mask_flip_rate": self._mean(flips),
-            **{name: _average(values) for name, values in of_schedule.items()},
-        }
-        for name, value in totals.items():
-            if value is not None:
-                hub.update_scalar(f"train/{name}", value)
+        for name, value in means.items():
+            hub.update_scalar(f"train/{name}", value)
         scalars = {
             f"{name}/{layer}": value
-            for name, group in (
-                ("density", density),
-                ("mask_flip_rate", flips),
-                ("grad_norm", norms),
-                *of_schedule.items(),
-            )
+            for name, group in measured.items()
             for layer, value in group.items()
         }
         if scalars:
@@ -277,15 +241,6 @@ class SparsityHook(Hook):
             )
             parameters = sum(p.numel() for p in self.root(runner).parameters())
             runner.logger.info(f"Channels: {parameters} parameters; {layers}")
-
-    def _mean(self, shares: dict[str, float]) -> float | None:
-        """The share over all weights of the layers."""
-        sizes = {name: self._layers[name].weight.numel() for name in shares}
-        return sum(shares[n] * sizes[n] for n in shares) / sum(sizes.values()) if shares else None
-
-
-def _average(shares: dict[str, float]) -> float | None:
-    return sum(shares.values()) / len(shares) if shares else None
 
 
 def _built(wrapper: Any) -> list[OptimWrapper]:
@@ -302,10 +257,3 @@ def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:
         "total_steps": math.ceil(loop.max_iters / accumulated),
         "steps_per_epoch": len(loop.dataloader) / accumulated,
     }
-
-
-def _fetch(*groups: dict[str, torch.Tensor]) -> list[dict[str, float]]:
-    """Dicts of scalar tensors as dicts of floats, with one copy from the device."""
-    tensors = [value.double() for group in groups for value in group.values()]
-    values = iter(torch.stack(tensors).tolist() if tensors else ())
-    return [{name: next(values) for name in group} for group in groups]

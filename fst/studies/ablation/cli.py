@@ -1,4 +1,4 @@
-"""The command line of tools/ablate.py."""
+"""The command line of `fst ablate`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from rich.table import Table
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.engine.arguments import add_cfg_options
+from fst.engine.packaged import config_path
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, check_seeds, load_grid
 from fst.studies.ablation.results import collect
-from fst.studies.ablation.run import Failure, Trainer
+from fst.studies.ablation.run import TRAIN, Failure, Trainer
 from fst.studies.ablation.table import write
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
@@ -32,16 +33,16 @@ INVOCATION = "invocation.json"
 TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
-def main(argv: Sequence[str] | None = None, *, script: Path) -> int:
-    """Run a grid; ``script`` is tools/train.py. Exit status: 0, 1 if a run failed, 2 bad input."""
+def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
+    """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
     arguments = _parser().parse_args(argv)
     with user_errors(arguments):
-        return _ablate(arguments, argv, script)
+        return _ablate(arguments, argv, train)
 
 
-def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, script: Path) -> int:
+def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
     console = Console()
-    grid = load_grid(arguments.grid)
+    grid = load_grid(config_path(str(arguments.grid)))
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     invocation = _invocation(arguments, argv, work_dir)
     grid = _changed(grid, invocation)
@@ -53,7 +54,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, script: P
     runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
         work_dir=work_dir,
-        script=script,
+        train=train,
         jobs=arguments.jobs,
         threads=_threads(arguments.jobs),
         metric=grid.metric.key,
@@ -86,10 +87,13 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, script: P
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        prog="fst ablate",
         description="Train a grid of settings and seeds, and compare them with published numbers. "
-        "The same command goes on where an earlier one stopped."
+        "The same command goes on where an earlier one stopped.",
     )
-    parser.add_argument("grid", type=Path, help="grid file, such as configs/ablation/*.yaml")
+    parser.add_argument(
+        "grid", type=Path, help="grid file, or a packaged one: fst::configs/ablation/..."
+    )
     parser.add_argument(
         "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
     )

@@ -31,6 +31,7 @@ from fst.studies.reporting.runs import is_run, read_run
 POLL_SECONDS = 0.25
 STOP_SECONDS = 10.0
 LOG_LINES = 15
+TRAIN = ("-m", "fst", "train")
 SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
 
 
@@ -76,12 +77,21 @@ class _Process:
 
 
 class Trainer:
-    """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on."""
+    """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on.
+
+    ``train`` are the arguments of Python that start a training.
+    """
 
     def __init__(
-        self, work_dir: Path, script: Path, jobs: int, threads: int, metric: str, console: Console
+        self,
+        work_dir: Path,
+        train: Sequence[str],
+        jobs: int,
+        threads: int,
+        metric: str,
+        console: Console,
     ) -> None:
-        self.work_dir, self.script, self.metric = work_dir, script, metric
+        self.work_dir, self.command, self.metric = work_dir, train, metric
         self.jobs, self.threads, self.console = jobs, threads, console
         self._waiting: list[PlannedRun] = []
         self._running: list[_Process] = []
@@ -151,9 +161,9 @@ class Trainer:
             if run.config.load_from is None:
                 raise ValueError(f"{source.path} holds no checkpoint to start from.")
         write_config(run.config, folder.config)
-        command = [sys.executable, str(self.script), str(folder.config)]
+        command = [sys.executable, *self.command, str(folder.config)]
         command += ["--work-dir", str(folder.path)]
-        # only where there is something to resume: --resume makes train.py ignore load_from
+        # only where there is something to resume: --resume ignores load_from
         checkpoint = newest_checkpoint(folder.path)
         if checkpoint is not None:
             command.append("--resume")

@@ -1,4 +1,4 @@
-"""The command line of tools/analyze.py."""
+"""The command line of `fst analyze`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ COMMANDS: dict[str, ModuleType] = {
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = argparse.ArgumentParser(
-        prog="tools/analyze.py",
+        prog="fst analyze",
         description="The papers' figures and tables for any model and data. Every subcommand "
         "writes a folder with figures (SVG, PNG), tables (analysis.md) and analysis.json, which "
-        "tools/report.py reads.",
+        "`fst report` reads.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
     for name, module in COMMANDS.items():

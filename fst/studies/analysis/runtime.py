@@ -20,7 +20,7 @@ class LayerRuntime(NamedTuple):
 
 
 def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
-    """From the JSON report of tools/benchmark.py.
+    """From the JSON report of `fst bench`.
 
     Raises:
         ValueError: it is no such report, or one without times of layers.
@@ -32,7 +32,7 @@ def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
         ]
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"this is no report of tools/benchmark.py: {type(error).__name__} {error}."
+            f"this is no report of `fst bench`: {type(error).__name__} {error}."
         ) from error
     if not found:
         raise ValueError("the report has no times of layers: it was made with --no-layers.")

@@ -111,7 +111,7 @@ def from_config(
     """The model and the first batches of a training config.
 
     Args:
-        path, options: as for tools/train.py.
+        path, options: as for `fst train`.
         checkpoint: weights (and masks) to load; else the model is as initialised from ``seed``.
         split: whose dataloader; its augmentation is that of the config.
         batches, batch_size: how much to read (batch size None: the config's).

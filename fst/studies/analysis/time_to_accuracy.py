@@ -75,7 +75,7 @@ class Pace:
 
 
 def read_pace(folder: Path, by_epoch: bool) -> Pace:
-    """From the logs of a run of tools/train.py; a resumed run overrides what it repeats.
+    """From the logs of a run of `fst train`; a resumed run overrides what it repeats.
 
     Raises:
         ValueError: no time per iteration was logged.

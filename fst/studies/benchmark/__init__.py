@@ -1,7 +1,7 @@
 """Side-by-side timing of convolutions, GEMM by GEMM, and of whole training steps.
 
 Everything that is compared is timed in one run, in turns, in both orders; a result is a ratio of
-medians. Used by `tools/benchmark.py`.
+medians. Used by `fst bench`.
 """
 
 from fst.backends.timing import Function, Timing, compare, geometric_mean, sample

@@ -1,9 +1,9 @@
 """Time convolutions, GEMM by GEMM and backend by backend, and training steps, eager and compiled.
 
-    python tools/benchmark.py --batch 16
-    python tools/benchmark.py --model resnet50 --batch 256 --dtype bfloat16 --device cuda
-    python tools/benchmark.py --backends --no-steps --strategies fst
-    python tools/benchmark.py --config configs/detection/fst_ssd300_voc0712.py --no-layers --batch 2
+    fst bench --batch 16
+    fst bench --model resnet50 --batch 256 --dtype bfloat16 --device cuda
+    fst bench --backends --no-steps --strategies fst
+    fst bench --config configs/detection/fst_ssd300_voc0712.py --no-layers --batch 2
 
 Everything is compared in one run, in turns, on random data. Prints Markdown tables: ratios to
 torch's dense convolution and training step (above 1 is faster), the backends chosen and why, the
@@ -69,7 +69,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     if not os.access(options.out.parent, os.W_OK):
         raise ValueError(f"--out {options.out} cannot be written: its folder is read-only.")
     header = {
-        "command": command_of("benchmark", arguments),
+        "command": command_of("bench", arguments),
         **surroundings(options.device),
         **subject,
         "dtype": options.dtype,
@@ -175,7 +175,7 @@ def keep_freed_memory() -> bool:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="fst bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument(
         "--model", type=model_name, default="resnet18", help="a torchvision classifier (resnet18)"

@@ -1,6 +1,6 @@
 """Memory of a training step: what torch allocates at most, and what autograd keeps for backward.
 
-Used by `tools/benchmark.py`.
+Used by `fst bench`.
 """
 
 from __future__ import annotations

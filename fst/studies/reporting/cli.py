@@ -1,4 +1,4 @@
-"""The command line of tools/report.py."""
+"""The command line of `fst report`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from fst.studies.reporting.training import describe_runs
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
+        prog="fst report",
         description="Write one self-contained HTML page about training runs, ablations and "
-        "analyses."
+        "analyses.",
     )
     parser.add_argument(
         "sources",
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="work dir of tools/train.py or tools/ablate.py, output of tools/analyze.py, or a "
+        help="work dir of `fst train` or `fst ablate`, output of `fst analyze`, or a "
         "folder of such",
     )
     parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
@@ -73,7 +74,7 @@ def find_sources(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         loose = [run for run in loose if not any(run.is_relative_to(folder) for folder in found)]
         if not found and not loose:
             raise ValueError(
-                f"{str(path)!r} holds neither a run of tools/train.py (*/vis_data/scalars.json) "
+                f"{str(path)!r} holds neither a run of `fst train` (*/vis_data/scalars.json) "
                 f"nor an ablation or analysis ({FILE_NAME})."
             )
         documents += [folder for folder in found if folder not in documents]

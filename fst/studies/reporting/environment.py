@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fst.backends import autotune
+from fst.backends import autotune, describe
 from fst.basics.machine import processor
+from fst.basics.text import table
 from fst.basics.version import __version__
 
 PACKAGES = {  # distribution -> the upstream one, which may be installed instead
@@ -109,3 +112,18 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `fst env`."""
+    parser = argparse.ArgumentParser(
+        prog="fst env",
+        description="Print what a bug report needs: versions, devices, and the backends with what "
+        "each lacks here.",
+    )
+    parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
+    found["fst is imported from"] = str(Path(__file__).resolve().parents[2])
+    print(f"{table(('what', 'value'), found.items())}\n\n{describe()}")
+    return 0

@@ -34,7 +34,7 @@ class RunLog:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether tools/train.py has logged into this folder."""
+    """Whether `fst train` has logged into this folder."""
     return any(folder.glob("*/vis_data/scalars.json"))
 
 
@@ -47,7 +47,7 @@ def read_run(folder: Path) -> RunLog:
     """Read the logs of all the starts of a run; later ones override what they repeat."""
     logs = sorted(folder.glob("*/vis_data/scalars.json"))
     if not logs:
-        raise ValueError(f"{folder} holds no run of tools/train.py (no */vis_data/scalars.json).")
+        raise ValueError(f"{folder} holds no run of `fst train` (no */vis_data/scalars.json).")
     dumped = logs[-1].with_name("config.py")
     config = read_config(dumped) if dumped.is_file() else {}
     by_epoch = bool(config.get("train_cfg", {}).get("by_epoch"))

@@ -1,4 +1,4 @@
-"""A small base config, grids that use it, and a stand-in for tools/train.py that takes no time."""
+"""A small base config, grids that use it, and a stand-in for `fst train` that takes no time."""
 
 import json
 import textwrap
@@ -94,7 +94,7 @@ def ablate(tmp_path, stand_in):
 
     def run(grid, *arguments):
         return cli.main(
-            [str(grid), "--work-dir", str(tmp_path / "work"), *arguments], script=stand_in
+            [str(grid), "--work-dir", str(tmp_path / "work"), *arguments], train=[str(stand_in)]
         )
 
     return run

@@ -86,7 +86,7 @@ def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
         # ignored where the tests run in the background of a shell
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.exit(main({[str(grid), '--work-dir', str(work)]!r}, "
-        f"script=pathlib.Path({str(stand_in)!r})))"
+        f"train=({str(stand_in)!r},)))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     deadline = time.time() + 120
@@ -160,10 +160,7 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = {"dense": DENSE, "fst": {**FST, "start_from": "dense", "published": 71.0}}
     grid = write_grid(settings=settings, published={"Paper": "a table"})
-    status = cli.main(
-        [str(grid), "--work-dir", str(tmp_path / "work"), "--jobs", "2"],
-        script=repository / "tools" / "train.py",
-    )
+    status = cli.main([str(grid), "--work-dir", str(tmp_path / "work"), "--jobs", "2"])
     log = (tmp_path / "work" / "dense" / "seed0" / "log.txt").read_text()
     assert status == 0, log
     made = results(tmp_path)["settings"]
@@ -173,7 +170,7 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     log = (tmp_path / "work" / "fst" / "seed1" / "log.txt").read_text()
     assert f"Loaded checkpoint {tmp_path}/work/dense/seed1/epoch_1.pth" in log
     text = (tmp_path / "work" / "results.md").read_text()
-    assert "| 1 + 1 " in text and "torch" in text and "python tools/ablate.py" in text
+    assert "| 1 + 1 " in text and "torch" in text and "fst ablate" in text
     for name in ("curves.png", "curves.svg", "summary.svg", "analysis.json", "curves.csv"):
         assert (tmp_path / "work" / name).stat().st_size > 100
 

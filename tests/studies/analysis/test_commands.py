@@ -51,7 +51,7 @@ def test_on_a_config(command, write_config, tmp_path, capsys):
     arguments = [command, write_config("fst"), "--batch-size", "8", *ON_DATA[command]]
     assert main([*arguments, "--out", str(out)]) == 0
     document = check(out, figures=FIGURES.get(command, 1))
-    assert document.command.startswith(f"python tools/analyze.py {command} ")
+    assert document.command.startswith(f"fst analyze {command} ")
     assert str(out / "analysis.json") in capsys.readouterr().out
 
 

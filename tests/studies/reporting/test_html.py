@@ -204,7 +204,7 @@ def test_the_command_line(tmp_path, capsys):
     assert cli.main([str(analysis), str(tmp_path / "runs"), "-o", str(out), "--title", EVIL]) == 0
     read = Page(out.read_text(encoding="utf-8"))
     assert "2 sections" in capsys.readouterr().out
-    for part in ("first<b>", "second", "3.125", "2.062", "Training runs", "python tools/report.py"):
+    for part in ("first<b>", "second", "3.125", "2.062", "Training runs", "fst report"):
         assert part in read.text
     assert "inside" not in read.text
     assert read.tags.count("svg") == 4  # two of the analysis; metric and loss of the runs

@@ -14,7 +14,7 @@ from fst.studies.reporting.figures import gemm_bars
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.add_argument("report", type=Path, help="JSON file that tools/benchmark.py has written")
+    parser.add_argument("report", type=Path, help="JSON file that `fst bench` has written")
     parser.add_argument(
         "--strategies", nargs="+", metavar="NAME", help="of the report's (default: all)"
     )

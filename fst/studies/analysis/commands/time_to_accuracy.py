@@ -26,7 +26,7 @@ METRICS = ("accuracy/top1", "coco/bbox_mAP", "pascal_voc/mAP")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.add_argument("runs", nargs="+", type=Path, help="work dirs of tools/train.py")
+    parser.add_argument("runs", nargs="+", type=Path, help="work dirs of `fst train`")
     parser.add_argument(
         "--metric", help=f"of the validation (default: the first found of {', '.join(METRICS)})"
     )
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark",
         type=Path,
-        help="JSON of tools/benchmark.py, from which each GEMM's share of a step is taken "
+        help="JSON of `fst bench`, from which each GEMM's share of a step is taken "
         "(default: one third each, SDGP's assumption)",
     )
 

@@ -1,0 +1,8 @@
+"""``python -m fst COMMAND ...``, which torchrun can start too: the command `fst`."""
+
+import sys
+
+from fst.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

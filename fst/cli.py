@@ -1,0 +1,66 @@
+"""The command `fst`: one entry for training, checking, exporting and studying."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fst.basics.arguments import user_errors
+from fst.basics.extras import extra_named
+from fst.basics.text import suggest, table
+from fst.basics.version import __version__
+
+
+class Command(NamedTuple):
+    """A subcommand: the function that takes its arguments and returns the exit status."""
+
+    module: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("fst.engine.cli", "train", "train the model of a config"),
+    "test": Command("fst.engine.cli", "test", "evaluate a checkpoint"),
+    "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights"),
+    "verify": Command("fst.engine.cli", "verify", "check the N:M pattern of a file's weights"),
+    "export": Command("fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked"),
+    "ablate": Command("fst.studies.ablation.cli", "main", "train a grid of settings and seeds"),
+    "analyze": Command("fst.studies.analysis.cli", "main", "the papers' figures for any model"),
+    "report": Command("fst.studies.reporting.cli", "main", "one HTML page of runs and studies"),
+    "bench": Command("fst.studies.benchmark.cli", "main", "time layers and training steps"),
+    "demo": Command("fst.studies.demo", "main", "dense against sparse on real digits, minutes"),
+    "configs": Command("fst.engine.cli_configs", "main", "list or copy the package's configs"),
+    "env": Command("fst.studies.reporting.environment", "main", "versions, devices, backends"),
+}
+EPILOG = """\
+fst COMMAND --help explains a command. Training on several GPUs:
+  torchrun --nproc-per-node=8 -m fst train CONFIG --launcher pytorch"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; exit status 2 for bad input, and what is missing in one line."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    listed = table(("command", ""), ((name, command.summary) for name, command in COMMANDS.items()))
+    parser = argparse.ArgumentParser(
+        prog="fst",
+        usage="fst COMMAND ...",
+        description="N:M structured sparse training of convolutional networks in PyTorch "
+        f"(not the transducers of the same name).\n\n{listed}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fst-train {__version__}")
+    if not arguments or arguments[0].startswith("-"):
+        parser.parse_args(arguments)
+        parser.print_help()
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
+    with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
+        module = importlib.import_module(COMMANDS[name].module)
+    return getattr(module, COMMANDS[name].function)(rest)

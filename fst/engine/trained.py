@@ -1,0 +1,44 @@
+"""The model of a config with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from mmengine.config import Config
+from mmengine.model import BaseModel
+
+import fst
+from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.engine.config import read_sparsity
+from fst.engine.model import build_model, sparse_root
+from fst.layers.channels import fit_channels
+
+
+def trained_model(config: Config, path: str) -> BaseModel:
+    """Converted, with its masks, if the checkpoint comes from a sparse training; else dense.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it does not fit the config.
+    """
+    strategy, selection = read_sparsity(config)
+    checkpoint = load_checkpoint_safely(path)
+    is_sparse = isinstance(checkpoint, dict) and "sparsity" in checkpoint
+    if is_sparse and strategy is None:
+        raise ValueError(
+            f"{path!r} comes from a sparse training, but config {config.filename!r} has no "
+            "`sparsity`."
+        )
+    model = build_model(config)
+    state_dict = state_dict_of(checkpoint, path)
+    if hasattr(model, "adopted"):
+        state_dict = model.adopted(state_dict)
+    if is_sparse:
+        fst.convert(sparse_root(model), strategy, **selection)
+        if strategy.removes_channels:
+            fit_channels(model, state_dict)
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise ValueError(f"{path!r} does not fit the model: {error}") from error
+    if is_sparse:
+        fst.load_sparsity_state(sparse_root(model), checkpoint["sparsity"])
+    return model

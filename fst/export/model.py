@@ -1,0 +1,214 @@
+"""`export`: a model as a file that other programs read, checked by reading it back."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fst.basics.text import suggest, table
+from fst.checkpoint import commit_file
+from fst.convert import fold
+from fst.export import consumers
+from fst.export.formats import FORMATS, Format, Inputs
+from fst.layers.modules import SparseLayer, sparse_layers
+from fst.verify import verify
+
+LARGEST_DIFFERENCE = 1e-3  # of outputs, relative to the largest one
+NOTE = (
+    "Who can use the zeros, by these programs' own rules (fst/export/consumers.py), not tried on a "
+    "GPU; small: fewer than 256 channels, where dense kernels are often faster."
+)
+
+
+@dataclass(frozen=True)
+class ExportedWeight:
+    """A convolution's or linear layer's weight in the file.
+
+    Attributes:
+        groups: of the convolution; 1 for linear layers.
+        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none.
+        is_2_4: whether the file's weight is 2:4 along input channels.
+        density: share of non-zero elements in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    groups: int
+    pattern: str
+    is_2_4: bool
+    density: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` wrote; ``str()`` is a table of weights and who can use them.
+
+    Attributes:
+        difference: largest difference between the file's outputs and the model's, relative to the
+            largest output; None where the file was not run.
+    """
+
+    path: str
+    weights: tuple[ExportedWeight, ...]
+    difference: float | None
+
+    def __str__(self) -> str:
+        header = ("weight", "shape", "density", "pattern", "TensorRT", "torch", "OpenVINO")
+        rows = [
+            (
+                w.name,
+                "x".join(map(str, w.shape)),
+                f"{w.density:.3f}",
+                w.pattern or "-",
+                consumers.tensorrt(w.shape, w.groups, w.is_2_4),
+                consumers.torch_semi_structured(w.shape, w.is_2_4),
+                consumers.openvino(w.shape, w.density),
+            )
+            for w in self.weights
+        ]
+        run = "it was not run"
+        if self.difference is not None:
+            run = f"its outputs differ by {self.difference:.1e} of the largest"
+        kept = sum(bool(w.pattern) for w in self.weights)
+        verdict = f"{self.path}: read back, {kept} of {len(rows)} weights keep their pattern; {run}"
+        return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_input: Tensor | Inputs | None = None,
+    *,
+    dynamic_batch: bool = True,
+) -> ExportReport:
+    """Write ``model`` in evaluation mode, folded, and check the file.
+
+    Args:
+        model: converted or not; it is left as it is.
+        path: the format is its suffix's: .onnx, .pt2 (torch.export) or .safetensors (weights).
+        example_input: one batch, (N, ...), or a tuple of several inputs; for .onnx and .pt2.
+        dynamic_batch: the file takes any N, else that of ``example_input``.
+
+    Returns:
+        The weights as they are in the file, and who can use their zeros.
+
+    Raises:
+        ValueError: an unknown suffix, a folder that does not exist, or no ``example_input`` where
+            one is needed.
+        ModuleNotFoundError: a package of the extra "export" is not installed.
+        RuntimeError: the file does not hold the folded model: a weight is missing or is not zero
+            where S(W) is, or the outputs differ. Nothing is left at ``path`` then.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(
+            f"path={str(path)!r}: the suffix {path.suffix!r} is unknown."
+            f"{suggest(path.suffix, FORMATS)}"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: its folder does not exist.")
+    kind = FORMATS[path.suffix]
+    if kind.computes and example_input is None:
+        raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
+    layers = sparse_layers(model)
+    plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
+    inputs = _several(example_input)
+    if dynamic_batch:  # torch.export takes a size of 1 for a constant
+        inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
+    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        kind.write(plain, inputs, dynamic_batch, partial)
+        weights = _weights(plain, layers, kind.weights(partial))
+        difference = _difference(plain, kind, partial, inputs)
+        commit_file(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return ExportReport(str(path), weights, difference)
+
+
+def _several(example_input: Tensor | Inputs | None) -> Inputs:
+    if example_input is None:
+        return ()
+    inputs = (example_input,) if isinstance(example_input, Tensor) else tuple(example_input)
+    return tuple(value.detach().cpu() for value in inputs)
+
+
+def _weights(
+    plain: nn.Module, layers: dict[str, SparseLayer], stored: dict[str, Tensor]
+) -> tuple[ExportedWeight, ...]:
+    """The weights in the file, those of converted layers checked."""
+    found = []
+    for name, module in plain.named_modules():
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            continue
+        key = f"{name}.weight" if name else "weight"
+        folded = module.weight.detach()
+        weight = _stored(key, folded, stored)
+        if weight is None and name not in layers:
+            continue  # computed from others, and folded into them by the exporter
+        if weight is None:
+            raise RuntimeError(f"the file does not hold the weight {key!r}.")
+        pattern = _check(key, weight, folded, layers[name]) if name in layers else ""
+        check = verify({key: weight}, include=key).layers[0]
+        groups = getattr(module, "groups", 1)
+        found.append(
+            ExportedWeight(key, tuple(weight.shape), groups, pattern, check.ok, check.density)
+        )
+    return tuple(found)
+
+
+def _stored(name: str, weight: Tensor, stored: dict[str, Tensor]) -> Tensor | None:
+    """A layer's weight in the file; exporters rename what they share or transpose."""
+    held = stored.get(name)
+    if held is not None and held.shape == weight.shape:
+        return held
+    for value in stored.values():
+        if value.dim() == weight.dim():
+            for candidate in (value, value.mT):
+                if torch.equal(candidate, weight):
+                    return candidate
+    return None
+
+
+def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
+    """The pattern that a layer's strategy promises, which the file's weight keeps.
+
+    Batch norm may be multiplied into it, so values may differ, but no zero.
+    """
+    grown = int(((held != 0) & (folded == 0)).sum())
+    if grown:
+        raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
+    rule = layer.strategy.output
+    pattern = rule.pattern("output") if rule is not None else None
+    if pattern is None:
+        return ""
+    check = verify({name: held}, pattern.n, pattern.m, include=name).layers[0]
+    if not check.ok:
+        raise RuntimeError(
+            f"the file's weight {name!r} is not {pattern.n}:{pattern.m}: {check.offence}."
+        )
+    return f"{pattern.n}:{pattern.m}"
+
+
+@torch.no_grad()
+def _difference(plain: nn.Module, kind: Format, path: Path, inputs: Inputs) -> float | None:
+    """The largest difference of outputs, relative to the largest output."""
+    found = kind.outputs(path, inputs)
+    if found is None:
+        return None
+    expected = pytree.tree_leaves(plain(*inputs))
+    largest = max(float(value.abs().max()) for value in expected)
+    differences = [
+        float((a - b).abs().max()) if a.shape == b.shape else float("inf")
+        for a, b in zip(found, expected, strict=True)
+    ]
+    difference = max(differences) / (largest or 1.0)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise RuntimeError(f"the file's outputs differ from the model's by {difference:.1e}.")
+    return difference

@@ -1,0 +1,109 @@
+"""What pruning does to a model while it trains, as numbers for any logger."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fst.layers.modules import SparseLayer, converted_layers
+
+Layers = Mapping[str, SparseLayer]
+Scalars = dict[str, Tensor]  # of layers, by name, on their devices
+
+
+@torch.no_grad()
+def gradient_norms(layers: Layers) -> Scalars:
+    """The norm of each weight's gradient; layers without one are left out."""
+    gradients = {n: x.weight.grad for n, x in layers.items() if x.weight.grad is not None}
+    norms = torch._foreach_norm(list(gradients.values())) if gradients else []
+    return dict(zip(gradients, norms, strict=True))
+
+
+class MaskWatch:
+    """Looks at masks of weights, and remembers them for the next look."""
+
+    def __init__(self) -> None:
+        self._seen: Scalars = {}
+
+    @torch.no_grad()
+    def look(self, layers: Layers) -> dict[str, Scalars]:
+        """For each layer ``density`` and ``mask_flip_rate``, and what its schedule measures.
+
+        The flip rate is the share of the mask that has changed since the last look.
+        """
+        found = {name: layer.output_mask() for name, layer in layers.items()}
+        masks = {name: mask for name, mask in found.items() if mask is not None}
+        measured = {
+            "density": {name: mask.sum() / mask.numel() for name, mask in masks.items()},
+            "mask_flip_rate": {
+                name: (mask != self._seen[name]).sum() / mask.numel()
+                for name, mask in masks.items()
+                if name in self._seen and self._seen[name].shape == mask.shape
+            },
+        }
+        for name, layer in layers.items():
+            if layer.strategy.schedule is not None:
+                for what, value in layer.strategy.schedule.measure(layer).items():
+                    measured.setdefault(what, {})[name] = value
+        self._seen = masks
+        return measured
+
+
+def fetch(groups: Mapping[str, Scalars]) -> dict[str, dict[str, float]]:
+    """Scalar tensors as floats, with one copy from the device."""
+    tensors = [value.double() for group in groups.values() for value in group.values()]
+    values = iter(torch.stack(tensors).tolist() if tensors else ())
+    return {what: {name: next(values) for name in group} for what, group in groups.items()}
+
+
+def totals(layers: Layers, measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """One number for each kind: of norms the norm, of shares of the weights the mean over all
+    weights, of all else the mean over layers; kinds without values are left out."""
+    found = {}
+    for what, values in measured.items():
+        if not values:
+            continue
+        if what == "grad_norm":
+            found[what] = math.sqrt(sum(value**2 for value in values.values()))
+        elif what in ("density", "mask_flip_rate"):
+            sizes = {name: layers[name].weight.numel() for name in values}
+            found[what] = sum(values[n] * sizes[n] for n in values) / sum(sizes.values())
+        else:
+            found[what] = sum(values.values()) / len(values)
+    return found
+
+
+_WATCHES: weakref.WeakKeyDictionary[nn.Module, MaskWatch] = weakref.WeakKeyDictionary()
+
+
+def metrics(model: nn.Module, prefix: str = "sparsity/") -> dict[str, float]:
+    """Density, mask flip rate and gradient norm, of the whole model and of each converted layer.
+
+    Call it between ``optimizer.step()`` and ``zero_grad()``: gradients are then those of the step,
+    clipped, and with SR-STE's decay. Masks are those of the next step. It computes each mask and
+    waits for the device once, so call it every so many steps.
+
+    Args:
+        model: converted.
+        prefix: what keys begin with.
+
+    Returns:
+        "sparsity/density" and "sparsity/density/<layer>": share of weights kept in the output GEMM
+        (strategies that prune weights); likewise "mask_flip_rate", the share of the mask that has
+        changed since the last call (from the second on), "grad_norm" (where there are gradients),
+        and what the strategy's schedule counts.
+
+    Raises:
+        ValueError: no layer of ``model`` is converted.
+    """
+    layers = converted_layers(model)
+    watch = _WATCHES.setdefault(model, MaskWatch())
+    measured = fetch({**watch.look(layers), "grad_norm": gradient_norms(layers)})
+    found = {f"{prefix}{what}": value for what, value in totals(layers, measured).items()}
+    for what, values in measured.items():
+        found |= {f"{prefix}{what}/{name}": value for name, value in values.items()}
+    return found

@@ -1,0 +1,181 @@
+"""Exported files hold the folded model: its zeros, its outputs, for any batch."""
+
+import sys
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import fst
+from fst.export import consumers, formats
+
+pytest.importorskip("onnxruntime")
+COMPUTING = (".onnx", ".pt2")
+
+
+def network() -> nn.Sequential:
+    """Convolutions with and without batch norm, a depthwise one, and linear layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(4, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+        *(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+    for _ in range(3):  # so that batch norm has statistics that are not 0 and 1
+        model(torch.randn(8, 4, 8, 8) * 2 + 1)
+    return model
+
+
+@pytest.fixture
+def converted() -> nn.Sequential:
+    model = network()
+    fst.convert(model, "srste", include=[nn.Conv2d, "8"])
+    return model
+
+
+def outputs(path, images):
+    (found,) = formats.FORMATS[path.suffix].outputs(path, (images,))
+    return found
+
+
+@pytest.mark.parametrize("suffix", COMPUTING)
+def test_outputs_are_those_of_the_folded_model_for_any_batch(converted, tmp_path, suffix):
+    path = tmp_path / f"model{suffix}"
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    report = fst.export(converted, path, torch.randn(1, 4, 8, 8))
+    assert report.difference < 1e-5 and str(path) in str(report)
+    plain = fst.fold(converted).eval()
+    for batch in (1, 2, 5):
+        images = torch.randn(batch, 4, 8, 8)
+        torch.testing.assert_close(outputs(path, images), plain(images), rtol=1e-4, atol=1e-5)
+    assert converted.training and len(fst.sparse_layers(converted)) == 4
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", formats.FORMATS)
+def test_weights_in_the_file_keep_their_pattern(converted, tmp_path, suffix):
+    path = tmp_path / f"model{suffix}"
+    report = fst.export(converted, path, torch.randn(2, 4, 8, 8))
+    by_name = {weight.name: weight for weight in report.weights}
+    assert {name: weight.pattern for name, weight in by_name.items()} == {
+        **dict.fromkeys(("0.weight", "3.weight", "5.weight", "8.weight"), "2:4"),
+        "10.weight": "",
+    }
+    assert by_name["0.weight"].density == 0.5 and by_name["10.weight"].density == 1.0
+    assert not by_name["10.weight"].is_2_4 and by_name["3.weight"].groups == 16
+    stored = formats.FORMATS[suffix].weights(path)
+    assert fst.verify(stored, include=["0.weight", "5.weight"]).ok
+
+
+def test_a_fixed_batch(converted, tmp_path):
+    path = tmp_path / "model.pt2"
+    fst.export(converted, path, torch.randn(1, 4, 8, 8), dynamic_batch=False)
+    assert outputs(path, torch.randn(1, 4, 8, 8)).shape == (1, 10)
+    with pytest.raises(AssertionError, match=r"size\(\)\[0\] == 1"):
+        outputs(path, torch.randn(2, 4, 8, 8))
+
+
+def test_a_computed_weight_is_not_listed(tmp_path):
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 8, 1)), network()[5])
+    with torch.no_grad():
+        model[0].parametrizations.weight.original0.mul_(2)
+    report = fst.export(model, tmp_path / "m.safetensors")
+    assert [weight.name for weight in report.weights] == ["1.weight"]
+
+
+def test_linear_layers_on_sequences(tmp_path):
+    """Their weights are stored transposed in ONNX."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
+    fst.convert(model, "srste", include=nn.Linear)
+    report = fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64))
+    assert [weight.pattern for weight in report.weights] == ["2:4", "2:4"]
+    assert "CUTLASS, cuSPARSELt" in str(report)
+
+
+def test_safetensors_are_the_folded_state_dict(converted, tmp_path):
+    path = tmp_path / "model.safetensors"
+    report = fst.export(converted, path)
+    assert report.difference is None and "it was not run" in str(report)
+    stored, expected = formats.FORMATS[path.suffix].weights(path), fst.fold(converted).state_dict()
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[name], expected[name]) for name in stored)
+    assert fst.verify(path).ok
+
+
+@pytest.mark.parametrize("strategy", ["dense", "sdgp", "dpf", "tsm"])
+def test_other_strategies(strategy, tmp_path):
+    model = network()
+    fst.convert(model, strategy)
+    report = fst.export(model, tmp_path / "m.pt2", torch.randn(2, 4, 8, 8))
+    assert report.difference == 0 and len(report.weights) == 5
+
+
+def test_a_model_of_torchvision(tmp_path):
+    model = torchvision.models.mobilenet_v3_small(num_classes=10)
+    fst.convert(model, "fst")
+    report = fst.export(model, tmp_path / "m.onnx", torch.randn(1, 3, 32, 32))
+    assert report.difference < 1e-4
+    assert sum(bool(weight.pattern) for weight in report.weights) == len(fst.sparse_layers(model))
+
+
+def test_a_file_that_lost_a_zero_is_refused(converted, tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    kind = formats.FORMATS[".safetensors"]
+
+    def damaged(file):
+        stored = kind.weights(file)
+        stored["0.weight"][stored["0.weight"] == 0] = 1e-3
+        return stored
+
+    monkeypatch.setitem(formats.FORMATS, ".safetensors", kind._replace(weights=damaged))
+    with pytest.raises(RuntimeError, match=r"'0.weight' has \d+ elements that S\(W\)"):
+        fst.export(converted, path)
+    lacking = kind._replace(weights=lambda file: {})
+    monkeypatch.setitem(formats.FORMATS, ".safetensors", lacking)
+    with pytest.raises(RuntimeError, match="does not hold the weight '0.weight'"):
+        fst.export(converted, path)
+    wrong = kind._replace(outputs=lambda file, inputs: [torch.zeros(2, 10)])
+    monkeypatch.setitem(formats.FORMATS, ".safetensors", wrong)
+    with pytest.raises(RuntimeError, match="outputs differ from the model's"):
+        fst.export(converted, path, torch.randn(2, 4, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_arguments(converted, tmp_path, monkeypatch):
+    images = torch.randn(2, 4, 8, 8)
+    with pytest.raises(ValueError, match="suffix '.onx' is unknown. Did you mean '.onnx'?"):
+        fst.export(converted, tmp_path / "m.onx", images)
+    with pytest.raises(ValueError, match="example_input=None: a .onnx file needs a batch"):
+        fst.export(converted, tmp_path / "m.onnx")
+    with pytest.raises(FileNotFoundError, match="its folder does not exist"):
+        fst.export(converted, tmp_path / "absent" / "m.onnx", images)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fst-train\[export\]'"):
+        fst.export(converted, tmp_path / "m.onnx", images)
+
+
+def test_who_can_use_the_zeros():
+    assert consumers.tensorrt((256, 256, 3, 3), 1, True) == "eligible"
+    assert consumers.tensorrt((256, 32, 3, 3), 1, True) == "eligible"  # 288 with its kernel
+    assert consumers.tensorrt((256, 128, 1, 1), 1, True) == "eligible, but small"
+    assert consumers.tensorrt((256, 8, 3, 3), 32, True) == "no: grouped"
+    assert consumers.tensorrt((256, 256, 3, 3), 1, False) == "no: not 2:4"
+    assert consumers.torch_semi_structured((64, 64), True) == "CUTLASS, cuSPARSELt"
+    assert consumers.torch_semi_structured((48, 16), True) == "cuSPARSELt"
+    assert consumers.torch_semi_structured((10, 512), True) == "no: not multiples of 16"
+    assert consumers.torch_semi_structured((64, 64), False) == "no: not 2:4"
+    assert consumers.torch_semi_structured((64, 64, 1, 1), True) == "no: linear layers only"
+    assert consumers.openvino((64, 64), 0.5) == "packs 50 % zeros"
+
+
+def test_the_sizes_are_torchs_own():
+    """torch knows them: CUTLASS takes multiples of (32, 64) in half precision, cuSPARSELt of 16."""
+    from torch.sparse import semi_structured as torchs
+
+    for kind, rows, columns in (("CUTLASS", 32, 64), ("CUSPARSELT", 16, 16)):
+        sizes = getattr(torchs, f"SparseSemiStructuredTensor{kind}")._DTYPE_SHAPE_CONSTRAINTS
+        least = sizes[torch.float16]
+        assert (least.sparse_min_rows, least.sparse_min_cols) == (rows, columns)

@@ -1,0 +1,109 @@
+"""The callback in Lightning's own Trainer: it converts, logs, resumes exactly, and refuses."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import fst
+
+pl = pytest.importorskip("lightning.pytorch")
+
+from fst.integrations.lightning import SparsityCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
+        self.frozen = []
+
+    def training_step(self, batch):
+        images, labels = batch
+        return cross_entropy(self.model(images), labels)
+
+    def validation_step(self, batch):
+        self.frozen += [layer.run.frozen is not None for layer in fst.sparse_layers(self).values()]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(32, 4, 6, 6, generator=generator)
+    labels = torch.randint(32, (32,), generator=generator)
+    return DataLoader(TensorDataset(images, labels), 8)
+
+
+def fit(folder, epochs, strategy="srste", checkpoint=None, **options):
+    callback = SparsityCallback(strategy, log_every=2, **options)
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[callback, pl.callbacks.ModelCheckpoint(folder / "saved", save_top_k=-1)],
+        logger=pl.loggers.CSVLogger(folder),
+        log_every_n_steps=2,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Module()
+    trainer.fit(module, loader(), loader(), ckpt_path=checkpoint)
+    return trainer, module
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "tsm", "interval": 7}])
+def test_a_resumed_run_ends_as_a_whole_one(tmp_path, options):
+    _, whole = fit(tmp_path / "whole", 3, **options)
+    (path,) = (tmp_path / "whole" / "saved").glob("epoch=0*.ckpt")
+    _, resumed = fit(tmp_path / "resumed", 3, checkpoint=path, **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name])
+    states = [fst.sparsity_state(module) for module in (whole, resumed)]
+    assert states[0]["model.0"]["step"] == states[1]["model.0"]["step"] == 12
+    if options:
+        masks = [state["model.2"]["kept_mask"] for state in states]
+        assert torch.equal(*masks) and 0 < masks[0].double().mean() < 1
+
+
+def test_the_run_is_that_of_a_loop_of_ones_own(tmp_path):
+    trainer, module = fit(tmp_path, 2, strategy="srste")
+    alone = Module()
+    fst.convert(alone, "srste")
+    optimizer = alone.configure_optimizers()
+    for _ in range(2):
+        for batch in loader():
+            optimizer.zero_grad()
+            alone.training_step(batch).backward()
+            optimizer.step()
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)
+    assert module.frozen and all(module.frozen)
+    assert trainer.callback_metrics["sparsity/density"] == 0.5
+    assert "sparsity/grad_norm/model.0" in trainer.callback_metrics
+    assert fst.verify(fst.fold(module)).ok
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="replaces Parameters"):
+        SparsityCallback("prunetrain")
+    with pytest.raises(ValueError, match="log_every=-1"):
+        SparsityCallback("srste", log_every=-1)
+    plain = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    plain.fit(Module(), loader())
+    path = tmp_path / "plain.ckpt"
+    plain.save_checkpoint(path)
+    with pytest.raises(ValueError, match="a training without SparsityCallback"):
+        fit(tmp_path, 2, checkpoint=path)

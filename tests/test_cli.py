@@ -1,0 +1,141 @@
+"""The command `fst`: its subcommands, what it says about mistakes, and the doors in tools/."""
+
+import importlib
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fst
+from fst import cli
+from fst.basics.extras import EXTRA_OF, how_to_get
+from fst.engine.packaged import config_path, packaged_configs
+
+ROOT = Path(__file__).resolve().parents[1]
+DOORS = sorted((ROOT / "tools").glob("*.py"))
+
+
+def stopped(argv: list[str]) -> int:
+    """The exit status of a command that does not return."""
+    with pytest.raises(SystemExit) as found:
+        cli.main(argv)
+    return found.value.code
+
+
+def test_help_lists_every_command(capsys):
+    assert cli.main([]) == 0
+    listed = capsys.readouterr().out
+    assert stopped(["--help"]) == 0 and capsys.readouterr().out == listed
+    for name, command in cli.COMMANDS.items():
+        assert re.search(rf"^{name} +{re.escape(command.summary)}$", listed, re.MULTILINE)
+    assert stopped(["--version"]) == 0
+    assert capsys.readouterr().out == f"fst-train {fst.__version__}\n"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_under_its_name(name, capsys):
+    assert stopped([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: fst {name} ")
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.stem)
+def test_doors_are_the_commands(door):
+    text = door.read_text()
+    (name,) = re.findall(r'main\(\["(\w+)", \*sys.argv\[1:\]\]\)', text)
+    assert name in cli.COMMANDS and len(text.splitlines()) <= 8
+    assert name == {"benchmark": "bench"}.get(door.stem, door.stem)
+
+
+def test_a_command_runs_as_a_module_and_as_a_door():
+    for start in (["-m", "fst", "verify"], ["tools/verify.py"]):
+        command = [sys.executable, *start, "absent.pth"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: checkpoint 'absent.pth' does not exist")
+
+
+def test_an_unknown_command_is_corrected(capsys):
+    assert stopped(["tarin"]) == 2
+    assert "'tarin' is no command. Did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "package"), [("train", "mmengine"), ("ablate", "rich"), ("report", "matplotlib")]
+)
+def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
+    for name in [m for m in sys.modules if m.startswith(("fst.engine", "fst.studies"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    # Python says "import of X halted; None in sys.modules" and gives the name, as for a missing one
+    assert stopped([command, "x"]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"error: {package}[\w.]* is not installed: pip install 'fst-train\[train\]'\n", said
+    )
+
+
+def test_importing_the_engine_names_the_extra():
+    code = "import sys; sys.modules['numpy'] = None; import fst.engine"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "numpy" in last and last.endswith("pip install 'fst-train[train]'")
+
+
+def test_every_requirement_of_an_extra_is_known():
+    """The table of packages is that of setup.cfg."""
+    packages: dict[str, list[str]] = {}
+    for package, distributions in packages_distributions().items():
+        for distribution in distributions:
+            packages.setdefault(distribution.lower(), []).append(package)
+    for line in requires("fst-train"):
+        requirement = Requirement(line)
+        (extra,) = re.findall(r'extra == "(\w+)"', line) or [None]
+        if extra in (None, "dev") or requirement.name == "fst-train":
+            continue
+        names = packages.get(requirement.name.lower(), [])
+        assert not names or any(EXTRA_OF.get(name) == extra for name in names), line
+    assert how_to_get("mmdet.apis") == "pip install 'fst-train[det]'" and how_to_get("os") == ""
+
+
+def test_env_says_what_a_bug_report_needs(capsys):
+    assert cli.main(["env"]) == 0
+    said = capsys.readouterr().out
+    for part in ("torch ", "python ", "machine ", "prune_weight", str(ROOT), fst.__version__):
+        assert part in said
+
+
+def test_configs_are_listed_and_copied(capsys, tmp_path):
+    assert cli.main(["configs", "list", "*demo*"]) == 0
+    assert capsys.readouterr().out == "fst::configs/demo_digits.py\n"
+    assert cli.main(["configs", "list"]) == 0
+    assert capsys.readouterr().out.split() == packaged_configs()
+    assert "fst::configs/ablation/digits_table3.yaml" in packaged_configs()
+    assert not any("_base_" in name for name in packaged_configs())
+    target = tmp_path / "mine"
+    assert cli.main(["configs", "copy", str(target)]) == 0
+    of_checkout = {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.py")}
+    assert {path.relative_to(target) for path in target.rglob("*.py")} == of_checkout
+    assert stopped(["configs", "copy", str(target)]) == 2
+    assert stopped(["configs", "list", "*.txt"]) == 2
+    said = capsys.readouterr().err
+    assert "exists; name a folder that does not" in said and "pattern='*.txt'" in said
+
+
+def test_names_of_packaged_configs():
+    file = Path(config_path("fst::configs/demo_digits.py"))
+    assert file.samefile(ROOT / "configs" / "demo_digits.py")
+    assert config_path("fst::configs/demo_digits") == str(file)
+    assert config_path("elsewhere/a.py") == "elsewhere/a.py"
+    with pytest.raises(FileNotFoundError, match="Did you mean 'fst::configs/demo_digits.py'"):
+        config_path("fst::configs/demo_digit")
+
+
+def test_every_command_imports():
+    for command in cli.COMMANDS.values():
+        assert callable(getattr(importlib.import_module(command.module), command.function))

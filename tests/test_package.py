@@ -1,0 +1,60 @@
+"""What describes the package says the same everywhere: version, Pythons, extras, issue forms."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fst
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirements(text: str) -> list[str]:
+    return re.findall(r"^([\w-]+)", text.strip(), re.MULTILINE)
+
+
+def test_the_version_has_one_place(setup):
+    assert setup["metadata"]["version"] == "attr: fst.basics.version.__version__"
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == fst.__version__
+
+
+def test_pythons_are_the_same_everywhere(setup):
+    named = re.findall(r"Python :: 3\.(\d+)", setup["metadata"]["classifiers"])
+    first, last = named[0], named[-1]
+    assert setup["options"]["python_requires"] == f">=3.{first}"
+    for file in ("README.md", "CONTRIBUTING.md", "Makefile"):
+        assert f"Python 3.{first}-3.{last}" in (ROOT / file).read_text(), file
+    assert f"(3, {first}) <= v[:2] <= (3, {last})" in (ROOT / "Makefile").read_text()
+    assert f'target-version = "py3{first}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_requirement_is_pinned(setup):
+    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    wanted = setup["options"]["install_requires"]
+    wanted += "".join(setup["options.extras_require"].values())
+    assert {name.lower() for name in requirements(wanted)} - {"fst-train"} <= pinned
+
+
+def test_types_are_shipped(setup):
+    assert (ROOT / "fst" / "py.typed").is_file()
+    assert "py.typed" in setup["options.package_data"]["fst"]
+    for path in setup["mypy"]["files"].split(", "):
+        assert (ROOT / path).exists(), path
+
+
+def test_issue_forms_ask_for_the_environment():
+    for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(file.read_text())
+        if file.stem != "config":
+            assert form["name"] and form["body"]
+    assert "fst env" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()

@@ -1,0 +1,113 @@
+"""What a user installs: the wheel, built from the sdist, works in a folder with nothing in it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = shutil.ignore_patterns(
+    *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
+)
+CHILD = """
+_base_ = "fst::configs/demo_digits.py"
+train_cfg = dict(by_epoch=True, max_epochs=1)
+optim_wrapper = dict(optimizer=dict(lr=0.05))
+"""
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """The output of a command, in an environment without PYTHONPATH."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_OUT)
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, folder, folder=source)
+    (file,) = folder.glob("*.tar.gz")
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation")
+    run(*pip, sdist, "--wheel-dir", folder, folder=folder)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel, tmp_path_factory) -> Path:
+    """The programs of an environment that holds the wheel and sees this one's dependencies."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = (sys.executable, "-m", "pip", "--quiet", "--python", python)
+    run(*pip, "install", "--no-deps", wheel, folder=folder)
+    return folder / "bin"
+
+
+def test_the_wheel_holds_configs_and_sources(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in (ROOT / "configs").rglob("*"):
+        if path.suffix in (".py", ".yaml"):
+            assert f"fst/.mim/configs/{path.relative_to(ROOT).as_posix()}" in names
+    assert {"fst/.mim/model-index.yml", "fst/kernels/sparse24/binding.cpp"} <= names
+    assert not any(name.startswith(("tests/", "configs/", "tools/")) for name in names)
+
+
+@pytest.mark.slow
+def test_the_demo_trains_in_an_empty_folder(binaries, tmp_path):
+    start = (binaries / "fst", "train", "fst::configs/demo_digits")
+    quick = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
+    run(*start, "--seed", "0", "--cfg-options", *quick, folder=tmp_path)
+    checkpoint = tmp_path / "work_dirs" / "demo_digits" / "epoch_1.pth"
+    assert checkpoint.is_file()
+
+    (tmp_path / "child.py").write_text(CHILD)
+    fold = (binaries / "fst", "fold", "child.py", checkpoint, "folded.pth")
+    assert "folded " in run(*fold, folder=tmp_path)
+    assert "weights are 2:4" in run(binaries / "fst", "verify", "folded.pth", folder=tmp_path)
+
+    said = run(binaries / "fst", "env", folder=tmp_path)
+    assert str(binaries.parent) in said and str(ROOT) not in said
+
+
+def test_the_sdist_is_complete(sdist):
+    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    wanted = ("fst/", "kernels/", "configs/", "tools/", "tests/", "docs/", "examples/")
+    top = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt"}
+    missing = [
+        name
+        for name in listed
+        if (name.startswith(wanted) or name in top)
+        and (ROOT / name).is_file()
+        and name not in names
+    ]
+    assert not missing
