@@ -113,19 +113,21 @@ def grad_weight(
     size = (grad_output.shape[2], grad_output.shape[3])
     strided = geometry._replace(stride=_steps(lattices[0], geometry))
 
-    def with_program(name: str) -> Tensor:
+    whole = kernel == (1, 1) and not kept.reduced  # what is kept of the input is yet to be taken
+
+    def with_program(name: str, in_place: bool = not (whole or kept.reduced)) -> Tensor:
         # A candidate's time includes the fold, which is itself a choice.
         folded = fold_grad_output(grad_output, kept)
-        needed = inputs
-        if kernel == (1, 1) and not kept.reduced:
-            needed = _kept_input(inputs[0], kept, size)
-        total = _from_folded(PROGRAMS[name], folded, needed, weight, kept, size)
+        needed = _kept_input(inputs[0], kept, size) if whole and not in_place else inputs
+        total = _from_folded(PROGRAMS[name], folded, needed, weight, kept, size, in_place)
         return _completed(total, grad_output, inputs, kept)
 
     candidates = {
         name: functools.partial(with_program, name)
         for name in programs(grad_output, weight, strided)
     }
+    if whole:
+        candidates["in_place"] = functools.partial(with_program, "strided", in_place=True)
     if not kept.reduced and not rule.input_signs(kept.phase):
 
         def masked() -> Tensor:
@@ -178,14 +180,18 @@ def _from_folded(
     weight: Tensor,
     kept: KeptPositions,
     output_size: tuple[int, int],
+    in_place: bool,
 ) -> Tensor:
-    """The sum over lattices of the strided weight gradients that ``program`` computes."""
+    """The sum over lattices of the strided weight gradients that ``program`` computes.
+
+    ``in_place``: from the whole input, not from what `_kept_input` took for each lattice.
+    """
     geometry, kernel = kept.geometry, (weight.shape[2], weight.shape[3])
     total: Tensor | None = None
     for index, part in enumerate(folded):
         if not part.numel():
             continue
-        if kernel == (1, 1):
+        if not in_place:
             window, strided = inputs[index], Geometry((1, 1), (0, 0), (1, 1), geometry.groups)
         else:
             window, strided = _read(inputs[0], kept, index, output_size, kernel)
