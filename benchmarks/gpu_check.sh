@@ -1,161 +1,110 @@
 #!/usr/bin/env bash
-# Everything about GPUs that is open: builds, tests and measures it, part by part.
-set -euo pipefail
+# Everything about GPUs that is open, in three calls: what is true, where kernels help, the rest.
+set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHONPATH=. PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3}
-OUT=${OUT_DIR:-benchmarks/out}
-LIMIT=${LIMIT:-540} # seconds of a part
-MODELS=${MODELS:-resnet18 resnet50}
+OUT=${OUT:-benchmarks/out}
+LIMIT=${LIMIT:-540} # seconds of a call
 BATCH=${BATCH:-256}
 
 usage() {
     cat <<'TEXT'
-usage: benchmarks/gpu_check.sh PART
+usage: benchmarks/gpu_check.sh 1|2|3
 
-Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each part ends within nine
-minutes and writes JSON and a log to benchmarks/out (OUT_DIR). In the order in which they answer:
+Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each call ends within nine
+minutes and leaves logs, JSON and charts in one archive, OUT/callN.tgz. Most valuable first:
 
-  0  layers        dense convolutions of each model against fst's grad_weight, GEMM by GEMM
-  1  tests         the Triton kernels' tests on the GPU; compute-sanitizer where there is one
-  2  pruning       bandwidth of the pruning and folding kernels against a copy, torch and SDGP's
-  3  grad_weight   the own weight gradient against cuDNN, dense and strided
-  4  steps         whole training steps: dense, fst, srste, sdgp; of the first model compiled too
-  5  kernel_steps  the same with the unverified pruning and grad_weight kernels
-  6  sparse_tests  the 2:4 convolutions: build, tests, compute-sanitizer (needs nvcc and ninja)
-  7  sparse        2:4 convolutions against cuDNN, layer by layer: go or no-go
-  8  sparse_steps  training steps with 2:4 convolutions wherever they can run
-  9  compiled      the kernels' registers and memory instructions, compiled for sm_80 and sm_90a
+  1  truth    versions; training steps of ResNet-18 and -50; tests of every kernel
+  2  worth    steps of VGG16-SSD; cuDNN layer by layer against the kernels: go or no-go
+  3  rest     compiled steps, bandwidth of pruning, the memory checker, machine code
 
-Environment: PYTHON (python3), OUT_DIR, MODELS ("resnet18 resnet50"), BATCH (256), LIMIT (540).
+Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
 TEXT
 }
 
-# run NAME COMMAND...: within the part's time, with a log; a failure is reported and ends the part.
+# run NAME SECONDS COMMAND...: with a log of all and the end on screen; the next one runs anyway.
 run() {
-    local name=$1 left=$((LIMIT - SECONDS))
-    shift
+    local name=$1 seconds=$2 left=$((LIMIT - SECONDS))
+    shift 2
     if ((left <= 5)); then
-        echo "$name: no time left in this part" | tee "$OUT/$name.log"
-        return 1
+        echo "== $name: no time left" | tee "$LOGS/$name.log"
+        FAILED+=("$name")
+        return
     fi
-    echo "== $name: $*"
-    timeout --kill-after=30 "$left" "$@" 2>&1 | tee "$OUT/$name.log"
+    echo "== $name ($(date +%T)): $*"
+    timeout --kill-after=10 "$((seconds < left ? seconds : left))" "$@" >"$LOGS/$name.log" 2>&1
+    local code=$?
+    tail -n 40 "$LOGS/$name.log"
+    if ((code)); then
+        echo "== $name ended with $code" | tee -a "$LOGS/$name.log"
+        FAILED+=("$name")
+    fi
 }
 
-describe() {
-    "$PYTHON" - >"$OUT/machine.json" <<'CODE'
-import json, subprocess, sys, torch, triton
-driver = subprocess.run(
-    ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv"],
-    capture_output=True, text=True,
-).stdout
-json.dump(
-    {"python": sys.version, "torch": torch.__version__, "cuda": torch.version.cuda,
-     "cudnn": torch.backends.cudnn.version(), "triton": triton.__version__, "driver": driver,
-     "gpu": torch.cuda.get_device_name()},
-    sys.stdout, indent=1,
-)
-CODE
-    cat "$OUT/machine.json"
+steps() { # NAME SECONDS MODEL OPTIONS...
+    local name=$1 seconds=$2 model=$3
+    shift 3
+    run "$name" "$seconds" "$PYTHON" tools/benchmark.py --model "$model" --dtype bfloat16 \
+        --device cuda --no-layers --out "$LOGS/$name" "$@"
 }
 
-benchmark() { # NAME MODEL OPTIONS...
-    local name=$1 model=$2
-    shift 2
-    run "$name" "$PYTHON" tools/benchmark.py --model "$model" --batch "$BATCH" --dtype bfloat16 \
-        --device cuda --out "$OUT/$name" "$@"
+tests() { # NAME SECONDS PROCESSES TESTS...
+    local name=$1 seconds=$2 processes=$3
+    shift 3
+    local split=(-n "$processes" --dist worksteal)
+    "$PYTHON" -c 'import xdist' 2>/dev/null || split=()
+    run "$name" "$seconds" "$PYTHON" -m pytest -q -m gpu "${split[@]}" -p no:cacheprovider \
+        --junitxml="$LOGS/$name.xml" "$@"
 }
 
-part_layers() {
-    for model in $MODELS; do
-        benchmark "layers_$model" "$model" --no-steps --strategies dense fst
-    done
+call_1() {
+    run versions 60 "$PYTHON" -m torch.utils.collect_env
+    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense fst sdgp --no-compile
+    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst --no-compile
+    run build 90 "$PYTHON" -m fst.ops build
+    tests tests 200 14 tests/kernels --ignore-glob='*sparse24*'
+    tests tests_sparse24 120 6 tests/kernels/test_sparse24.py \
+        tests/kernels/test_sparse24_layout.py tests/kernels/test_sparse24_training.py
 }
 
-# check NAME EXPRESSION TESTS...: pytest on the GPU, and what EXPRESSION selects in the sanitizer.
-check() {
-    local name=$1 selected=$2
-    shift 2
-    local tests=("$PYTHON" -m pytest -q -m gpu "$@" -p no:cacheprovider)
-    run "$name" "${tests[@]}" --junitxml="$OUT/$name.xml"
+call_2() {
+    local kernels=prune_weight=triton,fold_grad_output=triton
+    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --no-compile --no-memory \
+        --force-backends "$kernels"
+    local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
+    if "$PYTHON" -c 'import mmdet' 2>/dev/null; then
+        of_ssd=(resnet18 --config configs/detection/fst_ssd300_voc0712.py)
+    fi
+    steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst --no-compile
+    run build 90 "$PYTHON" -m fst.ops build
+    run sparse24 120 "$PYTHON" benchmarks/gpu/sparse24.py --models resnet18 --batch "$BATCH" \
+        --out "$LOGS/sparse24.json"
+    run grad_weight 110 "$PYTHON" benchmarks/gpu/grad_weight.py --kernel 3 --repeats 9 \
+        --batch "$BATCH" --out "$LOGS/grad_weight.json"
+}
+
+call_3() {
+    steps compiled_resnet18 240 resnet18 --batch "$BATCH" --strategies dense fst --compile
+    run pruning 120 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
+        --out "$LOGS/pruning.json"
     if command -v compute-sanitizer >/dev/null; then
+        run build 90 "$PYTHON" -m fst.ops build
         # Without torch's cache of freed memory every access outside a tensor is seen.
-        for tool in memcheck racecheck; do
-            PYTORCH_NO_CUDA_MEMORY_CACHING=1 run "${name}_$tool" compute-sanitizer \
-                --tool "$tool" --error-exitcode 1 "${tests[@]}" -k "$selected"
-        done
+        PYTORCH_NO_CUDA_MEMORY_CACHING=1 run memcheck 120 compute-sanitizer --tool memcheck \
+            --error-exitcode 1 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
+            tests/kernels/test_sparse24.py -k meets_its_own
     else
-        echo "compute-sanitizer is not installed" | tee "$OUT/${name}_sanitizer.log"
+        echo "== memcheck: compute-sanitizer is not installed" | tee "$LOGS/memcheck.log"
     fi
+    run compiled 60 "$PYTHON" benchmarks/gpu/compiled.py --out "$LOGS/compiled.json"
 }
 
-part_tests() {
-    check tests "test_folds_like or test_bits_equal or bit_for_bit or depends_on_the_seed" \
-        tests/kernels --ignore-glob='*sparse24*'
-}
-
-part_pruning() {
-    run pruning "$PYTHON" benchmarks/gpu/pruning.py --batch "$BATCH" --out "$OUT/pruning.json"
-}
-
-part_grad_weight() {
-    run grad_weight "$PYTHON" benchmarks/gpu/grad_weight.py --batch "$BATCH" \
-        --out "$OUT/grad_weight.json"
-    run grad_weight_tiles "$PYTHON" benchmarks/gpu/grad_weight.py --batch "$BATCH" --tiles \
-        --kernel 3 --repeats 7 --out "$OUT/grad_weight_tiles.json"
-}
-
-part_steps() {
-    for model in $MODELS; do # compiling takes minutes: the first model only
-        local compile=--no-compile
-        [[ $model == "${MODELS%% *}" ]] && compile=--compile
-        benchmark "steps_$model" "$model" --no-layers --strategies dense fst srste sdgp $compile
-    done
-}
-
-part_kernel_steps() {
-    local kernels=prune_weight=triton,prune_grad_output=triton,fold_grad_output=triton
-    for model in $MODELS; do
-        benchmark "kernel_steps_$model" "$model" --no-layers --strategies fst srste sdgp \
-            --no-compile --force-backends "$kernels,grad_weight=triton"
-    done
-}
-
-part_sparse_tests() {
-    run sparse_build "$PYTHON" -m fst.ops build
-    check sparse_tests "test_repeats or meets_its_own or like_the_reference" \
-        tests/kernels/test_sparse24.py tests/kernels/test_sparse24_layout.py \
-        tests/kernels/test_sparse24_training.py
-}
-
-part_sparse() {
-    run sparse "$PYTHON" benchmarks/gpu/sparse24.py --batch "$BATCH" --out "$OUT/sparse24.json" \
-        --models $MODELS
-    run sparse_ssd "$PYTHON" benchmarks/gpu/sparse24.py --batch 32 --models vgg16_300 \
-        --out "$OUT/sparse24_vgg16.json"
-}
-
-part_sparse_steps() {
-    local kernels=prune_weight=triton,grad_weight=triton
-    for model in $MODELS; do
-        benchmark "sparse_steps_$model" "$model" --no-layers --strategies fst fst_w \
-            --no-compile --force-backends "$kernels,output=mma_sp,grad_input=mma_sp"
-    done
-}
-
-part_compiled() {
-    run compiled "$PYTHON" benchmarks/gpu/compiled.py --out "$OUT/compiled.json"
-}
-
-names=(layers tests pruning grad_weight steps kernel_steps sparse_tests sparse sparse_steps
-    compiled)
 case ${1:-} in
 -h | --help)
     usage
     exit 0
     ;;
-[0-9]) ;;
+[123]) ;;
 *)
     usage >&2
     exit 2
@@ -165,7 +114,14 @@ if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
     echo "error: $PYTHON finds no CUDA device" >&2
     exit 1
 fi
-mkdir -p "$OUT"
+SCRATCH=$(mktemp -d)
+LOGS=$SCRATCH/call$1
+FAILED=()
+mkdir -p "$LOGS" "$OUT"
+trap 'tar czf "$OUT/call$1.tgz" -C "$SCRATCH" "call$1"; rm -rf "$SCRATCH"' EXIT
+export PYTHONPATH=. PYTHONUNBUFFERED=1 FST_CACHE_DIR=$SCRATCH/cache
+export TORCHINDUCTOR_COMPILE_THREADS=12 MAX_JOBS=12
 SECONDS=0
-describe
-"part_${names[$1]}"
+"call_$1"
+echo "== done after $SECONDS s; failed: ${FAILED[*]:-nothing}"
+exit $((${#FAILED[@]} > 0))

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from .fold_triton import _fold_kernel, _pair_sum_kernel
-from .launch import LANES, Launch
+from .launch import LANES, Launch, within_32_bits
 
 Lattice = tuple[int, int, int, int]
 
@@ -28,7 +28,11 @@ def fold(
         block: (height, width) of the block of which one position is kept.
         lattices: (row, row step, column, column step) of the kept positions. A row step above the
             block's height means pairs along the flattened map.
+
+    Raises:
+        ValueError: see `launch.within_32_bits`.
     """
+    grad_output = within_32_bits(grad_output)
     for lattice, out in zip(lattices, results, strict=True):
         if out.numel():
             fold_launch(grad_output, out, block, lattice).run()
@@ -66,9 +70,10 @@ def fold_launch(
     height, width = grad_output.shape[2:]
     row_pairs = block == (1, 2) and not is_flat(block, lattice) and width % 2 == 0
     if row_pairs and grad_output.is_contiguous() and out.is_contiguous():
-        size, tile = out.numel(), 4 * LANES
-        grid = (triton.cdiv(size, tile),)
-        return Launch(_pair_sum_kernel, grid, (grad_output, out, size), {"BLOCK": tile})
+        tile = 4 * LANES
+        grid = (triton.cdiv(out.numel(), tile),)
+        values = 2 * out.numel()
+        return Launch(_pair_sum_kernel, grid, (grad_output, out, values), {"BLOCK": tile})
     samples, channels, out_height, out_width = out.shape
     positions = out_height * out_width
     if out.stride(1) == 1 and channels > 1:
@@ -94,6 +99,8 @@ def fold_launch(
         *grad_output.stride(),
         *out.stride(),
         *lattice,
+        triton.cdiv(positions, down),
     )
-    grid = (triton.cdiv(positions, down), triton.cdiv(channels, across), samples)
+    # Axis 0 alone may have more than 65,535 programs.
+    grid = (samples * triton.cdiv(positions, down), triton.cdiv(channels, across))
     return Launch(_fold_kernel, grid, arguments, constants)

@@ -98,6 +98,7 @@ def _fold_kernel(
     row_step,
     column,
     column_step,
+    position_tiles,
     BLOCK_HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     CUT_HEIGHT: tl.constexpr,
@@ -108,9 +109,10 @@ def _fold_kernel(
     CHANNELS: tl.constexpr,
 ):
     """out[i, j] is `kept_sum` of the kept position (i, j)."""
-    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None]
+    tile = tl.program_id(0) % position_tiles
+    position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    sample = tl.program_id(2).to(tl.int64)
+    sample = (tl.program_id(0) // position_tiles).to(tl.int64)
     i = position // out_width
     j = position % out_width
     inside = (position < out_height * out_width) & (channel < channels)
@@ -141,12 +143,15 @@ def _fold_kernel(
 
 
 @triton.jit
-def _pair_sum_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
-    """out[k] = x[2k] + x[2k + 1]: rows of even width whose positions follow each other."""
+def _pair_sum_kernel(x_ptr, out_ptr, values, BLOCK: tl.constexpr):
+    """out[k] = x[2k] + x[2k + 1]: rows of even width whose positions follow each other.
+
+    ``values``: how many x has.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK
     both = at * 2 + tl.arange(0, 2 * BLOCK)
-    pairs = tl.reshape(tl.load(x_ptr + both, mask=both < 2 * size, other=0.0), (BLOCK, 2))
+    pairs = tl.reshape(tl.load(x_ptr + both, mask=both < values, other=0.0), (BLOCK, 2))
     even, odd = tl.split(pairs)
     total = rounded(even.to(tl.float32) + odd.to(tl.float32), out_ptr.dtype.element_ty)
     place = at + tl.arange(0, BLOCK)
-    tl.store(out_ptr + place, total, mask=place < size)
+    tl.store(out_ptr + place, total, mask=place < values // 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .fold import Lattice, kept_sum_constants
 from .grad_weight_triton import _grad_weight_kernel, _sum_kernel
-from .launch import INT32, Launch
+from .launch import INT32, Launch, last_offset
 
 # What is assumed where there is no GPU to ask: the multiprocessors of an H100 or H200, and the
 # shared memory of an A100 for one program.
@@ -183,7 +183,7 @@ def _constants(
     height, width = grad_output.shape[2:]
     rows, columns = _extent((height, width), problem.lattices[index])
     channels, taps = out.shape[1], out.shape[2] * out.shape[3]
-    wide = max(_last_offset(t) for t in (grad_output, input, out)) >= INT32
+    wide = max(last_offset(t.shape, t.stride()) for t in (grad_output, input, out)) >= INT32
     return {
         "TAPS": taps,
         "ROWS": rows,
@@ -199,11 +199,6 @@ def _constants(
         "K": tile.k,
         "num_warps": tile.warps,
     }
-
-
-def _last_offset(tensor: Tensor) -> int:
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return sum((size - 1) * stride for size, stride in sizes)
 
 
 def _stages(tile: Tile, constants: dict[str, Any], itemsize: int, shared: int) -> int:

@@ -85,13 +85,30 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int]) -> Layout | Non
 
 def collapse(*layouts: Layout) -> tuple[Layout, ...]:
     """All samples as one where every layout allows it and offsets fit 32 bits."""
-    first = layouts[0]
-    fits = first.samples * first.channels * first.positions < INT32
+    fits = all(last_offset(x[:3], x[3:]) < INT32 for x in layouts)
     if not fits or any(x.sample != x.positions * x.position for x in layouts):
         return layouts
     return tuple(
         x._replace(samples=1, positions=x.samples * x.positions, sample=0) for x in layouts
     )
+
+
+def last_offset(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Offset of the last element of a tensor, in elements."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def within_32_bits(tensor: Tensor) -> Tensor:
+    """The tensor (N, ...), or a dense copy where offsets within a sample do not fit 32 bits.
+
+    Raises:
+        ValueError: a sample has more than 2**31 elements.
+    """
+    if last_offset(tensor.shape[1:], tensor.stride()[1:]) < INT32:
+        return tensor
+    if tensor.shape[1:].numel() > INT32:
+        raise ValueError(f"tensor has shape {tuple(tensor.shape)}: more than 2**31 in a sample.")
+    return tensor.contiguous()
 
 
 def power_of_2(limit: int) -> int:

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .launch import Launch, Layout, Tile, collapse, layout_of, tile_of
+from .launch import Launch, Layout, Tile, collapse, layout_of, tile_of, within_32_bits
 from .prune_triton import _prune_kernel, _scale_kernel, _sums_kernel
 from .select_triton import sorting_network
 
@@ -44,12 +44,16 @@ def prune(
 
     Returns:
         Tensor of the same shape and dtype; same strides where those are dense.
+
+    Raises:
+        ValueError: ``seed`` is missing, or see `launch.within_32_bits`.
     """
     if rule == "random" and seed is None:
         raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
     if n == m or grad_output.numel() == 0:
         return grad_output.clone(memory_format=torch.preserve_format)
     result = torch.empty_like(grad_output)
+    grad_output = within_32_bits(grad_output)
     if layout_of(grad_output) is None:
         grad_output = grad_output.contiguous()
     scale = None
@@ -110,9 +114,9 @@ def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
     launch.run()
     samples, chunks, _, channels = sums.shape
     scale = grad_output.new_empty((samples, channels))
-    block = 128
+    block, rows = 32, min(32, triton.next_power_of_2(chunks))
     _scale_kernel[(samples, triton.cdiv(channels, block))](
-        sums, scale, channels, chunks, BLOCK=block
+        sums, scale, channels, chunks, ROWS=rows, BLOCK=block
     )
     return scale
 

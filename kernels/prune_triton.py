@@ -272,15 +272,19 @@ def _sums_kernel(
 
 
 @triton.jit
-def _scale_kernel(sums_ptr, scale_ptr, channels, rows, BLOCK: tl.constexpr):
+def _scale_kernel(sums_ptr, scale_ptr, channels, chunks, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """scale[sample, channel] from the sums of all chunks of a sample, added in a fixed order."""
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    before = tl.zeros((BLOCK,), tl.float32)
-    after = tl.zeros((BLOCK,), tl.float32)
-    at = sums_ptr + tl.program_id(0).to(tl.int64) * rows * 2 * channels + channel
-    for _row in range(rows):
-        before += tl.load(at, mask=channel < channels, other=0.0)
-        after += tl.load(at + channels, mask=channel < channels, other=0.0)
-        at += 2 * channels
-    scale = rounded(ratio(before, after), scale_ptr.dtype.element_ty)
-    tl.store(scale_ptr + tl.program_id(0) * channels + channel, scale, mask=channel < channels)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    before = tl.zeros((ROWS, BLOCK), tl.float32)
+    after = tl.zeros((ROWS, BLOCK), tl.float32)
+    sums_ptr += tl.program_id(0).to(tl.int64) * chunks * 2 * channels + channel
+    for first in range(0, chunks, ROWS):
+        chunk = first + tl.arange(0, ROWS)[:, None]
+        inside = (chunk < chunks) & (channel < channels)
+        at = sums_ptr + chunk * 2 * channels
+        before += tl.load(at, mask=inside, other=0.0)
+        after += tl.load(at + channels, mask=inside, other=0.0)
+    scale = ratio(tl.sum(before, 0, keep_dims=True), tl.sum(after, 0, keep_dims=True))
+    scale = rounded(scale, scale_ptr.dtype.element_ty)
+    place = scale_ptr + tl.program_id(0).to(tl.int64) * channels + channel
+    tl.store(place, scale, mask=channel < channels)

@@ -76,6 +76,11 @@ def test_recipe_builds_and_trains_a_step(name: str) -> None:
     assert losses["loss"].isfinite()
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_cudnn_measures_its_kernels(name: str) -> None:
+    assert load(name).env_cfg.cudnn_benchmark  # sizes are fixed
+
+
 def learning_rates(config: Config, epoch_length: int) -> list[float]:
     """The learning rate at each iteration, from the recipe's schedulers."""
     optimizer = torch.optim.SGD(

@@ -12,3 +12,4 @@ val_dataloader = dict(dataset=dict(pipeline={{_base_.test_pipeline}}))
 test_dataloader = dict(dataset=dict(pipeline={{_base_.test_pipeline}}))
 
 sparsity = dict(strategy="fst")
+env_cfg = dict(cudnn_benchmark=True)  # images have one size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ class Decision(NamedTuple):
 
     Attributes:
         key: the layer's key as JSON.
-        times: backend -> median milliseconds; empty where nothing was measured.
+        times: backend -> median milliseconds, infinite where it raised; empty where nothing was
+            measured.
     """
 
     operation: str
@@ -72,8 +74,9 @@ def choose(
     """Decide which candidate computes ``operation`` for the layer that ``key`` describes.
 
     A forced backend wins. Else verified candidates are timed in turns, in both orders, and one
-    other than ``default`` is chosen if its median is at least 5 % faster. Nothing is measured
-    while a CUDA graph is captured, or where `enabled` is False.
+    other than ``default`` is chosen if its median is at least 5 % faster; one that raises is left
+    out, and the reason says with what. Nothing is measured while a CUDA graph is captured, or where
+    `enabled` is False.
 
     Args:
         candidates: backend -> function that runs it once on operands like the layer's.
@@ -84,8 +87,8 @@ def choose(
         RuntimeError: the forced backend cannot run here, or not for this key.
     """
     demanded, tuning = registry.demanded(operation, candidates), enabled(device)
-    threads = torch.get_num_threads() if device.type == "cpu" else 0
-    quick = (operation, key, tuple(candidates), default, device, threads, demanded, tuning)
+    settings = tuple(cache.settings(device).values())
+    quick = (operation, key, tuple(candidates), default, device, settings, demanded, tuning)
     known = _DECIDED.get(quick)
     if known is not None:
         return known
@@ -139,9 +142,11 @@ def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decisi
 def _measured(
     operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision:
-    default = next(iter(contestants))
+    default, *others = contestants
     with torch.no_grad():
-        timings = timing.compare(contestants, REPEATS, device)
+        errors = {name: error for name in others if (error := _error_of(contestants[name]))}
+        running = {name: run for name, run in contestants.items() if name not in errors}
+        timings = timing.compare(running, REPEATS, device)
     times = {name: measured.median for name, measured in timings.items()}
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]
@@ -152,7 +157,19 @@ def _measured(
         best = default
     else:
         reason = f"measured: {gain:.2f}x the speed of {default}"
+    for name, error in errors.items():
+        times[name] = math.inf
+        reason += f"; {name} raised {error}"
     return Decision(operation, text, best, reason, times)
+
+
+def _error_of(candidate: Callable[[], object]) -> str:
+    """What it raises, or "": a kernel that does not fit this GPU must not end a training."""
+    try:
+        candidate()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def decisions(operation: str | None = None) -> list[Decision]:

@@ -37,8 +37,21 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["cudnn"] = torch.backends.cudnn.version()
     else:
         found["device"] = f"{device.type} {platform.machine()} {processor()}".strip()
-        found["threads"] = torch.get_num_threads()
-    return found
+    return found | settings(device)
+
+
+def settings(device: torch.device) -> dict[str, Any]:
+    """The part of the `environment` that a process may change: how libraries choose kernels."""
+    if device.type != "cuda":
+        return {"threads": torch.get_num_threads()}
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    old = not hasattr(matmul, "fp32_precision")  # before PyTorch 2.9
+    return {
+        "benchmark": cudnn.benchmark,
+        "deterministic": cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        "conv": cudnn.allow_tf32 if old else cudnn.conv.fp32_precision,
+        "matmul": matmul.allow_tf32 if old else matmul.fp32_precision,
+    }
 
 
 def path(surroundings: dict[str, Any]) -> Path:
@@ -77,8 +90,8 @@ def _entry(line: str, surroundings: dict[str, Any]) -> dict[str, Any] | None:
         found.keys() == {*TEXTS, "times"}
         and all(isinstance(found[name], str) for name in TEXTS)
         and isinstance(times, dict)
-        and all(type(time) in (int, float) and 0 < time < math.inf for time in times.values())
-        and found["backend"] in times
+        and all(type(time) in (int, float) and time > 0 for time in times.values())
+        and times.get(found["backend"], math.inf) < math.inf
     )
     return found if fits else None
 

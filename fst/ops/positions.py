@@ -95,19 +95,21 @@ def grad_weight(
     size = (grad_output.shape[2], grad_output.shape[3])
     strided = geometry._replace(stride=steps(lattices[0], geometry))
 
-    def with_program(name: str) -> Tensor:
+    whole = kernel == (1, 1) and not kept.reduced  # what is kept of the input is yet to be taken
+
+    def with_program(name: str, in_place: bool = not (whole or kept.reduced)) -> Tensor:
         # A candidate's time includes the fold, which is itself a choice.
         folded = fold_grad_output(grad_output, kept)
-        needed = inputs
-        if kernel == (1, 1) and not kept.reduced:
-            needed = _kept_input(inputs[0], kept, size)
-        total = _from_folded(name, folded, needed, weight, kept, size)
+        needed = _kept_input(inputs[0], kept, size) if whole and not in_place else inputs
+        total = _from_folded(name, folded, needed, weight, kept, size, in_place)
         return _completed(total, grad_output, inputs, kept)
 
     candidates = {
         name: functools.partial(with_program, name)
         for name in programs(grad_output, weight, strided)
     }
+    if whole:
+        candidates["in_place"] = functools.partial(with_program, "strided", in_place=True)
     if not kept.reduced and not rule.input_signs(kept.phase):
 
         def masked() -> Tensor:
@@ -160,18 +162,22 @@ def _from_folded(
     weight: Tensor,
     kept: KeptPositions,
     output_size: tuple[int, int],
+    in_place: bool,
 ) -> Tensor:
-    """The sum over lattices of the strided weight gradients that ``program`` computes."""
+    """The sum over lattices of the strided weight gradients that ``program`` computes.
+
+    ``in_place``: from the whole input, not from what `_kept_input` took for each lattice.
+    """
     kernel = (weight.shape[2], weight.shape[3])
-    whole = Geometry((1, 1), (0, 0), (1, 1), kept.geometry.groups)
+    plain = Geometry((1, 1), (0, 0), (1, 1), kept.geometry.groups)
     in_pieces = program == "strided" and kept.geometry.groups == 1
     pieces: list[Piece] = []
     edges: list[Piece] = []
     for index, part in enumerate(folded):
         if not part.numel():
             continue
-        if kernel == (1, 1):
-            pieces.append(Piece(part, inputs[index], whole))
+        if not in_place:
+            pieces.append(Piece(part, inputs[index], plain))
             continue
         views = read(inputs[0], kept, index, output_size, kernel, in_pieces=in_pieces)
         for rows, image, geometry in views:

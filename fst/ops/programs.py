@@ -37,6 +37,11 @@ _register(
 _register("grad_weight", "gemm", "one matrix product with the columns of the kept positions")
 _register(
     "grad_weight",
+    "in_place",
+    "the same as strided; 1x1 kernels read the kept half of the input where it lies",
+)
+_register(
+    "grad_weight",
     "masked",
     "the library's dense kernel, on sums with zeros at the dropped positions",
     accelerated=False,

@@ -55,7 +55,8 @@ def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype)
     results = []
     for weight, group in zip(weights, groups, strict=True):
         for transposed in (False, True):
-            values, metadata = _kernels().layout.packed_shapes(weight, group, transposed=transposed)
+            shapes = _kernels().layout.packed_shapes(weight.shape, group, transposed=transposed)
+            values, metadata = shapes
             results.append(weight.new_empty(values, dtype=dtype))
             results.append(weight.new_empty(metadata, dtype=torch.int32))
     return results
@@ -81,12 +82,47 @@ def _convolve(
     shape: Sequence[int],
     transposed: bool,
 ) -> Tensor:
+    _check(x, values, metadata, bias, shape, transposed)
     y = _result(x, values, metadata, bias, shape, transposed)
     numbers = _kernels().plan.numbers(_shape(shape), transposed=transposed)
     if y.numel():
         x = x.contiguous(memory_format=torch.channels_last)
         _extension().convolve(y, x, values, metadata, bias, numbers)
     return y
+
+
+def _check(
+    x: Tensor,
+    values: Tensor,
+    metadata: Tensor,
+    bias: Tensor | None,
+    shape: Sequence[int],
+    transposed: bool,
+) -> None:
+    """Raise where the kernels would read what is not there, or as something else."""
+    sizes = _shape(shape)
+    weight = (sizes.out_channels, sizes.in_channels // sizes.groups, *sizes.kernel)
+    packed = _kernels().layout.packed_shapes(weight, sizes.groups, transposed=transposed)
+    read, written = sizes.in_channels, sizes.out_channels
+    image, channels = (sizes.samples, read, *sizes.input), (written,)
+    if transposed:
+        image, channels = (sizes.samples, written, *sizes.output), (read,)
+    expected = {
+        "x": (x, image, x.dtype),
+        "values": (values, packed[0], x.dtype),
+        "metadata": (metadata, packed[1], torch.int32),
+        "bias": (bias, channels, x.dtype),
+    }
+    for name, (tensor, size, dtype) in expected.items():
+        if tensor is None:
+            continue
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (tuple(size), dtype, x.device):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; "
+                f"it must have shape {tuple(size)}, {dtype}, on {x.device}."
+            )
+        if name != "x" and not tensor.is_contiguous():
+            raise ValueError(f"{name} with strides {tensor.stride()} must be contiguous.")
 
 
 @_convolve.register_fake

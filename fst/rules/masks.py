@@ -18,7 +18,7 @@ from torch.library import custom_op
 from fst.basics.text import suggest
 
 MAX_M = 32
-CPU_BLOCK = 2**19  # elements
+CPU_BLOCK = 2**22  # elements
 # The integer type of a float's bits, and what infinity looks like in it.
 _INTEGERS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -197,7 +197,7 @@ def _random_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
 def _magnitude(tensor: Tensor) -> Tensor:
     """Absolute values as integers of the same order; NaN becomes infinity."""
     width, infinity = _INTEGERS[tensor.dtype]
-    return (tensor.view(width) & torch.iinfo(width).max).clamp_(max=infinity)
+    return tensor.abs().view(width).clamp_(max=infinity)
 
 
 def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -223,45 +223,59 @@ def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> Non
     if size % m:
         padding = [0, 0] * (scores.dim() - 1 - dim) + [0, -size % m]
         scores = F.pad(scores, padding, value=-1)
-    elements = scores.unflatten(dim, (-1, m)).unbind(dim + 1)
-    kept = _two_of_four(elements) if (n, m) == (2, 4) else _n_of_m(elements, n)
-    if size % m:
         padded = torch.empty_like(scores, dtype=torch.bool)
-        _interleave(kept, padded, dim)
-        mask.copy_(padded.narrow(dim, 0, size))
     else:
-        _interleave(kept, mask, dim)
+        padded = mask
+    select = _two_of_four if (n, m) == (2, 4) else _n_of_m
+    select(_members(scores, m, dim), n, _members(padded, m, dim))
+    if size % m:
+        mask.copy_(padded.narrow(dim, 0, size))
 
 
-def _interleave(kept: Sequence[Tensor], mask: Tensor, dim: int) -> None:
-    targets = mask.unflatten(dim, (-1, len(kept))).unbind(dim + 1)
-    for target, source in zip(targets, kept, strict=True):
-        target.copy_(source)
+def _members(tensor: Tensor, m: int, dim: int) -> list[Tensor]:
+    """The first elements of all groups, the second ones, ...: views."""
+    if torch.compiler.is_compiling():  # which would keep the offset of an as_strided
+        return list(tensor.unflatten(dim, (-1, m)).unbind(dim + 1))
+    size, strides, start = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    step = strides[dim]
+    size[dim] //= m
+    strides[dim] *= m
+    return [tensor.as_strided(size, strides, start + i * step) for i in range(m)]
 
 
-def _n_of_m(elements: Sequence[Tensor], n: int) -> list[Tensor]:
+def _n_of_m(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
     m = len(elements)
     beaten = [torch.full_like(e, m - 1 - i, dtype=torch.int8) for i, e in enumerate(elements)]
     for i, j in itertools.combinations(range(m), 2):
         lower_wins = as_integers(elements[i] >= elements[j])
         beaten[i].sub_(lower_wins)
         beaten[j].add_(lower_wins)
-    return [count < n for count in beaten]
+    for count, target in zip(beaten, kept, strict=True):
+        torch.lt(count, n, out=target)
 
 
-def _two_of_four(elements: Sequence[Tensor]) -> list[Tensor]:
-    """`_n_of_m` for the common case: kept is who wins a majority of its three comparisons."""
-    w01, w02, w03, w12, w13, w23 = (p >= q for p, q in itertools.combinations(elements, 2))
+def _two_of_four(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
+    """`_n_of_m` for the common case, in few operations: six comparisons, then four duels.
 
-    def majority(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return (a & b) | (c & (a | b))
-
-    return [
-        majority(w01, w02, w03),
-        majority(~w01, w12, w13),
-        majority(~w02, ~w12, w23),
-        ~majority(w03, w13, w23),
-    ]
+    The winner of the first two meets the loser of the others, their loser the winner: whoever wins
+    is kept. So 0 meets 3 and 1 meets 2 where the first, or the second, wins in both pairs (`same`),
+    elsewhere 0 meets 2 and 1 meets 3.
+    """
+    ge, xor = torch.ge, torch.bitwise_xor
+    first, second, third, fourth = elements
+    same = torch.eq(ge(first, second), ge(third, fourth))
+    for element, near, far, target in (
+        (first, third, fourth, kept[0]),
+        (second, fourth, third, kept[1]),
+    ):
+        wins = ge(element, near)
+        differs = xor(wins, ge(element, far))
+        xor(wins, torch.bitwise_and(differs, same, out=differs), out=target)
+    # The opponents are kept where these are not; where `same`, they stand crosswise.
+    crossed = xor(kept[0], kept[1])
+    torch.bitwise_and(crossed, same, out=crossed)
+    torch.eq(kept[0], crossed, out=kept[2])
+    torch.eq(kept[1], crossed, out=kept[3])
 
 
 def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:

@@ -80,13 +80,13 @@ class NM(Rule):
         pruned = masks.apply_mask(view, self._mask(view, 2, generator))
         rescaled = self.rule == "magnitude_rescaled"
         if rescaled and self.rescale == "group":
-            pruned = pruned * masks.l1_scale(view, pruned, "group", self.m, 2)
+            pruned.mul_(masks.l1_scale(view, pruned, "group", self.m, 2))
         if along_channels:
             pruned = pruned.flatten(1, 2)
         else:
             pruned = pruned.unflatten(2, grad_output.shape[2:])
         if rescaled and self.rescale != "group":
-            pruned = pruned * masks.l1_scale(grad_output, pruned, self.rescale, self.m, 1)
+            pruned.mul_(masks.l1_scale(grad_output, pruned, self.rescale, self.m, 1))
         return pruned
 
     def prune_columns(self, columns: Tensor, generator: torch.Generator | None = None) -> Tensor:

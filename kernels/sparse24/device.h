@@ -77,22 +77,26 @@ __device__ __forceinline__ uint8_t *shared_memory() {
     return bytes;
 }
 
-// Launches on `stream`; returns the error code, 0 for none.
 template <typename... Parameters, typename... Arguments>
-int launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, void *stream,
+void start(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, void *stream,
            const Arguments &...arguments) {
-    if (shared > 48 * 1024) {
-        const auto error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        if (error != cudaSuccess) return error;
-    }
     kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
-    return cudaGetLastError();
 }
 
 #else
 #include "emulated.h"
 #endif
+
+// Launches on `stream`; returns the error code, 0 for none. No error is left for others to find.
+template <typename... Parameters, typename... Arguments>
+int launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, void *stream,
+           const Arguments &...arguments) {
+    if (shared > 48 * 1024 &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
+        return cudaGetLastError();
+    start(kernel, grid, threads, shared, stream, arguments...);
+    return cudaGetLastError();
+}
 
 template <typename Integer> __host__ __device__ __forceinline__ Integer ceiling(Integer a, int b) {
     return (a + b - 1) / b;

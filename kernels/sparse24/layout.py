@@ -16,6 +16,7 @@ fragments for sparse mma.m16n8k32", 16-bit operands), so that a lane loads 16 by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,13 +42,14 @@ class Packed(NamedTuple):
 
 
 def packed_shapes(
-    weight: Tensor, groups: int, *, transposed: bool
+    weight: Sequence[int], groups: int, *, transposed: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the values and of the metadata of a weight (Cout, Cin/groups, kh, kw)."""
-    rows, depth = weight.shape[0] // groups, weight.shape[1]
+    """Shapes of the values and of the metadata of a ``weight`` (Cout, Cin/groups, kh, kw)."""
+    outputs, depth, height, width = weight
+    rows = outputs // groups
     if transposed:
         rows, depth = depth, rows
-    blocks = (groups, -(-rows // BLOCK), weight.shape[2] * weight.shape[3], -(-depth // BLOCK))
+    blocks = (groups, -(-rows // BLOCK), height * width, -(-depth // BLOCK))
     return (*blocks, 2, 4, 32, 8), (*blocks, 32, 4)
 
 

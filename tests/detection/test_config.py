@@ -56,6 +56,12 @@ def test_no_recipe_is_missing():
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_cudnn_measures_its_kernels_where_images_have_one_size(name):
+    config = Config.fromfile(ROOT / name)
+    assert bool(config.env_cfg.get("cudnn_benchmark")) == ("faster-rcnn" not in name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_recipe_builds_and_converts(name, drawn):
     config = load(name, drawn)
     model = build(config, "meta")

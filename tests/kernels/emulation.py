@@ -42,15 +42,6 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def _run(code: int) -> None:
-    if code:
-        raise RuntimeError(f"the emulation failed ({code}): {library().failure().decode()}")
-
-
-def _address(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
 class Extension:
     """Has the functions of `kernels/sparse24/binding.cpp`, for tensors on the CPU.
 

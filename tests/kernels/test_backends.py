@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -80,6 +81,47 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert _choose().backend == "strided"
     assert len(log) == 3
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_candidate_that_raises_is_left_out_with_its_reason(timed):
+    milliseconds, log = timed
+
+    def too_large():
+        raise RuntimeError("out of resource: shared memory")
+
+    def choose():
+        layer = autotune.LayerKey.of(torch.empty(3))
+        candidates = {"strided": lambda: None, "transposed": too_large, "gemm": lambda: None}
+        return backends.choose("grad_weight", layer, candidates, "strided", CPU)
+
+    milliseconds["gemm"] = 0.5
+    decision = choose()
+    assert (decision.backend, decision.times["transposed"]) == ("gemm", math.inf)
+    assert "transposed raised RuntimeError: out of resource: shared memory" in decision.reason
+    backends.forget_decisions()
+    assert choose() == decision and len(log) == 1  # from the disk, the failure too
+
+
+def test_times_under_other_settings_of_the_libraries_are_others(monkeypatch):
+    """Those of cuDNN and of TF32, which change what is fastest."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "some GPU")
+    files = {cache.path(cache.environment(cuda))}
+    conv, matmul = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    changes = (
+        (torch.backends.cudnn, "benchmark", True),
+        (torch.backends.cudnn, "deterministic", True),
+        (conv, "fp32_precision", "ieee" if conv.fp32_precision == "tf32" else "tf32"),
+        (matmul, "fp32_precision", "ieee" if matmul.fp32_precision == "tf32" else "tf32"),
+    )
+    for holder, name, value in changes:
+        before = getattr(holder, name)
+        setattr(holder, name, value)
+        try:
+            files.add(cache.path(cache.environment(cuda)))
+        finally:
+            setattr(holder, name, before)
+    assert len(files) == 1 + len(changes)
 
 
 def test_those_who_add_at_once_lose_nothing():
@@ -222,7 +264,7 @@ def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
 def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     for operation in backends.OPERATIONS:
         assert backends.backends(operation)[0].usable_by_default
-    by_torch = ("torch", "strided", "transposed", "masked")
+    by_torch = ("torch", "strided", "transposed", "gemm", "in_place", "masked")
     kernels = [b for b in backends.backends() if b.name not in by_torch]
     assert len(kernels) >= 4
     assert {b.state for b in kernels} == {"unverified"}
@@ -243,7 +285,7 @@ def test_programs_of_a_real_layer_are_timed():
     key = autotune.LayerKey.of(grad_output, images, weight, options=geometry)
     begin = time.perf_counter()
     decision = backends.choose("grad_weight", key, candidates, "strided", CPU)
-    assert set(decision.times) == {"strided", "transposed"}
+    assert set(decision.times) == set(PROGRAMS)
     assert all(0 < t < (time.perf_counter() - begin) * 1e3 for t in decision.times.values())
     assert backends.decisions("grad_weight") == [decision]
 

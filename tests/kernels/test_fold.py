@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from fst.backends import sources
 from fst.ops import triton as ops
 from fst.rules.alternating import Alternating
 
@@ -33,7 +34,7 @@ def test_folds_like_the_operators(rule, phase, memory, device):
         step = 0 if size == (1, 1) else phase
         exact = rule.fold(grad_output.double(), kept, step)
         same = rule.fold(grad_output, kept, step)
-        flattened = [number for lattice in kept for number in lattice]
+        flattened = [number for lattice in kept for number in lattice[:4]]
         folded = ops.fold_grad_output(grad_output.to(device), rule.block, flattened)
         for mine, theirs, wanted in zip(folded, same, exact, strict=True):
             assert mine.shape == wanted.shape
@@ -46,3 +47,33 @@ def test_folds_like_the_operators(rule, phase, memory, device):
 def test_other_dtypes_are_refused(device):
     with pytest.raises(TypeError, match="grad_output must have one dtype of .*got .*float64"):
         ops.fold_grad_output(torch.zeros(1, 4, 2, 2, device=device).double(), (1, 2), (0, 1, 0, 2))
+
+
+def test_offsets_of_2_to_the_31_values_do_not_wrap(device):
+    """The launch for a gradient of 4 GiB in bfloat16, run on the first of its tiles."""
+    fold = sources.load("fold")
+    large = torch.empty(128, 64, 512, 512, dtype=torch.bfloat16, device="meta")
+    launch = fold.fold_launch(large, large[..., ::2].contiguous(), (1, 2), (0, 1, 0, 2))
+    values = 2 * launch.constants["BLOCK"]
+    grad_output, out = torch.ones(values, device=device), torch.zeros(values // 2, device=device)
+    arguments = (grad_output, out, *launch.arguments[2:])
+    launch._replace(grid=(1,), arguments=arguments).run()
+    assert torch.equal(out.cpu(), torch.full((values // 2,), 2.0))
+
+
+def test_more_samples_than_a_grid_has_places_across(device):
+    fold = sources.load("fold")
+    many = torch.empty(70_000, 8, 2, 3, device="meta")
+    launch = fold.fold_launch(many, many[..., :2].contiguous(), (1, 2), (0, 1, 0, 2))
+    assert len(launch.grid) == 2 and launch.grid[0] >= 70_000 and launch.grid[1] <= 65_535
+
+
+def test_a_sample_beyond_32_bits_is_copied_or_refused(device):
+    within = sources.load("launch").within_32_bits
+    last = torch.empty(1, 2, 32_768, 32_768, device="meta").to(memory_format=torch.channels_last)
+    assert within(last) is last
+    image = torch.empty(2, 32_768, 8, 32_768, device="meta").permute(0, 3, 2, 1)
+    wide = image[:, ::16]
+    assert within(wide).is_contiguous()
+    with pytest.raises(ValueError, match=r"shape \(2, 32768, 8, 32768\)"):
+        within(image)

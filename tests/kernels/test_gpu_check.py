@@ -6,33 +6,77 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
+STAND_IN = """#!/bin/sh
+case "$*" in
+*"import mmdet"*) exit 1 ;;
+-c*) exit 0 ;;
+esac
+echo "ran $*"
+case "$*" in *pytest*) exit 3 ;; esac
+"""
 
 
-def _run(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "OUT_DIR": str(out)}
-    command = ["bash", str(SCRIPT), *arguments]
+def _run(*arguments: str, **environment: object) -> subprocess.CompletedProcess[str]:
+    variables = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", **environment}
     return subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True
+        ["bash", str(SCRIPT), *arguments],
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        capture_output=True,
+        text=True,
     )
 
 
-def test_help_lists_every_part(tmp_path):
-    listed = re.findall(r"^  (\d+) +(\w+)", _run("--help", out=tmp_path).stdout, re.MULTILINE)
-    text = SCRIPT.read_text()
-    assert [number for number, _ in listed] == [str(i) for i in range(len(listed))]
-    names = re.search(r"names=\((.*?)\)", text, re.DOTALL)[1].split()
-    assert names == [name for _, name in listed]
-    assert all(f"part_{name}()" in text for _, name in listed)
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A Python that finds a GPU and whose tests fail."""
+    file = tmp_path / "python"
+    file.write_text(STAND_IN)
+    file.chmod(0o755)
+    return file
+
+
+def test_help_lists_every_call(tmp_path):
+    listed = re.findall(r"^  (\d) +\w+", _run("--help", OUT=tmp_path).stdout, re.MULTILINE)
+    assert (
+        listed == re.findall(r"^call_(\d)\(\)", SCRIPT.read_text(), re.MULTILINE) == ["1", "2", "3"]
+    )
 
 
 def test_wrong_use_and_no_gpu_are_errors(tmp_path):
-    unknown = _run("10", out=tmp_path)
+    unknown = _run("4", OUT=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "usage:" in unknown.stderr
-    without = _run("3", out=tmp_path)
+    without = _run("3", OUT=tmp_path)
     assert without.returncode == 1
     assert "finds no CUDA device" in without.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["1", "2", "3"])
+def test_results_are_one_archive_in_the_given_folder(call, stand_in, tmp_path):
+    """What fails is said, and does not keep the rest from running."""
+    out = tmp_path / "out"
+    done = _run(call, OUT=out, PYTHON=stand_in)
+    assert [file.name for file in out.iterdir()] == [f"call{call}.tgz"]
+    with tarfile.open(out / f"call{call}.tgz") as archive:
+        logs = {
+            Path(m.name).stem: archive.extractfile(m).read().decode() for m in archive if m.isfile()
+        }
+    assert all("ran " in log or "not installed" in log for log in logs.values())
+    failed = {name for name, log in logs.items() if "ended with 3" in log}
+    assert (done.returncode == 1) == bool(failed)
+    assert re.search(r"failed: (.*)", done.stdout)[1].split() == (sorted(failed) or ["nothing"])
+    if call == "1":
+        assert failed == {"tests", "tests_sparse24"} and "-n 14 " in logs["tests"]
+        assert done.stdout.index("tools/benchmark.py") < done.stdout.index("-m pytest")
+
+
+def test_a_call_ends_in_time(stand_in, tmp_path):
+    done = _run("2", OUT=tmp_path / "out", PYTHON=stand_in, LIMIT=5)
+    assert done.stdout.count("no time left") == 5 and "ran" not in done.stdout

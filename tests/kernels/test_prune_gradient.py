@@ -62,6 +62,28 @@ def test_rescaled_is_as_exact_as_the_operators(memory, rescale, device):
         assert torch.equal(bits(pruned), bits(again))
 
 
+def test_slices_that_span_more_than_32_bits_keep_their_samples(device):
+    """The gradient of torch.cat in channels_last: few elements, far apart."""
+    launch = sources.load("launch")
+    whole = torch.empty((256, 1024, 112, 112), device="meta").to(memory_format=torch.channels_last)
+    part = launch.layout_of(whole[:, :512])
+    assert part.samples * part.channels * part.positions < 2**31
+    assert launch.collapse(part, part) == (part, part)
+    dense = launch.layout_of(whole[:64, :512].contiguous(memory_format=torch.channels_last))
+    assert launch.collapse(dense)[0].samples == 1
+
+
+def test_many_partial_sums_are_added_in_parallel(device):
+    """One sample of many tiles: its chunks are as many as keep a GPU busy."""
+    grad_output = torch.randn(1, 8, 192, 256)
+    launch, sums = sources.load("prune_gradient").sums_launch(grad_output, 2, 4, 1)
+    assert sums.shape[1] > 32
+    rule = NM("grad_output", 2, 4, "magnitude_rescaled")
+    exact = prune_grad_output(grad_output.double(), rule, "grad_input", 1, None)
+    pruned = _prune(grad_output.to(device), 2, 4, "magnitude_rescaled", "sample_channel", 1)
+    assert (pruned.cpu().double() - exact).abs().max() <= 1e-5
+
+
 def test_rescaling_where_nothing_is_kept(device):
     zeros = torch.zeros(1, 8, 2, 2, device=device)
     for rescale in ("sample_channel", "group"):

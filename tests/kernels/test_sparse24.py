@@ -18,6 +18,8 @@ from fst.ops.geometry import Geometry, input_gradient
 from fst.rules.nm import NM
 from fst.rules.strategy import GEMMS
 
+from . import emulation
+
 ROOT = Path(__file__).resolve().parents[2]
 plan = sources.load("sparse24.plan")
 RULE = NM("weight", 2, 4)
@@ -259,6 +261,48 @@ def test_every_tap_of_grad_input_is_read_once_where_no_dilation_interferes():
         taps = sorted(tap.packed for lattice in lattices for tap in lattice.taps)
         assert taps == list(range(15))
         assert sum(lattice.rows * lattice.columns for lattice in lattices) == 64
+
+
+def test_operands_that_do_not_fit_are_refused_by_name(engine):
+    """A bias of another dtype would be read as 16-bit numbers."""
+    case = dict.fromkeys(("inputs", "outputs", "samples", "groups"), 8) | {"groups": 1}
+    case |= dict(height=4, width=4, kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    x, weight, bias, _, geometry = operands({**case, "dtype": torch.bfloat16}, engine)
+    (packed,) = sparse24.pack([weight], [1], torch.bfloat16)
+    shape = (8, 8, 4, 4), (3, 3), geometry
+
+    def refused(packed=packed[:2], bias=bias):
+        return sparse24.convolve(x, packed, bias, *shape)
+
+    assert refused().shape == (8, 8, 4, 4)
+    wrong = {
+        "bias has .*float32": {"bias": bias.float()},
+        r"bias has shape \(7,\)": {"bias": bias[:7]},
+        "bias with strides": {"bias": bias.repeat(2)[::2]},
+        "metadata has .*int64": {"packed": (packed[0], packed[1].long())},
+        "metadata has shape": {"packed": (packed[0], packed[1].flatten())},
+        "values has .*float16": {"packed": (packed[0].half(), packed[1])},
+    }
+    for message, operand in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            refused(**operand)
+
+
+def test_a_gpu_with_too_little_shared_memory_leaves_no_error(engine):
+    if engine.type != "cpu":
+        pytest.skip("the limit is that of the emulation")
+    library, x = emulation.library(), torch.ones(1, 8, 4, 4, dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last)
+    (packed,) = sparse24.pack([torch.randn(8, 8, 1, 1)], [1], torch.bfloat16)
+    call = (x, packed[:2], None, (1, 8, 4, 4), (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1))
+    library.limit_shared(library.sizes(3) - 1)
+    try:
+        with pytest.raises(RuntimeError, match=r"\(1\)"):
+            sparse24.convolve(*call)
+        assert library.unread_error() == 0
+    finally:
+        library.limit_shared(2**31 - 1)
+    assert sparse24.convolve(*call).isfinite().all()
 
 
 def test_the_measuring_script_runs(engine, tmp_path, capsys, monkeypatch):

@@ -39,7 +39,7 @@ def test_unpacked_is_the_pruned_weight(shape, groups, transposed):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for dtype in DTYPES:
         packed = layout.pack(weight, groups, dtype, transposed=transposed)
-        expected = layout.packed_shapes(weight, groups, transposed=transposed)
+        expected = layout.packed_shapes(weight.shape, groups, transposed=transposed)
         assert (packed.values.shape, packed.metadata.shape) == expected
         unpacked = layout.unpack(packed, weight.shape, transposed=transposed)
         assert torch.equal(unpacked, pruned(weight, groups, transposed).to(dtype))

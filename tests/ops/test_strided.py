@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fst
 from fst import backends
-from fst.ops import strided
+from fst.ops import positions, strided
 from fst.ops.geometry import Geometry
 from fst.report import describe_layer
 from fst.rules.alternating import Alternating
@@ -90,6 +90,22 @@ def test_one_decision_covers_the_sums_and_both_lattices(kernel, monkeypatch, tmp
     for name in names:
         with backends.force(grad_weight=name):
             torch.testing.assert_close(gradient().double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"phase": 1}, {"pairing": "flat"}])
+def test_1x1_kernels_can_read_the_input_where_it_lies(overrides, monkeypatch):
+    images = torch.randn(2, 8, 7, 9, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(4, 8, 1, 1, dtype=torch.float64, requires_grad=True)
+    strategy = fst.get_strategy("fst", **overrides)
+
+    def gradient():
+        output = fst.sparse_conv2d(images.relu(), weight, stride=2, padding=1, strategy=strategy)
+        return torch.autograd.grad(output.square().sum(), weight)[0]
+
+    expected = gradient()
+    monkeypatch.setattr(positions, "_kept_input", None)  # which copies
+    with backends.force(grad_weight="in_place"):
+        torch.testing.assert_close(gradient(), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])

@@ -317,9 +317,23 @@ void multiply_sparse(float (&d)[4], const uint4 &a, const uint32_t (&b)[4], uint
 
 inline uint8_t *shared_memory() { return emulator::block->shared.data(); }
 
+// Bytes of shared memory that a block may ask for, and the error that waits to be read.
+inline int most_shared = INT_MAX, last_error = 0;
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+
+template <typename Kernel> int cudaFuncSetAttribute(Kernel, int, int bytes) {
+    if (bytes > most_shared) last_error = 1; // cudaErrorInvalidValue
+    return bytes > most_shared;
+}
+inline int cudaGetLastError() {
+    const int error = last_error;
+    last_error = 0;
+    return error;
+}
+
 template <typename... Parameters, typename... Arguments>
-int launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, void *stream,
+void start(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, void *stream,
            const Arguments &...arguments) {
     const auto seed = static_cast<unsigned>(reinterpret_cast<uintptr_t>(stream));
-    return emulator::run(kernel, grid, threads, shared, seed, arguments...);
+    last_error = emulator::run(kernel, grid, threads, shared, seed, arguments...);
 }
