@@ -72,7 +72,7 @@ def _gemm(grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry
     steps = (sample, rows * line, columns * pixel, row_gap * line, column_gap * pixel, 1)
     patches = image.as_strided((batch, size, length, height, width, channels), steps)
     grads = grad_output.permute(0, 2, 3, 1)
-    chunk = max(1, MOST_COLUMNS // max(1, patches[0].numel()))
+    chunk = max(1, MOST_COLUMNS // max(1, patches.shape[1:].numel()))
     total = grad_output.new_zeros(outputs, height * width * channels)
     for start in range(0, batch, chunk):
         part = patches[start : start + chunk].reshape(-1, height * width * channels)
