@@ -19,6 +19,7 @@ from fst.basics.text import suggest
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
+CPU_PART = 2**19
 # The integer type of a float's bits, and what infinity looks like in it.
 _INTEGERS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -211,6 +212,17 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
     if axis == dim:
         step = max(m, step // m * m)
     yield from zip(values.split(step, axis), mask.split(step, axis), strict=True)
+
+
+def samples_in_cache(tensor: Tensor) -> int:
+    """How many samples of (N, ...) are best pruned at a time: several passes go over them.
+
+    On a CPU as many as its cache holds, elsewhere all.
+    """
+    on_cpu = tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not on_cpu or tensor.numel() <= CPU_PART:
+        return len(tensor)
+    return max(1, CPU_PART // tensor[0].numel())
 
 
 def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> None:

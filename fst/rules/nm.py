@@ -55,6 +55,8 @@ class NM(Rule):
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
     ) -> Tensor:
+        if gemm == "grad_input" and groups == 1:
+            return self._mask(weight, 0, generator)
         if gemm == "grad_input":
             return self._mask(weight.unflatten(0, (groups, -1)), 1, generator).flatten(0, 1)
         if self.group_order == "im2col":
@@ -71,7 +73,23 @@ class NM(Rule):
     ) -> Tensor:
         """Groups of M run along the output channels of a convolution group in grad_input, else
         along the flattened P·Q.
+
+        Large ones are pruned some samples at a time, where samples know nothing of each other.
         """
+        size = len(grad_output)
+        rescaled = self.rule == "magnitude_rescaled"
+        if not self.is_random and not (rescaled and self.rescale == "channel"):
+            size = masks.samples_in_cache(grad_output)
+        if size == len(grad_output):
+            return self._pruned(grad_output, gemm, groups, generator)
+        result = torch.empty_like(grad_output)
+        for part, target in zip(grad_output.split(size), result.split(size), strict=True):
+            target.copy_(self._pruned(part, gemm, groups, generator))
+        return result
+
+    def _pruned(
+        self, grad_output: Tensor, gemm: str, groups: int, generator: torch.Generator | None
+    ) -> Tensor:
         along_channels = self.pattern(gemm) is not None
         if along_channels:
             view = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups))

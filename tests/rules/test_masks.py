@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fst.ops.reference import reference_nm_mask, reference_transposable_mask, transposable_patterns
+from fst.rules import masks
 from fst.rules.masks import nm_mask
+from fst.rules.nm import NM
 from fst.rules.transposable_masks import transposable_mask
 
 PATTERNS = [(1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (16, 32), (1, 1), (3, 5), (32, 32)]
@@ -368,3 +370,19 @@ def test_masks_need_floating_point(dtype):
     for function in (lambda t: nm_mask(t, 2, 4, 0), transposable_mask):
         with pytest.raises((TypeError, ValueError), match=str(dtype)):
             function(torch.zeros(8, 8, dtype=dtype))
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("rescale", ["", "sample_channel", "channel", "group"])
+def test_grad_output_is_the_same_in_parts_of_the_cache(rescale, memory, monkeypatch):
+    rule = NM("grad_output", rule="magnitude_rescaled", rescale=rescale) if rescale else None
+    rule = rule or NM("grad_output")
+    grad_output = torch.randn(5, 18, 6, 7).contiguous(memory_format=memory)
+    expected = rule.prune_grad_output(grad_output, "grad_input", 2)
+    whole = []
+    monkeypatch.setattr(masks, "CPU_PART", grad_output.numel() // 5 * 2)
+    monkeypatch.setattr(NM, "_mask", lambda *a, old=NM._mask: whole.append(len(a[1])) or old(*a))
+    pruned = rule.prune_grad_output(grad_output, "grad_input", 2)
+    assert torch.equal(pruned.view(torch.int32), expected.view(torch.int32))
+    assert pruned.stride() == expected.stride()
+    assert whole == ([5] if rescale == "channel" else [2, 2, 1])
