@@ -15,7 +15,7 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 from fst.basics.text import suggest
 from fst.engine.data import ImageDataset
 from fst.engine.hooks import SparsityHook
-from fst.engine.packaged import config_path
+from fst.engine.packaged import config_path, drop_scope
 from fst.engine.text import nearest
 from fst.rules.strategy import Strategy
 
@@ -54,6 +54,7 @@ def load_config(
     if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
         raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
     config = _read(path)
+    drop_scope(config._cfg_dict)
     is_detector = config.get("default_scope") == "mmdet"
     known = KNOWN_KEYS | DETECTION_KEYS if is_detector else KNOWN_KEYS
     check_names(Path(path), known)

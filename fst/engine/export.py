@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with user_errors(arguments):
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         model = trained_model(config, arguments.checkpoint)
+        if not hasattr(model.data_preprocessor, "mean"):
+            raise ValueError("the config's data_preprocessor has no mean: use fst.export instead.")
         mean = model.data_preprocessor.mean.flatten()
         example = None
         if arguments.size:

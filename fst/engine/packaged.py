@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
 
@@ -43,6 +44,17 @@ def config_path(name: str) -> str:
     raise FileNotFoundError(
         f"{name!r} is no config of the package.{nearest(name, known)} `fst configs list` has all."
     )
+
+
+def drop_scope(value: Any) -> None:
+    """Take away the mark by which MMEngine would look for a registry of this package's own."""
+    if isinstance(value, dict):
+        if value.get("_scope_") == "fst":
+            del value["_scope_"]
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            drop_scope(part)
 
 
 def copy_configs(target: Path) -> int:

@@ -61,8 +61,19 @@ class SparsityCallback(pl.Callback):
         self._logged = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Convert, unless it is converted already."""
-        if not fst.sparse_layers(pl_module):
+        """Convert, unless an earlier run has.
+
+        Raises:
+            ValueError: the module is converted with another strategy.
+        """
+        layers = fst.sparse_layers(pl_module)
+        other = {str(layer.strategy) for layer in layers.values()} - {str(self.strategy)}
+        if other:
+            raise ValueError(
+                f"the module is converted with {other.pop()}, but the callback's strategy is "
+                f"{self.strategy}: leave the conversion to the callback."
+            )
+        if not layers:
             report = fst.convert(
                 pl_module, self.strategy, include=self.include, exclude=self.exclude
             )

@@ -176,7 +176,7 @@ def test_amp_on_cpu(train):
 
 
 def test_a_config_of_the_package_is_inherited(tmp_path):
-    """Values taken from it by name have MMEngine's scope "fst", and build all the same."""
+    """Values taken from it by name come with no scope, for which MMEngine would want a package."""
     heir = tmp_path / "heir.py"
     heir.write_text(
         '_base_ = "fst::configs/demo_digits.py"\n'
@@ -185,6 +185,7 @@ def test_a_config_of_the_package_is_inherited(tmp_path):
     )
     config = load_config(str(heir))
     assert config.sparsity.strategy == "fst" and config.val_dataloader.batch_size == 7
+    assert "_scope_" not in config.pretty_text
     check_config(config, ("val_dataloader", "test_dataloader"))
     assert len(build_dataloader(config.test_dataloader, seed=0).dataset) == 359
     assert load_config("fst::configs/demo_digits").sparsity.strategy == "fst"

@@ -94,6 +94,10 @@ def test_what_cannot_work_is_refused(tmp_path):
         SparsityCallback("prunetrain")
     with pytest.raises(ValueError, match="log_every=-1"):
         SparsityCallback("srste", log_every=-1)
+    module = Module()
+    fst.convert(module, "tsm")
+    with pytest.raises(ValueError, match="the module is converted with tsm"):
+        SparsityCallback("srste").setup(None, module, "fit")
     plain = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
