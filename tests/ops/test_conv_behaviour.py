@@ -27,7 +27,7 @@ COMPILED = [
     for row in SETTINGS
     if row in DEFAULTS
     or row.id in ("fst-flat", "fst-phase1", "fst-block2x2", "fst-im2col", "wx-alternating")
-    or row.id in ("sdgp-channel", "sdgp-group", "srste-backward", "srste-4:8")
+    or row.id in ("sdgp-channel", "sdgp-group", "srste-dense_backward", "srste-4:8")
 ]
 
 
@@ -50,7 +50,7 @@ def test_gradcheck_dense():
     assert torch.autograd.gradcheck(function, leaves)
 
 
-@pytest.mark.parametrize("id", ["srste-backward", "tsm", "tsm-im2col", "srste-4:4"])
+@pytest.mark.parametrize("id", ["srste", "tsm", "tsm-im2col", "srste-4:4"])
 def test_gradcheck_input_where_the_mask_is_shared(id):
     """S(W) serves output and grad_input: dX is the true derivative; so is dB, always."""
     strategy = setting(id).build()
