@@ -1,7 +1,5 @@
 """Strategies against their papers' semantics, written again with autograd and loops."""
 
-import itertools
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -56,3 +54,60 @@ def test_srste_derives_the_pruned_convolution():
         torch.testing.assert_close(input.grad, other.grad, rtol=1e-12, atol=1e-14)
     for p, q in zip(net.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+
+
+# ---------------------------------------------------------------- fst
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_literal_fst_is_that_of_the_paper(restore):
+    """Eq. 5 on (Cout, Cin·kh·kw / 4, 4) with zero padding, Eq. 2 with S(Wᵀ), Eq. 10 with T."""
+    torch.manual_seed(0)
+    input = torch.randn(2, 3, 9, 9, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    grad_output = torch.randn(2, 8, 7, 7, dtype=torch.float64)
+    strategy = fst.get_strategy("fst", literal=True, restore=restore, decay=0.0)
+    output = fst.sparse_conv2d(input, weight, strategy=strategy)
+    output.backward(grad_output)
+
+    columns = F.unfold(input.detach(), 3)  # (2, 27, 49)
+    mask = kept_of_groups(weight.detach().flatten(1))
+    assert mask.sum() == 8 * 14  # six groups of four, and 2 of the last three
+    pruned = weight.detach().flatten(1) * mask
+    torch.testing.assert_close(output.detach().flatten(2), pruned @ columns)
+    transposed = weight.detach().flatten(1).T
+    pruned = transposed * kept_of_groups(transposed)
+    expected = F.fold(pruned @ grad_output.flatten(2), (9, 9), 3)
+    torch.testing.assert_close(input.grad, expected)
+    shift = torch.zeros(49, 49, dtype=torch.float64)
+    for position in range(48):
+        shift[position + 1, position] = float(restore)
+    kept = torch.zeros(49, dtype=torch.float64)
+    kept[::2] = 1
+    flat = grad_output.flatten(2)
+    expected = (flat + flat @ shift) @ (columns * kept).mT
+    torch.testing.assert_close(weight.grad.flatten(1), expected.sum(0))
+
+
+def test_literal_is_group_order_and_pairing():
+    literal = fst.get_strategy("fst", literal=True)
+    assert literal == fst.get_strategy("fst", group_order="im2col", pairing="flat")
+    assert fst.get_strategy("fst_w", literal=True) == fst.get_strategy(
+        "fst_w", group_order="im2col"
+    )
+    assert fst.get_strategy("fst", literal=True, pairing="flat", group_order="im2col") == literal
+    for option in ({"group_order": "channel"}, {"pairing": "row"}):
+        with pytest.raises(ValueError, match="contradicts literal=True"):
+            fst.get_strategy("fst", literal=True, **option)
+
+
+def test_the_defaults_of_fst_are_not_the_papers():
+    """The share of the mask that differs, as the docstring says it, and that of a first layer."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 64, 3, 3)
+    default, literal = (fst.get_strategy("fst", literal=value).output for value in (False, True))
+    masks = [rule.weight_mask(weight, "output", 1) for rule in (default, literal)]
+    assert 0.24 < (masks[0] != masks[1]).double().mean() < 0.27
+    first = torch.randn(64, 3, 7, 7)
+    shares = [rule.weight_mask(first, "output", 1).double().mean() for rule in (default, literal)]
+    assert shares[0] == pytest.approx(2 / 3) and shares[1] == pytest.approx(0.5, abs=0.01)
