@@ -171,7 +171,19 @@ def test_shipped_digits_grids_are_valid(path):
 def test_no_grid_is_missing():
     tables = ("table1", "table3", "table5", "sdgp_table", "sdgp_figure8")
     data = ("digits", "cifar10", "imagenet")
-    assert {f"{d}_{t}" for d in data for t in tables} <= {p.stem for p in GRIDS.glob("*.yaml")}
+    wanted = {f"{d}_{t}" for d in data for t in tables}
+    wanted |= {f"cifar10_subset_{t}" for t in ("table1", "table5", "learning_rates")}
+    assert wanted <= {p.stem for p in GRIDS.glob("*.yaml")}
+
+
+def test_learning_rates_of_a_grid():
+    grid = load_grid(GRIDS / "cifar10_subset_learning_rates.yaml")
+    rates = [s.options["optim_wrapper.optimizer.lr"] for s in grid.settings.values()]
+    assert rates == [0.05, 0.1, 0.2] * 3
+    assert [s.sparsity["strategy"] for s in grid.settings.values()] == [
+        name for name in ("dense", "fst_w", "fst") for _ in range(3)
+    ]
+    assert all(name.endswith(f"_{rate}") for name, rate in zip(grid.settings, rates, strict=True))
 
 
 @pytest.mark.parametrize("data", ["cifar10", "imagenet"])
@@ -200,8 +212,8 @@ def test_table3_agrees_with_the_recipes(data):
 
 @pytest.mark.parametrize("name", ["table1", "table3", "table5"])
 def test_tables_of_fst_are_literal(name):
-    for data in ("digits", "cifar10", "imagenet"):
-        for setting in load_grid(GRIDS / f"{data}_{name}.yaml").settings.values():
+    for path in GRIDS.glob(f"*_{name}.yaml"):
+        for setting in load_grid(path).settings.values():
             strategy, _ = read_sparsity({"sparsity": setting.sparsity})
             rules = strategy.output, strategy.grad_weight
             if setting.sparsity["strategy"] in ("fst", "fst_w", "wg", "wx", "gg", "gx"):
