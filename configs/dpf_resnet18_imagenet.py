@@ -1,4 +1,4 @@
-"""DPF: unstructured, 50 % of the weights pruned from half of the training on.
+"""DPF: unstructured, 50 % of the weights pruned from three quarters of the training on.
 
 ResNet-18 on ImageNet, 120 epochs.
 """

@@ -171,7 +171,6 @@ SETTINGS: tuple[Setting, ...] = (
     _row("fst_w"),
     *_patterns("fst_w"),
     _row("fst_w", "im2col", group_order="im2col"),
-    _row("fst_w", "literal", literal=True),
     _row("fst_w", "decoupled", dense="grad_weight", decay_mode="decoupled"),
     _row("fst_w", "decay0", dense="grad_weight", decay=0.0),
     # SDGP: grad_output in grad_input

@@ -99,7 +99,7 @@ def test_defaults_of_the_papers():
             "dpf",
             Unstructured(sparsity=0.5),
             SameAsOutput(),
-            schedule=GrowingSparsity(interval=16, ramp=0.5, allocation="global"),
+            schedule=GrowingSparsity(interval=16, ramp=0.75, allocation="global"),
         ),
         Strategy(
             "rigl",

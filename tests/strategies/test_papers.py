@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import fst
-from tests.networks import batch, small_net
+from tests.networks import attach, batch, small_net
 
 
 def kept_of_groups(rows):
@@ -111,3 +112,26 @@ def test_the_defaults_of_fst_are_not_the_papers():
     first = torch.randn(64, 3, 7, 7)
     shares = [rule.weight_mask(first, "output", 1).double().mean() for rule in (default, literal)]
     assert shares[0] == pytest.approx(2 / 3) and shares[1] == pytest.approx(0.5, abs=0.01)
+
+
+# ---------------------------------------------------------------- the other systems
+
+
+@pytest.mark.parametrize(("name", "options"), [("asp", {}), ("rigl", {"allocation": "uniform"})])
+def test_fully_connected_layers_are_pruned_if_asked_for(name, options):
+    """As the official codes of both do."""
+    net = small_net()
+    fst.convert(net, fst.get_strategy(name, **options), include=[nn.Conv2d, nn.Linear])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    attach(net, optimizer)
+    for step in range(2):
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
+    assert 0.2 < (net[4].weight == 0).double().mean() < 0.8
+    if name == "asp":
+        assert (net[4].weight.view(-1, 4) != 0).sum(1).eq(2).all()
+
+
+def test_dpf_grows_over_three_quarters_of_the_training():
+    schedule = fst.get_strategy("dpf").schedule
+    assert schedule.sparsity(0.5, 74, 100) < 0.5 == schedule.sparsity(0.5, 75, 100)

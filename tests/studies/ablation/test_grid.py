@@ -206,6 +206,8 @@ def test_table3_agrees_with_the_recipes(data):
         }, name
     assert grid["prunetrain"].sparsity["interval"] == 5
     assert {name for name in grid if grid[name].start_from == "dense"} == {"asp", "asfp"}
+    resnet50 = load_grid(GRIDS / "imagenet_table3_resnet50.yaml").settings["rigl"]
+    assert resnet50.options == {"sparsity.end": 25000 / 32000}
     excluded = {name for name in grid if "exclude" in grid[name].sparsity}
     assert excluded == {"asfp", "clicktrain"}
 
