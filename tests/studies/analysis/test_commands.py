@@ -48,7 +48,7 @@ def test_on_a_config(command, write_config, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     arguments = [command, write_config("fst"), "--batch-size", "8", *ON_DATA[command]]
     assert main([*arguments, "--out", str(out)]) == 0
-    document = check(out, figures=3 if command == "saliency" else 1)
+    document = check(out, figures=4 if command == "saliency" else 1)
     assert document.command.startswith(f"python tools/analyze.py {command} ")
     assert str(out / "analysis.json") in capsys.readouterr().out
 
