@@ -138,6 +138,8 @@ def test_low_precision_and_loss_scale(batches):
         for scale in (1.0, 2.0**20)
     )
     assert lost.total.norm < 0.9 and kept.total.relative < 0.05
+    for layer in kept.layers[1:]:
+        assert layer.errors["global grad_input"].relative < 0.05
 
 
 @pytest.mark.parametrize("axis", ["channel", "position"])
