@@ -176,6 +176,15 @@ def test_no_grid_is_missing():
     assert wanted <= {p.stem for p in GRIDS.glob("*.yaml")}
 
 
+@pytest.mark.parametrize("table", ["sdgp_figure8", "sdgp_table"])
+def test_imagenet_grids_of_sdgp_have_the_published_networks(table):
+    """Pruned networks are blurred and drawn anew, the dense ResNet-18 is torchvision's."""
+    for name, setting in load_grid(GRIDS / f"imagenet_{table}.yaml").settings.items():
+        model = Config.fromfile(setting.base).model
+        published = (model.get("blur_pool", False), model.get("initialisation"))
+        assert published == ((False, None) if name == "dense" else (True, "kaiming_uniform")), name
+
+
 def test_learning_rates_of_a_grid():
     grid = load_grid(GRIDS / "cifar10_subset_learning_rates.yaml")
     rates = [s.options["optim_wrapper.optimizer.lr"] for s in grid.settings.values()]
