@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -30,15 +30,20 @@ class Bias(NamedTuple):
     Attributes:
         relative: ‖ā − ē‖ / ‖ē‖.
         chance: the relative error that is expected of n batches without any bias: the standard
-            error of the mean difference over ‖ē‖; NaN for one batch.
+            error of the mean difference over ‖ē‖; NaN for one batch. Where ē itself is little more
+            than noise, as in a trained network, a filter passes that noise, and neither number
+            tells it from chance; ``gain`` does.
         cosine: of the angle between ā and ē.
-        norm: ‖ā‖ / ‖ē‖.
+        gain: Σ⟨a, e⟩ / Σ‖e‖² over the batches, the share of the exact gradient that comes through:
+            1 if a is unbiased given each batch.
+        deviation: standard error of ``gain``; NaN for one batch.
     """
 
     relative: float
     chance: float
     cosine: float
-    norm: float
+    gain: float
+    deviation: float
 
 
 def parts_of(gradient: Tensor) -> dict[str, Tensor]:
@@ -64,19 +69,18 @@ def parts_of(gradient: Tensor) -> dict[str, Tensor]:
 
 @dataclass
 class Sums:
-    """Of a layer's part over batches: both gradients, and the squares of their difference."""
+    """Of a layer's part over batches: both gradients, and ‖a − e‖², ⟨a, e⟩ and ‖e‖² of each."""
 
     found: Tensor | float = 0.0
     exact: Tensor | float = 0.0
-    squares: float = 0.0
-    count: int = 0
+    products: list[tuple[float, float, float]] = field(default_factory=list)
 
     def add(self, found: Tensor, exact: Tensor) -> None:
         """One batch."""
         self.found = self.found + found
         self.exact = self.exact + exact
-        self.squares += float((found - exact).square().sum())
-        self.count += 1
+        pairs = ((found - exact, found - exact), (found, exact), (exact, exact))
+        self.products.append(tuple(float((a * b).sum()) for a, b in pairs))
 
 
 class MeanGradient:
@@ -101,10 +105,16 @@ def biases(layers: Iterable[MeanGradient]) -> dict[str, Bias]:
 
 def _bias(sums: list[Sums]) -> Bias:
     error = error_of([s.found for s in sums], [s.exact for s in sums])
-    scattered = sum(s.squares - float((s.found - s.exact).square().sum()) / s.count for s in sums)
-    exact = sum(float(s.exact.square().sum()) for s in sums)
-    count = sums[0].count
-    chance = math.nan
+    of_batches = zip(*(s.products for s in sums), strict=True)
+    batches = [[sum(values) for values in zip(*layers, strict=True)] for layers in of_batches]
+    count, exact = len(batches), sum(float(s.exact.square().sum()) for s in sums)
+    mean_difference = sum(float((s.found - s.exact).square().sum()) for s in sums) / count
+    passed, whole = sum(b[1] for b in batches), sum(b[2] for b in batches)
+    gain = passed / whole if whole else math.nan
+    chance = deviation = math.nan
     if count > 1 and exact:
+        scattered = sum(b[0] for b in batches) - mean_difference
         chance = math.sqrt(max(scattered, 0.0) * count / (count - 1) / exact)
-    return Bias(error.relative, chance, error.cosine, error.norm)
+        residuals = sum((b[1] - gain * b[2]) ** 2 for b in batches)
+        deviation = math.sqrt(residuals * count / (count - 1)) / whole
+    return Bias(error.relative, chance, error.cosine, gain, deviation)

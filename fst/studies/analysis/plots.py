@@ -190,18 +190,20 @@ def saliency(found: Sequence[Saliency], field: str, label: str, *, log: bool) ->
 
 
 def bias(found: Sequence[Saliency]) -> Figure:
-    """Bars of the bias' cosine for each part of the kernel, a colour for each approximation."""
+    """Bars of the gain of each part of the kernel, a colour for each approximation."""
     parts = list(found[0].bias)
     width = 0.8 / len(found)
     figure = _figure(max(7.0, 0.3 * len(parts) * len(found) + 4), 3.6)
     axis = figure.subplots()
     for index, one in enumerate(found):
         places = [i + (index - (len(found) - 1) / 2) * width for i in range(len(parts))]
-        cosines = [one.bias[part].cosine for part in parts]
-        axis.bar(places, cosines, 0.9 * width, label=one.label, color=_colour(index))
-    axis.axhline(0, color=INK, linewidth=0.8)
+        gains = [one.bias[part].gain for part in parts]
+        spread = [one.bias[part].deviation for part in parts]
+        colour = _colour(index)
+        axis.bar(places, gains, 0.9 * width, yerr=spread, label=one.label, color=colour)
+    axis.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     axis.set_xticks(range(len(parts)), [part.replace(" along ", "\nalong ") for part in parts])
-    axis.set_ylabel("cosine to the exact mean")
+    axis.set_ylabel("gain")
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 

@@ -49,8 +49,9 @@ def test_what_averages_out_and_what_stays():
     unbiased = biases([mean_gradient(lambda exact, noise: exact + 3 * noise)])["whole"]
     assert unbiased.chance == pytest.approx(3 / math.sqrt(200), rel=0.05)
     assert unbiased.relative == pytest.approx(unbiased.chance, rel=0.15)
+    assert abs(unbiased.gain - 1) < 3 * unbiased.deviation < 0.1
     biased = biases([mean_gradient(lambda exact, noise: 0.5 * exact)])["whole"]
-    assert biased.relative == pytest.approx(0.5) and biased.norm == pytest.approx(0.5)
+    assert biased.relative == pytest.approx(0.5) and biased.gain == pytest.approx(0.5)
     assert biased.cosine == pytest.approx(1) and biased.chance < 0.05
     assert math.isnan(biases([mean_gradient(lambda exact, _: exact, 1)])["whole"].chance)
 
@@ -61,6 +62,7 @@ def test_layers_count_as_one_vector():
     together = biases([whole, lost])["whole"]
     assert together.relative == pytest.approx(math.sqrt(0.5))
     assert together.cosine == pytest.approx(math.sqrt(0.5))
+    assert together.gain == pytest.approx(0.5)
 
 
 def found(strategy, teacher, size=16, count=12):
@@ -83,9 +85,9 @@ def found(strategy, teacher, size=16, count=12):
 def test_eq_10_is_a_low_pass_filter_along_the_width():
     """(A[k] + A[k−1])/2 leaves a sixth of a curvature along kw, and keeps one along kh."""
     horizontal = found("fst", CURVATURE.expand(3, 3)).bias["curvature along kw"]
-    assert horizontal.norm < 0.3 and horizontal.relative > 0.75
+    assert horizontal.gain == pytest.approx(1 / 6, abs=0.05) and horizontal.relative > 0.75
     vertical = found("fst", CURVATURE[:, None].expand(3, 3)).bias["curvature along kh"]
-    assert vertical.cosine > 0.93 and vertical.relative < 0.4
+    assert vertical.gain == pytest.approx(2.5 / 3, abs=0.05) and vertical.cosine > 0.93
 
 
 def test_a_larger_error_may_have_less_bias():
@@ -94,6 +96,8 @@ def test_a_larger_error_may_have_less_bias():
     sampled, fst = (found(name, smooth, 8, 60) for name in ("sampled,min_size=0,keep=4", "fst"))
     single = [one.layers[0].errors["local grad_weight"].relative for one in (sampled, fst)]
     assert single[0] > 1.1 * single[1]
+    assert abs(sampled.bias["whole"].gain - 1) < 3 * sampled.bias["whole"].deviation
+    assert abs(fst.bias["whole"].gain - 1) > 10 * fst.bias["whole"].deviation
     assert sampled.bias["whole"].relative < 1.5 * sampled.bias["whole"].chance
     assert fst.bias["whole"].relative > 3 * fst.bias["whole"].chance
     assert sampled.bias["whole"].relative < fst.bias["whole"].relative / 2

@@ -94,21 +94,22 @@ def run(options: argparse.Namespace) -> Result:
 def _add_bias(result: Result, found: list[Saliency]) -> None:
     result.add_table(
         "Bias of grad_weight, all layers as one vector",
-        ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "norm ratio"],
+        ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "gain", "±"],
         [[one.label, part, *bias] for one in found for part, bias in one.bias.items()],
         "The mean of the local grad_weight over the batches against the mean of the exact one. By "
-        "chance: the relative error that so few batches leave without any bias. The error of a "
-        "single gradient, above, does not tell what averages out from what stays. kw: along the "
-        "kernel's width; slope: (−1, 0, 1); curvature: (1, −2, 1).",
+        "chance: the relative error that so few batches leave without any bias. Gain: the share of "
+        "the exact gradient that comes through in each batch, with its standard error; 1 without "
+        "bias. The error of a single gradient, above, does not tell what averages out from what "
+        "stays. kw: along the kernel's width; slope: (−1, 0, 1); curvature: (1, −2, 1).",
     )
     result.add_table(
-        "Bias of grad_weight per layer: cosine",
+        "Bias of grad_weight per layer: gain",
         ["strategy", "layer", *PARTS],
         [
             [
                 one.label,
                 layer.name,
-                *(layer.bias[p].cosine if p in layer.bias else None for p in PARTS),
+                *(layer.bias[p].gain if p in layer.bias else None for p in PARTS),
             ]
             for one in found
             for layer in one.layers
@@ -116,8 +117,8 @@ def _add_bias(result: Result, found: list[Saliency]) -> None:
     )
     figure = plots.bias(found)
     caption = (
-        "Cosine between the means over the batches of each strategy's local grad_weight and of the "
-        "exact one, all layers as one vector: whole, and by parts of the kernel."
+        "Share of the exact grad_weight that comes through in each strategy's local one, with its "
+        "standard error, all layers as one vector: whole, and by parts of the kernel. 1: no bias."
     )
     result.plots.append(Plot("Bias of grad_weight", "saliency_bias", caption, figure))
 
