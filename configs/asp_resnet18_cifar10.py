@@ -4,6 +4,4 @@ Needs the checkpoint of dense_resnet18_cifar10.py:
 --cfg-options load_from=work_dirs/dense_resnet18_cifar10/epoch_60.pth
 """
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="asp", from_scratch="error")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/asp.py"]

@@ -6,6 +6,4 @@ Needs the checkpoint of dense_resnet18_imagenet.py:
 --cfg-options load_from=work_dirs/dense_resnet18_imagenet/epoch_120.pth
 """
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="asp", from_scratch="error")
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/asp.py"]

@@ -1,5 +1,3 @@
 """ClickTrain: kernel patterns and whole kernels pruned; ResNet-18 on CIFAR-10, 60 epochs."""
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="clicktrain", exclude="*downsample*")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/clicktrain.py"]

@@ -1,5 +1,3 @@
 """ClickTrain: kernel patterns and whole kernels pruned; ResNet-18 on ImageNet, 120 epochs."""
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="clicktrain", exclude="*downsample*")
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/clicktrain.py"]

@@ -1,13 +1,3 @@
 """Dense ResNet-18 on CIFAR-10, 60 epochs, and the base of the other ResNet-18 recipes there."""
 
-_base_ = ["_base_/cifar10.py", "_base_/runtime.py"]
-
-model = dict(architecture=dict(name="resnet18_cifar"))
-sparsity = dict(strategy="dense")
-
-train_cfg = dict(by_epoch=True, max_epochs=60, val_interval=1)
-train_dataloader = dict(batch_size=128)
-optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=5e-4))
-param_scheduler = [
-    dict(type="CosineAnnealingLR", T_max=60, eta_min=0.0, end=60, convert_to_iter_based=True)
-]
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/dense.py"]

@@ -1,5 +1,5 @@
 """FST, ResNet-50 on ImageNet, 120 epochs (FST Table 3: 77.0 %)."""
 
-_base_ = "dense_resnet50_imagenet.py"
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/fst.py"]
 
-sparsity = dict(strategy="fst")
+model = dict(architecture=dict(name="resnet50"))

@@ -1,5 +1,3 @@
 """FST with a dense weight gradient; ResNet-18 on CIFAR-10, 60 epochs."""
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="fst_w")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/fst_w.py"]

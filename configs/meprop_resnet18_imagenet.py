@@ -1,5 +1,3 @@
 """meProp, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 32.5 %)."""
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="meprop")
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/meprop.py"]

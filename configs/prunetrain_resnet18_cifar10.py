@@ -1,5 +1,3 @@
-"""PruneTrain: channels removed every 10 epochs; ResNet-18 on CIFAR-10, 60 epochs."""
+"""PruneTrain: channels removed every 5 epochs; ResNet-18 on CIFAR-10, 60 epochs."""
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="prunetrain")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/prunetrain.py"]

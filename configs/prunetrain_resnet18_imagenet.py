@@ -3,6 +3,4 @@
 FST Table 3 has ResNet-50 alone, 75.0 %.
 """
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="prunetrain", interval=5)
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/prunetrain.py"]

@@ -1,5 +1,3 @@
 """ReSprop: half of each output gradient is reused; ResNet-18 on CIFAR-10, 60 epochs."""
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="resprop")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/resprop.py"]

@@ -3,6 +3,4 @@
 ResNet-18 on CIFAR-10, 60 epochs.
 """
 
-_base_ = "dense_resnet18_cifar10.py"
-
-sparsity = dict(strategy="rigl")
+_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/rigl.py"]

@@ -3,6 +3,4 @@
 ResNet-18 on ImageNet, 120 epochs.
 """
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="rigl")
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/rigl.py"]

@@ -1,5 +1,3 @@
 """SR-STE, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 71.2 %)."""
 
-_base_ = "dense_resnet18_imagenet.py"
-
-sparsity = dict(strategy="srste")
+_base_ = ["_base_/fst_imagenet.py", "_base_/systems/srste.py"]

@@ -15,7 +15,8 @@ TRAINED = tuple(
     for row in SETTINGS
     if row in DEFAULTS
     or row.id in ("fst-flat", "fst-block2x2", "fst-phase_random", "fst-im2col", "fst-decoupled")
-    or row.id in ("sdgp-random", "srste-random", "srste-backward", "wx-alternating", "tsm-4:8")
+    or row.id in ("sdgp-random", "srste-random", "srste-dense_backward")
+    or row.id in ("wx-alternating", "tsm-4:8")
 )
 
 

@@ -1,11 +1,17 @@
 """SDGP's ImageNet recipe, which is ffcv's with 88 epochs (McDanel et al. 2022, Section IV).
 
 Images grow from 160 to 192 pixels in epochs 65 to 76 and are validated at 256 with flip averaging.
-The learning rate rises linearly for 2 epochs, then falls linearly to 0. Normalisation layers have
-no weight decay. The published runs used 4 GPUs with the batch size below on each, in fp16 (--amp,
-with --cfg-options optim_wrapper.dtype=float16). Two things differ: images are read as JPEG files,
-not from ffcv's own format, and the strided convolutions of the published ResNet-50 and RegNet (and
-of most ResNet-18 runs) had a blur filter in front, which is left out here.
+The learning rate rises linearly for 2 epochs, then falls linearly to 0. As in the published script:
+
+- No weight decay for parameters with "bn" in their names: all normalisation layers of ResNet-18 and
+  ResNet-50 but those of shortcuts, none of RegNetX-400MF's.
+- A blur filter in front of strided convolutions (blur_pool), but for the dense ResNet-18.
+- Pruned networks draw the convolutions' weights, but the first layer's, from kaiming_uniform; dense
+  ones keep torchvision's.
+- 4 GPUs with the batch size below on each, in fp16 (--amp, with --cfg-options
+  optim_wrapper.dtype=float16).
+
+Images are read as JPEG files, not from ffcv's own format.
 """
 
 _base_ = ["imagenet.py", "runtime.py"]
@@ -34,7 +40,7 @@ test_dataloader = val_dataloader
 
 optim_wrapper = dict(
     optimizer=dict(type="SGD", lr=1.0, momentum=0.9, weight_decay=5e-5),
-    paramwise_cfg=dict(norm_decay_mult=0.0),
+    paramwise_cfg=dict(custom_keys={"bn": dict(decay_mult=0.0)}),
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-4, end=2, convert_to_iter_based=True),

@@ -2,5 +2,5 @@
 
 _base_ = "../_base_/sdgp_imagenet.py"
 
-model = dict(architecture=dict(name="regnet_x_400mf"))
+model = dict(blur_pool=True, architecture=dict(name="regnet_x_400mf"))
 sparsity = dict(strategy="dense")

@@ -2,4 +2,5 @@
 
 _base_ = "sdgp_regnetx400mf_imagenet_dense.py"
 
+model = dict(initialisation="kaiming_uniform")
 sparsity = dict(strategy="sdgp", n=2, m=4, rule="random")

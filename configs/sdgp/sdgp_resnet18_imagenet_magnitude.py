@@ -2,4 +2,5 @@
 
 _base_ = "sdgp_resnet18_imagenet_dense.py"
 
+model = dict(blur_pool=True, initialisation="kaiming_uniform")
 sparsity = dict(strategy="sdgp", n=2, m=4, rule="magnitude")

@@ -2,7 +2,7 @@
 
 _base_ = "../_base_/sdgp_imagenet.py"
 
-model = dict(architecture=dict(name="resnet50"))
+model = dict(blur_pool=True, architecture=dict(name="resnet50"))
 sparsity = dict(strategy="dense")
 
 optim_wrapper = dict(optimizer=dict(lr=1.7, weight_decay=1e-4))

@@ -14,6 +14,11 @@ from torch.nn import functional as F
 
 from fst.basics.text import suggest
 from fst.engine.text import nearest
+from fst.engine.variants import (
+    INITIALISATIONS,
+    blur_strided_convolutions,
+    initialise_convolutions,
+)
 
 PREFIX = "architecture."
 
@@ -29,6 +34,9 @@ class Classifier(BaseModel):
         data_preprocessor: Normally dict(type="ImagePreprocessor", mean=..., std=...).
         test_time_augmentation: "flip" averages the probabilities with those of the mirrored image.
         channels_last: Keep weights and activations in NHWC memory.
+        initialisation: "kaiming_uniform" draws the convolutions' weights anew before a training,
+            see `initialise_convolutions`; None leaves them as the architecture makes them.
+        blur_pool: Blur in front of strided convolutions, see `blur_strided_convolutions`.
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class Classifier(BaseModel):
         data_preprocessor: dict[str, Any] | nn.Module | None = None,
         test_time_augmentation: str | None = None,
         channels_last: bool = False,
+        initialisation: str | None = None,
+        blur_pool: bool = False,
     ) -> None:
         super().__init__(data_preprocessor=data_preprocessor)
         self.loss_arguments = dict(loss or {})
@@ -50,12 +60,29 @@ class Classifier(BaseModel):
             raise ValueError(
                 f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'."
             )
+        if initialisation not in (None, *INITIALISATIONS):
+            raise ValueError(
+                f"initialisation={initialisation!r} is unknown."
+                f"{suggest(initialisation, INITIALISATIONS)}"
+            )
+        if not isinstance(blur_pool, bool):
+            raise ValueError(f"blur_pool={blur_pool!r} must be True or False.")
         self.test_time_augmentation = test_time_augmentation
+        self.initialisation = initialisation
         self.channels_last = channels_last
         self.num_classes = architecture.get("num_classes")
         self.architecture = build_architecture(**architecture)
+        if blur_pool:
+            blur_strided_convolutions(self.architecture)
         if channels_last:
             self.architecture.to(memory_format=torch.channels_last)
+
+    def init_weights(self) -> None:
+        """Called once before a training, and before weights are loaded."""
+        is_first = not self.is_init
+        super().init_weights()
+        if is_first and self.initialisation:
+            initialise_convolutions(self.architecture)
 
     @property
     def sparse_root(self) -> nn.Module:

@@ -26,8 +26,11 @@ class ImagePreprocessor(BaseDataPreprocessor):
         std: Per channel, in 0..255.
         flip: Probability of a horizontal flip.
         translate: Largest shift in pixels, in both directions of both axes.
-        padding_mode: What a shift brings in: "zero" (black) or "reflect".
-        cutout: Side of a square set to the mean, centred anywhere (DeVries & Taylor 2017); 0: none.
+        padding_mode: What a shift brings in: "zero" (black), "mean" (the mean, cut to integers) or
+            "reflect".
+        cutout: Side of a square set to the mean; 0: none.
+        cutout_mode: Where the square is: "centre", with its centre anywhere, so that borders cut it
+            (DeVries & Taylor 2017), or "inside", wholly in the image (ffcv).
         non_blocking: Copy to the device asynchronously (of use with pin_memory=True).
     """
 
@@ -39,6 +42,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         translate: int = 0,
         padding_mode: str = "zero",
         cutout: int = 0,
+        cutout_mode: str = "centre",
         non_blocking: bool = True,
     ) -> None:
         super().__init__(non_blocking=non_blocking)
@@ -51,13 +55,15 @@ class ImagePreprocessor(BaseDataPreprocessor):
         for name, value in (("translate", translate), ("cutout", cutout)):
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
-        if padding_mode not in ("zero", "reflect"):
-            raise ValueError(
-                f"padding_mode={padding_mode!r} is unknown."
-                f"{suggest(padding_mode, ('zero', 'reflect'))}"
-            )
+        modes = (
+            ("padding_mode", padding_mode, ("zero", "mean", "reflect")),
+            ("cutout_mode", cutout_mode, ("centre", "inside")),
+        )
+        for name, mode, known in modes:
+            if mode not in known:
+                raise ValueError(f"{name}={mode!r} is unknown.{suggest(mode, known)}")
         self.flip, self.translate, self.cutout = flip, translate, cutout
-        self.padding_mode = padding_mode
+        self.padding_mode, self.cutout_mode = padding_mode, cutout_mode
         self.register_buffer(
             "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
         )
@@ -85,7 +91,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         return {**batch, "inputs": inputs}
 
     def _draws(self, keys: Any, inputs: torch.Tensor) -> torch.Tensor:
-        """Five uniform numbers per image: flip, shift down and right, centre of the hole."""
+        """Five uniform numbers per image: flip, shift down and right, place of the hole."""
         if keys is None:
             draws = torch.rand(5, len(inputs))
         else:
@@ -104,15 +110,25 @@ class ImagePreprocessor(BaseDataPreprocessor):
         if pad:
             shift = (draws[1:3, :, None] * (2 * pad + 1)).long()
             rows, columns = rows + shift[0], columns + shift[1]
-            images = _padded(images, pad, self.padding_mode)
+            fill = self.mean.long() if self.padding_mode == "mean" else None
+            images = _padded(images, pad, self.padding_mode, fill)
         batch = torch.arange(len(images), device=images.device)[:, None, None]
         return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(
             0, 3, 1, 2
         )
 
     def _hole(self, inputs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        def inside(length: int, centre: torch.Tensor) -> torch.Tensor:
-            first = (centre * length).long()[:, None] - self.cutout // 2
+        if self.cutout_mode == "inside" and self.cutout > min(inputs.shape[-2:]):
+            raise ValueError(
+                f"cutout={self.cutout} with cutout_mode='inside' does not fit into images of "
+                f"{tuple(inputs.shape[-2:])} pixels."
+            )
+
+        def inside(length: int, place: torch.Tensor) -> torch.Tensor:
+            if self.cutout_mode == "inside":
+                first = (place * (length - self.cutout + 1)).long()[:, None]
+            else:
+                first = (place * length).long()[:, None] - self.cutout // 2
             position = torch.arange(length, device=inputs.device)
             return (position >= first) & (position < first + self.cutout)
 
@@ -124,9 +140,16 @@ def _stacked(value: Any) -> torch.Tensor:
     return value if torch.is_tensor(value) else torch.stack([torch.as_tensor(v) for v in value])
 
 
-def _padded(images: torch.Tensor, pad: int, mode: str) -> torch.Tensor:
-    if mode == "zero":
-        return F.pad(images, [pad] * 4)
+def _padded(
+    images: torch.Tensor, pad: int, mode: str, fill: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``fill``: what "mean" brings in, (1, C, 1, 1)."""
+    if mode != "reflect":
+        padded = F.pad(images, [pad] * 4)
+        if fill is not None:
+            inner = F.pad(torch.ones_like(images[:1, :1], dtype=torch.bool), [pad] * 4)
+            padded = torch.where(inner, padded, fill.to(padded.dtype))
+        return padded
     rows, columns = (
         torch.arange(-pad, length + pad, device=images.device).abs() for length in images.shape[-2:]
     )

@@ -5,7 +5,9 @@ dense, prune once by magnitude, repeat the training. Official code: NVIDIA apex,
 apex.contrib.sparsity (mask "m4n2_1d" along input channels), which masks gradients before the
 optimizer's step and weights after it. Apex leaves layers out whose channels are no multiple of 16
 (input) or 8 (output), in a ResNet the first one; here all convolutions are pruned, as by `fst`:
-``exclude`` the first one for apex's choice.
+``exclude`` the first one for apex's choice. Apex prunes fully connected layers too: ask for them
+with ``include`` of `fst.convert`. Newer versions permute input channels before they choose the
+mask, which keeps larger weights; that is not offered here.
 """
 
 from dataclasses import dataclass

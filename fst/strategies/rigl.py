@@ -5,7 +5,9 @@ Paper: Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020
 layer's connections is replaced, and that step updates no parameter. Official code:
 github.com/google-research/rigl, followed where the paper is silent: the first replacement is at
 step 0; what is dropped may be grown again in the same step, and then keeps its value and momentum.
-Its noise of 1e-5 on magnitudes is left out, so that masks are deterministic.
+Its noise of 1e-5 on magnitudes is left out, so that masks are deterministic. For ResNet-50 on
+ImageNet it stops after 25,000 of 32,000 steps (``end=0.78125``), and prunes the fully connected
+layer, which here stays dense unless ``include`` of `fst.convert` asks for it.
 
 ``allocation``: "erk" gives layer l a density in proportion to (n_out + n_in + kh + kw) /
 (n_out·n_in·kh·kw), at most 1; "uniform" gives all the same, and leaves convolutions of images

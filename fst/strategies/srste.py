@@ -10,7 +10,7 @@ from fst.rules.nm import NM, SameAsOutput
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy
 
-BACKWARD = ("dense", "pruned")
+BACKWARD = ("pruned", "dense")
 
 
 @register_strategy("srste")
@@ -18,16 +18,17 @@ def srste(
     n: int = 2,
     m: int = 4,
     rule: str = "magnitude",
-    backward: str = "dense",
+    backward: str = "pruned",
     group_order: str = "channel",
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """Y = S(W)·X, dW dense + λ(W − S(W)).
+    """Y = S(W)·X, dX = S(W)ᵀ·dY, dW dense + λ(W − S(W)).
 
-    ``backward`` is the weight of dX: "dense" (Wᵀ, only Eq. 1 is pruned, as FST's Table 3 counts it)
-    or "pruned" (S(W)ᵀ, the derivative that the official code takes). Layers add the decay where
-    the optimizer steps; `torch.autograd.grad` returns dW without it.
+    ``backward`` is the weight of dX: "pruned" (S(W)ᵀ, the derivative of Y, as the official code
+    takes it; its groups do not run along dX's reduction axis, so no sparse hardware computes it,
+    and FST's Table 3 counts it as dense) or "dense" (Wᵀ). Layers add the decay where the optimizer
+    steps; `torch.autograd.grad` returns dW without it.
     """
     if backward not in BACKWARD:
         raise ValueError(f"backward={backward!r} is unknown.{suggest(backward, BACKWARD)}")

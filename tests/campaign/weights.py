@@ -23,8 +23,8 @@ Checks = list[tuple[str, int, Callable[[random.Random], None]]]
 COUNT = 5  # of each change, at scale 1
 ROWS = [
     setting(name)
-    for name in "dense srste srste-im2col srste-backward srste-4:8 srste-decoupled fst fst-im2col "
-    "fst_w fst_w-3:5 sdgp sdgp-all wg gg gx wx tsm tsm-interval1 meprop".split()
+    for name in "dense srste srste-im2col srste-dense_backward srste-4:8 srste-decoupled fst "
+    "fst-im2col fst_w fst_w-3:5 sdgp sdgp-all wg gg gx wx tsm tsm-interval1 meprop".split()
 ]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 3e-3}
 VISIBLE = 5  # tolerances by which the outputs of the old and of the new weight must differ

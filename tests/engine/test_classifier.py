@@ -76,20 +76,32 @@ def test_normalisation():
         preprocessor(batch(channels=3))
 
 
-@pytest.mark.parametrize("mode", ["zero", "reflect"])
-def test_augmentation_against_a_loop(mode):
-    preprocessor = ImagePreprocessor([0.0] * 3, [1.0] * 3, 0.5, 2, mode, 3)
+@pytest.mark.parametrize("cutout_mode", ["centre", "inside"])
+@pytest.mark.parametrize("mode", ["zero", "mean", "reflect"])
+def test_augmentation_against_a_loop(mode, cutout_mode):
+    mean = [100.7, 50.2, 3.0]
+    preprocessor = ImagePreprocessor(mean, [1.0] * 3, 0.5, 2, mode, 3, cutout_mode)
     data = batch(size=32, channels=3)
     found = preprocessor(data, training=True)["inputs"]
     draws = uniform(data["keys"].numpy().view(np.uint64), 5)
     for image, (flip, down, right, y, x), result in zip(
         data["inputs"], draws.T, found, strict=True
     ):
-        padded = F.pad(image[None].float(), [2] * 4, mode={"zero": "constant"}.get(mode, mode))[0]
+        if mode == "reflect":
+            padded = F.pad(image[None].float(), [2] * 4, mode="reflect")[0]
+        else:
+            fill = [int(value) if mode == "mean" else 0 for value in mean]
+            padded = torch.tensor(fill)[:, None, None].repeat(1, 12, 12).float()
+            padded[:, 2:10, 2:10] = image
         top, left = int(down * 5), int(right * 5)
         columns = torch.arange(8).flip(0) if flip < 0.5 else torch.arange(8)
-        expected = padded[:, top : top + 8, :][:, :, columns + left].clone()
-        top, left = int(y * 8) - 1, int(x * 8) - 1
+        expected = padded[:, top : top + 8, :][:, :, columns + left]
+        expected = expected - torch.tensor(mean)[:, None, None]
+        if cutout_mode == "centre":
+            top, left = int(y * 8) - 1, int(x * 8) - 1
+        else:
+            top, left = int(y * 6), int(x * 6)
+            assert (expected[0, top : top + 3, left : left + 3]).shape == (3, 3)
         expected[:, max(top, 0) : top + 3, max(left, 0) : left + 3] = 0
         assert torch.equal(result, expected)
 
@@ -114,11 +126,18 @@ def test_augmentation_is_a_function_of_the_keys():
         (dict(translate=-1), "translate=-1"),
         (dict(cutout=0.5), "cutout=0.5"),
         (dict(padding_mode="wrap"), "padding_mode='wrap'"),
+        (dict(cutout=2, cutout_mode="outside"), "cutout_mode='outside'"),
     ],
 )
 def test_preprocessor_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         ImagePreprocessor(**{"mean": [0.0], "std": [1.0], **arguments})
+
+
+def test_a_hole_larger_than_the_image():
+    preprocessor = ImagePreprocessor([0.0], [1.0], cutout=9, cutout_mode="inside")
+    with pytest.raises(ValueError, match="cutout=9 .* does not fit into images of"):
+        preprocessor(batch(), training=True)
 
 
 def test_accuracy():

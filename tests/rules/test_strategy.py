@@ -84,7 +84,7 @@ def test_defaults_of_the_papers():
     grad_output = NM("grad_output", 2, 4)
     expected = [
         Strategy("dense"),
-        Strategy("srste", output=weight, **common),
+        Strategy("srste", output=weight, grad_input=SameAsOutput(), **common),
         Strategy("fst", weight, NM("weight", 2, 4), alternating, **common),
         Strategy("fst_w", weight, NM("weight", 2, 4), **common),
         Strategy(
@@ -106,7 +106,7 @@ def test_defaults_of_the_papers():
             "dpf",
             Unstructured(sparsity=0.5),
             SameAsOutput(),
-            schedule=GrowingSparsity(interval=16, ramp=0.5, allocation="global"),
+            schedule=GrowingSparsity(interval=16, ramp=0.75, allocation="global"),
         ),
         Strategy(
             "rigl",

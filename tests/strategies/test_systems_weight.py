@@ -155,7 +155,7 @@ def test_dpf_masks_follow_the_dense_weights_every_few_steps(allocation):
         weights = [layer.weight.detach() for layer in training.layers]
         masks = training.masks()
         if step % 3 == 0:
-            sparsity = _cubic(0.8, step, 10)
+            sparsity = _cubic(0.8, step, 15)
             sets = [weights] if allocation == "global" else [[w] for w in weights]
             expected = []
             for together in sets:

@@ -82,19 +82,19 @@ def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _configured(grid: Grid, name: str) -> Config:
-    """The setting's config without a seed: base, the grid's options, its own, epochs, sparsity."""
+    """The setting's config without a seed: base, sparsity, the grid's options, its own, epochs."""
     setting = grid.settings[name]
     where = f"{grid.path}: setting {name!r}"
     try:
         check_names(setting.base)
         base = Config.fromfile(setting.base).to_dict()
         config = Config({k: v for k, v in base.items() if k in KEYS})
+        if setting.sparsity is not None:
+            config.sparsity = setting.sparsity
         for options in (grid.options, setting.options):
             config.merge_from_dict(parse_options(options, "options"))
         if grid.epochs is not None:
             set_epochs(config, grid.epochs)
-        if setting.sparsity is not None:
-            config.sparsity = setting.sparsity
         config.work_dir = None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.py"

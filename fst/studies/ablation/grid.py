@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mmengine.config import Config
 
 from fst.basics.text import suggest
 
@@ -45,8 +46,9 @@ class Published:
 class Setting:
     """One row of the table: what it changes in the base config, and its published numbers.
 
-    ``sparsity`` replaces the base's as a whole; None leaves it alone. ``start_from`` names the
-    setting whose newest checkpoint of the same seed is loaded first.
+    ``sparsity`` replaces the base's as a whole, before ``options`` change it; None leaves it alone.
+    In a grid's file it may be the path of a config, whose ``sparsity`` is taken. ``start_from``
+    names the setting whose newest checkpoint of the same seed is loaded first.
     """
 
     name: str
@@ -171,8 +173,10 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     raw = _known(raw, GRID_KEYS, str(path))
     _resolve_base(raw, path)
     for name, entry in _mapping(raw.get("settings", {}), f"{path}: settings").items():
-        raw["settings"][name] = _known(entry, SETTING_KEYS, f"{path}: settings.{name}")
-        _resolve_base(raw["settings"][name], path)
+        entry = raw["settings"][name] = _known(entry, SETTING_KEYS, f"{path}: settings.{name}")
+        _resolve_base(entry, path)
+        if isinstance(entry.get("sparsity"), str):
+            entry["sparsity"] = _sparsity_of(path.parent / entry["sparsity"], path)
     if "extends" not in raw:
         return raw
     parent = _read(path.parent / str(raw.pop("extends")), (*heirs, path.resolve()))
@@ -186,6 +190,15 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
 def _resolve_base(raw: dict[str, Any], path: Path) -> None:
     if "base" in raw:
         raw["base"] = path.parent / _text(raw["base"], f"{path}: base")
+
+
+def _sparsity_of(config: Path, grid: Path) -> dict[str, Any]:
+    if not config.is_file():
+        raise FileNotFoundError(f"{grid}: config {str(config)!r} (sparsity) does not exist.")
+    sparsity = Config.fromfile(config).get("sparsity")
+    if sparsity is None:
+        raise ValueError(f"{grid}: config {str(config)!r} has no sparsity.")
+    return sparsity.to_dict()
 
 
 def _base(base: Path | None, where: str) -> Path:

@@ -189,6 +189,25 @@ def saliency(found: Sequence[Saliency], field: str, label: str, *, log: bool) ->
     return figure
 
 
+def bias(found: Sequence[Saliency]) -> Figure:
+    """Bars of the gain of each part of the kernel, a colour for each approximation."""
+    parts = list(found[0].bias)
+    width = 0.8 / len(found)
+    figure = _figure(max(7.0, 0.3 * len(parts) * len(found) + 4), 3.6)
+    axis = figure.subplots()
+    for index, one in enumerate(found):
+        places = [i + (index - (len(found) - 1) / 2) * width for i in range(len(parts))]
+        gains = [one.bias[part].gain for part in parts]
+        spread = [one.bias[part].deviation for part in parts]
+        colour = _colour(index)
+        axis.bar(places, gains, 0.9 * width, yerr=spread, label=one.label, color=colour)
+    axis.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    axis.set_xticks(range(len(parts)), [part.replace(" along ", "\nalong ") for part in parts])
+    axis.set_ylabel("gain")
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
 def _plain_number(value: float, _: int | None = None) -> str:
     return f"{value:g}"
 

@@ -121,7 +121,11 @@ def record_step(
     calls: dict[str, list[dict[str, Tensor]]] = {}
 
     def keep(entry: dict[str, Tensor], key: str) -> Callable[[Tensor], None]:
-        return lambda gradient: entry.__setitem__(key, gradient.detach() / scale)
+        return lambda gradient: entry.__setitem__(key, unscaled(gradient.detach()))
+
+    def unscaled(gradient: Tensor) -> Tensor:
+        wide = torch.promote_types(gradient.dtype, torch.float32)  # float16 would lose it again
+        return gradient.to(wide) / scale
 
     def before(name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         entry = {"input": inputs[0].detach()}

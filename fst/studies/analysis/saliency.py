@@ -5,6 +5,8 @@ up from layer to layer; SDGP finds them harmless. Here both errors are measured 
 
 - local: the layer is given the exact input and grad_output, so that the error is its own;
 - global: all layers prune, so that grad_output carries the errors of the layers behind it.
+
+Over several batches, what of the local error of grad_weight does not average out: see `bias`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fst.studies.analysis.approximations import Approximation
+from fst.studies.analysis.bias import Bias, MeanGradient, biases
 from fst.studies.analysis.errors import Error, error_of, mean
 from fst.studies.analysis.record import (
     Batch,
@@ -44,11 +47,13 @@ class LayerSaliency:
 
     Attributes:
         depth: convolutions before it, in the order of execution.
+        bias: of the local grad_weight, for each part of the kernel (see `bias.PARTS`).
     """
 
     name: str
     depth: int
     errors: dict[str, Error]
+    bias: dict[str, Bias]
 
 
 @dataclass
@@ -58,11 +63,13 @@ class Saliency:
     Attributes:
         layers: the convolutions that a gradient reaches, in the order of execution.
         total: error of the gradient of all parameters taken as one vector.
+        bias: of the local grad_weight of all layers taken as one vector.
     """
 
     label: str
     layers: list[LayerSaliency]
     total: Error
+    bias: dict[str, Bias]
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Precision:
 class _Sums:
     layers: dict[str, dict[str, list[Error]]] = field(default_factory=dict)
     totals: list[Error] = field(default_factory=list)
+    means: dict[str, MeanGradient] = field(default_factory=dict)
 
 
 def saliency(
@@ -128,6 +136,8 @@ def saliency(
             with same_draws(seed + number, record.calls[0].input.device):
                 own = _local_gradients(layer, record, precision)
             _add(errors, "local", own, record)
+            if own[0] is not None and record.grad_weight is not None:
+                sums.means.setdefault(name, MeanGradient()).add(own[0], record.grad_weight)
             if name in found.layers:
                 other = found.layers[name]
                 _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
@@ -136,10 +146,15 @@ def saliency(
             error_of(*([step.gradients[name] for name in shared] for step in (found, truth)))
         )
     layers = [
-        LayerSaliency(name, depth, {kind: mean(e) for kind, e in errors.items() if e})
+        LayerSaliency(
+            name,
+            depth,
+            {kind: mean(e) for kind, e in errors.items() if e},
+            biases([sums.means[name]] if name in sums.means else []),
+        )
         for depth, (name, errors) in enumerate(sums.layers.items())
     ]
-    return Saliency(approximation.label, layers, mean(sums.totals))
+    return Saliency(approximation.label, layers, mean(sums.totals), biases(sums.means.values()))
 
 
 def _step(

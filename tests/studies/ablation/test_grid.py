@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from fst.engine.config import load_config
+from fst.engine.config import load_config, read_sparsity
 from fst.studies.ablation.configs import make_runs, set_epochs, write_config
 from fst.studies.ablation.grid import load_grid
 
@@ -113,6 +113,21 @@ def test_fingerprints_follow_the_config_and_what_a_run_starts_from(write_grid):
     assert differs == {(name, seed) for name in ("dense", "later") for seed in (0, 1)}
 
 
+def test_sparsity_of_a_config(write_grid, tmp_path):
+    """`sparsity` may name a config; options change what comes from there."""
+    (tmp_path / "system.py").write_text('sparsity = dict(strategy="rigl", interval=7)\n')
+    (tmp_path / "none.py").write_text("work_dir = None\n")
+    rigl = {"sparsity": "system.py", "options": {"sparsity.alpha": 0.1}}
+    grid = load_grid(write_grid(settings={"rigl": rigl}))
+    assert grid.settings["rigl"].sparsity == {"strategy": "rigl", "interval": 7}
+    (run,) = make_runs(grid, ["rigl"], [0])
+    assert run.config.sparsity == {"strategy": "rigl", "interval": 7, "alpha": 0.1}
+    with pytest.raises(ValueError, match="none.py.* has no sparsity"):
+        load_grid(write_grid(settings={"a": {"sparsity": "none.py"}}))
+    with pytest.raises(FileNotFoundError, match="nowhere.py"):
+        load_grid(write_grid(settings={"a": {"sparsity": "nowhere.py"}}))
+
+
 def test_a_run_comes_after_the_one_it_starts_from(write_grid):
     settings = {"c": {"start_from": "b"}, "b": {"start_from": "a"}, "a": DENSE}
     grid = load_grid(write_grid(settings=settings))
@@ -161,7 +176,65 @@ def test_shipped_digits_grids_are_valid(path):
 def test_no_grid_is_missing():
     tables = ("table1", "table3", "table5", "sdgp_table", "sdgp_figure8")
     data = ("digits", "cifar10", "imagenet")
-    assert {f"{d}_{t}" for d in data for t in tables} <= {p.stem for p in GRIDS.glob("*.yaml")}
+    wanted = {f"{d}_{t}" for d in data for t in tables}
+    wanted |= {f"cifar10_subset_{t}" for t in ("table1", "table5", "learning_rates")}
+    assert wanted <= {p.stem for p in GRIDS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("table", ["sdgp_figure8", "sdgp_table"])
+def test_imagenet_grids_of_sdgp_have_the_published_networks(table):
+    """Pruned networks are blurred and drawn anew, the dense ResNet-18 is torchvision's."""
+    for name, setting in load_grid(GRIDS / f"imagenet_{table}.yaml").settings.items():
+        model = Config.fromfile(setting.base).model
+        published = (model.get("blur_pool", False), model.get("initialisation"))
+        assert published == ((False, None) if name == "dense" else (True, "kaiming_uniform")), name
+
+
+def test_learning_rates_of_a_grid():
+    grid = load_grid(GRIDS / "cifar10_subset_learning_rates.yaml")
+    rates = [s.options["optim_wrapper.optimizer.lr"] for s in grid.settings.values()]
+    assert rates == [0.05, 0.1, 0.2] * 3
+    assert [s.sparsity["strategy"] for s in grid.settings.values()] == [
+        name for name in ("dense", "fst_w", "fst") for _ in range(3)
+    ]
+    assert all(name.endswith(f"_{rate}") for name, rate in zip(grid.settings, rates, strict=True))
+
+
+@pytest.mark.parametrize("data", ["cifar10", "imagenet"])
+def test_table3_agrees_with_the_recipes(data):
+    """A system is the same in the grid, in its own recipe and in the grid of the digits, but for
+    what has to happen more often there and for shortcuts that network does not have.
+    """
+    grid = load_grid(GRIDS / f"{data}_table3.yaml").settings
+    digits = load_grid(GRIDS / "digits_table3.yaml")
+    recipes = {p.name.split("_resnet18_")[0]: p for p in GRIDS.parent.glob(f"*_resnet18_{data}.py")}
+    assert len(set(recipes) & set(grid)) >= 12
+    for name in set(recipes) & set(grid):
+        recipe = Config.fromfile(recipes[name]).sparsity
+        assert grid[name].sparsity == recipe, name
+        (run,) = make_runs(digits, [name], [0])
+        found = {k: v for k, v in run.config.sparsity.items() if v is not None}
+        changed = {"interval", "exclude"}
+        assert {k: v for k, v in found.items() if k not in changed} == {
+            k: v for k, v in recipe.items() if k not in changed
+        }, name
+    assert grid["prunetrain"].sparsity["interval"] == 5
+    assert {name for name in grid if grid[name].start_from == "dense"} == {"asp", "asfp"}
+    resnet50 = load_grid(GRIDS / "imagenet_table3_resnet50.yaml").settings["rigl"]
+    assert resnet50.options == {"sparsity.end": 25000 / 32000}
+    excluded = {name for name in grid if "exclude" in grid[name].sparsity}
+    assert excluded == {"asfp", "clicktrain"}
+
+
+@pytest.mark.parametrize("name", ["table1", "table3", "table5"])
+def test_tables_of_fst_are_literal(name):
+    for path in GRIDS.glob(f"*_{name}.yaml"):
+        for setting in load_grid(path).settings.values():
+            strategy, _ = read_sparsity({"sparsity": setting.sparsity})
+            rules = strategy.output, strategy.grad_weight
+            if setting.sparsity["strategy"] in ("fst", "fst_w", "wg", "wx", "gg", "gx"):
+                assert rules[0].group_order == "im2col", setting.name
+            assert getattr(rules[1], "pairing", "flat") == "flat", setting.name
 
 
 def test_published_numbers():

@@ -24,7 +24,7 @@ ON_DATA = {
     "macs": ["--strategy", "fst"],
     "plan": ["--budget", "0.6", "--batches", "2"],
 }
-FIGURES = {"saliency": 3, "plan": 0}
+FIGURES = {"saliency": 4, "plan": 0}
 
 
 def check(folder, figures=1):

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.test_style import BEYOND_TORCH
 
 NUMERIC = (
-    "approximations entropy errors gradients macs overhead probe record result runtime saliency "
-    "similarity time_to_accuracy"
+    "approximations bias entropy errors gradients macs overhead probe record result runtime "
+    "saliency similarity time_to_accuracy"
 ).split()
 
 

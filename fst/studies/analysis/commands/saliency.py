@@ -7,6 +7,7 @@ import argparse
 from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import REFERENCES, parse
+from fst.studies.analysis.bias import PARTS
 from fst.studies.analysis.commands.options import (
     APPROXIMATIONS_HELP,
     add_precision,
@@ -85,7 +86,41 @@ def run(options: argparse.Namespace) -> Result:
     parts = [f"{kind}: {measure}" for kind in KINDS for measure in measures]
     result.add_table("Per layer", ["strategy", "layer", *parts], rows)
     result.plots += [_plot(found, *figure) for figure in FIGURES]
+    if options.batches > 1:
+        _add_bias(result, found)
     return result
+
+
+def _add_bias(result: Result, found: list[Saliency]) -> None:
+    result.add_table(
+        "Bias of grad_weight, all layers as one vector",
+        ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "gain", "±"],
+        [[one.label, part, *bias] for one in found for part, bias in one.bias.items()],
+        "The mean of the local grad_weight over the batches against the mean of the exact one. By "
+        "chance: the relative error that so few batches leave without any bias. Gain: the share of "
+        "the exact gradient that comes through in each batch, with its standard error; 1 without "
+        "bias. The error of a single gradient, above, does not tell what averages out from what "
+        "stays. kw: along the kernel's width; slope: (−1, 0, 1); curvature: (1, −2, 1).",
+    )
+    result.add_table(
+        "Bias of grad_weight per layer: gain",
+        ["strategy", "layer", *PARTS],
+        [
+            [
+                one.label,
+                layer.name,
+                *(layer.bias[p].gain if p in layer.bias else None for p in PARTS),
+            ]
+            for one in found
+            for layer in one.layers
+        ],
+    )
+    figure = plots.bias(found)
+    caption = (
+        "Share of the exact grad_weight that comes through in each strategy's local one, with its "
+        "standard error, all layers as one vector: whole, and by parts of the kernel. 1: no bias."
+    )
+    result.plots.append(Plot("Bias of grad_weight", "saliency_bias", caption, figure))
 
 
 def _cells(errors: dict, kind: str) -> list[float | None]:

@@ -1,0 +1,3 @@
+"""ClickTrain: kernel patterns and whole kernels; downsampling shortcuts stay whole."""
+
+sparsity = dict(strategy="clicktrain", exclude="*downsample*")

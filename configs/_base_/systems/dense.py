@@ -1,0 +1,3 @@
+"""Nothing pruned."""
+
+sparsity = dict(strategy="dense")

@@ -1,0 +1,3 @@
+"""meProp: the top half of each sample's output gradients."""
+
+sparsity = dict(strategy="meprop")

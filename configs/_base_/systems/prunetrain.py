@@ -1,0 +1,3 @@
+"""PruneTrain: channels removed every 5 epochs, the official code's interval."""
+
+sparsity = dict(strategy="prunetrain", interval=5)

@@ -1,0 +1,3 @@
+"""ReSprop: half of each output gradient is reused."""
+
+sparsity = dict(strategy="resprop")

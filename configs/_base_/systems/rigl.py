@@ -1,0 +1,3 @@
+"""RigL: unstructured, half of the weights from start to end, ERK densities."""
+
+sparsity = dict(strategy="rigl")

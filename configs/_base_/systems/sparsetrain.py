@@ -1,0 +1,3 @@
+"""SparseTrain: dense, counting ReLU's zeros."""
+
+sparsity = dict(strategy="sparsetrain")
