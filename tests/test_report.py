@@ -56,7 +56,7 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     assert backends_table(model).count("all 3") == 3
     model(torch.randn(2, 8, 6, 6)).sum().backward()
     decision = describe_layer(model[0]).gemms["grad_weight"].decision
-    assert set(decision.times) == {"strided", "transposed", "masked"}
+    assert set(decision.times) == {"strided", "transposed", "gemm", "masked"}
     assert decision.backend in decision.times and decision.reason.startswith("measured")
     assert model[1].run.decisions["grad_weight"].times == {}
     rows = [line.split("  ") for line in backends_table(model).splitlines()[2:]]

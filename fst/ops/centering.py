@@ -68,9 +68,11 @@ def _weights(
 
     They depend on shapes alone and are many small operations, so they are made once.
     """
+    if torch.compiler.is_compiling():
+        return _make_weights(grad_output, kept, kernel)
     shape, like = tuple(grad_output.shape), (grad_output.device, grad_output.dtype)
     key = (shape, like, kept.rule.scale, *kept[2:5], kernel)
-    known = None if torch.compiler.is_compiling() else _KNOWN.get(key)
+    known = _KNOWN.get(key)
     if known is not None:
         return known
     made = _make_weights(grad_output, kept, kernel)

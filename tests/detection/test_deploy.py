@@ -17,6 +17,7 @@ pytest.importorskip("onnxruntime")
 def test_detectors_are_exported(detector, head, write_config, tmp_path):
     config = load_config(write_config(detector, sparsity='dict(strategy="fst")'))
     model = build_model(config)
+    model.init_weights()  # mmdet's L2Norm is not initialised before
     fst.convert(model, "fst")
     images = torch.randn(1, 3, 96, 128)
     report = fst.export(deployable(model), tmp_path / "m.onnx", images)

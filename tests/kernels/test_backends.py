@@ -14,7 +14,7 @@ import fst
 from fst import backends
 from fst.backends import autotune, cache, dispatch, registry, sources
 from fst.ops.geometry import Geometry
-from fst.ops.strided import PROGRAMS
+from fst.ops.strided import PROGRAMS, Piece
 from fst.studies.benchmark import Timing
 
 CPU = torch.device("cpu")
@@ -109,8 +109,8 @@ def test_times_under_other_settings_of_the_libraries_are_others(monkeypatch):
     files = {cache.path(cache.environment(cuda))}
     conv, matmul = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     changes = (
-        (torch.backends.cudnn, "benchmark", True),
-        (torch.backends.cudnn, "deterministic", True),
+        (torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+        (torch.backends.cudnn, "deterministic", not torch.backends.cudnn.deterministic),
         (conv, "fp32_precision", "ieee" if conv.fp32_precision == "tf32" else "tf32"),
         (matmul, "fp32_precision", "ieee" if matmul.fp32_precision == "tf32" else "tf32"),
     )
@@ -279,7 +279,7 @@ def test_programs_of_a_real_layer_are_timed():
     grad_output, images = torch.randn(2, 8, 16, 8), torch.randn(2, 8, 16, 16)
     weight = torch.empty(8, 8, 3, 3)
     candidates = {
-        name: lambda run=run: run(grad_output, images, weight, geometry)
+        name: lambda run=run: run([Piece(grad_output, images, geometry)], weight)
         for name, run in PROGRAMS.items()
     }
     key = autotune.LayerKey.of(grad_output, images, weight, options=geometry)

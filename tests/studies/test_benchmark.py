@@ -55,9 +55,11 @@ def test_report(tmp_path, capsys, _small_rates):
             assert set(layer["bounds"][gemm]) >= {"torch", "fst", "sdgp"}
         chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
         others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
-        assert {chosen["backend"], *others} == {"strided", "transposed", "gemm", "masked"}
-        for other in others.values():
-            assert (other["timing"] is None) == (" 1x1 " in layer["layer"]) == bool(other["reason"])
+        named = {"strided", "transposed", "gemm", "in_place", "masked"}
+        assert {chosen["backend"], *others} == named
+        for name, other in others.items():
+            impossible = name == "in_place" or " 1x1 " in layer["layer"]
+            assert (other["timing"] is None) == impossible == bool(other["reason"])
         assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
     for measured in (report["steps"]["step"], report["memory"], report["breakdown"]):
         assert set(measured) == {"torch", "fst", "sdgp"}
@@ -287,15 +289,16 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
     found = {a.name: a for a in layer.alternatives}
     together = "fst, grad_weight=strided, fold_grad_output=torch"
-    alone = {f"fst, grad_weight={name}" for name in ("strided", "gemm", "masked", "new")}
+    alone = {
+        f"fst, grad_weight={name}" for name in ("strided", "gemm", "in_place", "masked", "new")
+    }
     assert found.keys() == {*alone, together}
-    assert "forced but cannot compute" in found["fst, grad_weight=new"].reason
-    assert all(a.timing or "new" in name for name, a in found.items())
+    impossible = {f"fst, grad_weight={name}" for name in ("in_place", "new")}
+    assert all("forced but cannot compute" in found[name].reason for name in impossible)
+    assert all(a.timing or name in impossible for name, a in found.items())
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
     bounds = roofline.layer_bounds(layer, strategies, torch.float32, Rates(1.0, 1e12, 4.0))
-    assert bounds["grad_weight"].keys() == {"torch", "fst", "srste", *found} - {
-        "fst, grad_weight=new"
-    }
+    assert bounds["grad_weight"].keys() == {"torch", "fst", "srste", *found} - impossible
     assert bounds["grad_weight"][together] == bounds["grad_weight"]["fst"]
     assert set(layer.times["grad_weight"]) == {"torch", "fst", "srste"}
 
