@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, describe_layer
-from fst.rules.by_name import grad_weight_rule
+from fst.rules.by_name import planned_rules
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 
@@ -60,7 +60,8 @@ def convert(
 
     Raises:
         ValueError: nothing was converted, or a pattern or a name in ``plan`` matches no layer.
-        TypeError: ``model`` is not a module, or a selector neither a string nor a module type.
+        TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
+            ``plan`` no mapping.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -72,7 +73,7 @@ def convert(
     }
     if plan and strategy.schedule is not None:
         raise ValueError(f"plan: strategy {strategy.name!r} has a schedule, which needs one rule.")
-    planned = {name: grad_weight_rule(options) for name, options in (plan or {}).items()}
+    planned = planned_rules(plan)
     included = _matches("include", include, candidates)
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))

@@ -129,6 +129,10 @@ def test_nothing_to_plan():
 def test_convert_refuses_plans_that_do_not_fit(model):
     with pytest.raises(ValueError, match="'7' is no layer that is converted; converted layers: 0"):
         fst.convert(model, "fst_w", plan={"7": None})
+    with pytest.raises(ValueError, match="plan, layer '0': grad_weight: rule 'sampled' has no opt"):
+        fst.convert(model, "fst_w", plan={"0": {"rule": "sampled", "kep": 2}})
+    with pytest.raises(TypeError, match=r"plan=\['0'\] must be a mapping"):
+        fst.convert(model, "fst_w", plan=["0"])
     with pytest.raises(ValueError, match="has a schedule"):
         fst.convert(model, "asp", plan={"0": None})
     assert not fst.sparse_layers(model)

@@ -39,6 +39,26 @@ def grad_weight_rule(options: Mapping[str, Any] | None) -> Rule | None:
     return RULES[name](**given)
 
 
+def planned_rules(plan: Mapping[str, Mapping[str, Any] | None] | None) -> dict[str, Rule | None]:
+    """The rule of each layer that a plan names.
+
+    Raises:
+        ValueError: as `grad_weight_rule`; the message names the layer.
+        TypeError: ``plan`` is no mapping from names to options.
+    """
+    if plan is None:
+        return {}
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan={plan!r} must be a mapping from layers to options, or None.")
+    rules = {}
+    for name, options in plan.items():
+        try:
+            rules[name] = grad_weight_rule(options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"plan, layer {name!r}: {error}") from error
+    return rules
+
+
 def options_of(rule: Rule | None) -> dict[str, Any] | None:
     """What `grad_weight_rule` makes ``rule`` of again."""
     if rule is None:

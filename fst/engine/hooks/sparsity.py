@@ -22,6 +22,7 @@ from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import sparse_root
 from fst.layers.channels import fit_channels
 from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
+from fst.rules.by_name import planned_rules
 
 FROM_SCRATCH = ("warn", "error", "allow")
 
@@ -76,6 +77,7 @@ class SparsityHook(Hook):
             )
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
+        planned_rules(plan)  # a wrong one is said before anything is built
         self.choice = {"include": include, "exclude": exclude, "plan": plan}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
