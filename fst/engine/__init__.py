@@ -4,7 +4,7 @@ from fst.basics.extras import extra_named
 
 with extra_named():
     from fst.engine.classifier import Classifier
-    from fst.engine.data import CIFAR10, Digits, ImageFolder
+    from fst.engine.data import CIFAR10, ClutteredDigits, Digits, ImageFolder
     from fst.engine.hooks import (
         CrashSafeCheckpointHook,
         LossMonitorHook,
@@ -20,6 +20,7 @@ __all__ = [
     "CIFAR10",
     "Accuracy",
     "Classifier",
+    "ClutteredDigits",
     "CrashSafeCheckpointHook",
     "Digits",
     "ImageFolder",
