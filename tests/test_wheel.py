@@ -1,6 +1,7 @@
 """What a user installs: the wheel, built from the sdist, works in a folder with nothing in it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,19 @@ def test_the_wheel_holds_configs_and_sources(wheel):
             assert f"fst/.mim/configs/{path.relative_to(ROOT).as_posix()}" in names
     assert {"fst/.mim/model-index.yml", "fst/kernels/sparse24/binding.cpp"} <= names
     assert not any(name.startswith(("tests/", "configs/", "tools/")) for name in names)
+
+
+def test_the_index_shows_no_link_into_the_repository(wheel):
+    """A package index has the README alone: paths are text there, and pages on the web links."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+    shown = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in shown
+    targets = re.findall(r"\]\(([^)\s]+)\)", shown)
+    assert targets and all(target.startswith("https://") for target in targets)
+    for target in re.findall(r"\((docs/[^)#]+)", shown):
+        assert (ROOT / target).exists(), target
+    assert "(docs/choose.md)" in shown
 
 
 @pytest.mark.slow
