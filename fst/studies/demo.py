@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what to compare (default: {' '.join(STRATEGIES)})",
     )
     parser.add_argument("--epochs", type=positive, default=5, help="per run (default: 5)")
-    parser.add_argument("--seeds", type=positive, default=3, help="runs each (default: 3)")
+    parser.add_argument("--seeds", type=positive, default=2, help="runs each (default: 2)")
     parser.add_argument(
         "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
     )
