@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 ORDER = "call fst.convert, then fully_shard, then build the optimizer, then fst.attach"
@@ -52,7 +51,7 @@ def is_flat(layer: nn.Module) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """``tensor`` with the parts of all ranks, which all have to call this; else as it is."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:

@@ -154,17 +154,23 @@ def _held_by(optimizer: Optimizer) -> Layers:
         return []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(map(is_sharded, parameters)):
-        _check_sharded(layers, optimizer)
+        _check_resharded(layers, optimizer, parameters)
     held = set(map(id, parameters))
     return [layer for layer in layers if id(layer.stored_weight()) in held]
 
 
-def _check_sharded(layers: Layers, optimizer: Optimizer) -> None:
-    """Raise RuntimeError where FSDP has left a weight whole: the optimizer changes its shards."""
+def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+    """Raise RuntimeError where FSDP has left a weight gathered whose shards the optimizer holds.
+
+    Such shards are no layer's weight, but have the gathered one's shape.
+    """
+    weights = set(map(id, (layer.stored_weight() for layer in layers)))
+    loose = {p.shape for p in parameters if is_sharded(p) and id(p) not in weights}
     for layer in layers:
         weight = layer.stored_weight()
-        trained = layer.run.calls and weight is not None and weight.requires_grad
-        if trained and is_managed(layer) and not is_sharded(weight):
+        if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.run.calls:
+            continue
+        if weight.requires_grad and weight.shape in loose:
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step: the weight of layer {layer.layer_name!r} is "
                 "gathered, and the optimizer would change shards that it is no longer made of: "
