@@ -54,6 +54,8 @@ class Attachment:
     def _before_call(self, model: nn.Module, _: Any) -> None:
         """Start schedules while weights are the optimizer's."""
         if model.training and torch.is_grad_enabled() and any(map(_new, self._scheduled.values())):
+            for layer in self._layers:
+                checks.shardable(layer, layer.layer_name, layer.strategy, layer.state)
             reshard(model)
             self._start()
 
@@ -63,9 +65,8 @@ class Attachment:
             new = _new(layers)
             if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
                 raise RuntimeError(
-                    f"strategy {strategy.name!r} starts before its weights are gathered: give "
-                    "fst.attach the model that is called in training and that was given to "
-                    "fully_shard."
+                    f"strategy {strategy.name!r} starts before FSDP gathers weights: give "
+                    "fst.attach the model that is called in training and was given to fully_shard."
                 )
             if new:
                 strategy.schedule.start(new, self._run)
