@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 import fst
 from tests.integrations import sharded
@@ -23,10 +24,9 @@ def test_two_ranks(tmp_path):
     sharded.load(resumed, tmp_path / "rigl-interval2")
     sharded.assert_equal(resumed.train().model, uninterrupted.train().model)
     resprop = sharded.network(sharded.RESUMED["resprop-threshold"]())
-    with pytest.raises(
-        Exception, match="Missing key in checkpoint state_dict: sparsity.rank0_of_1"
-    ):
-        sharded.load(sharded.Training(resprop, sharded.ALL), tmp_path / "resprop-threshold")
+    training = sharded.Training(resprop, sharded.ALL, momentum=0.0)
+    with pytest.raises(CheckpointException, match="Missing key .* sparsity.rank0_of_1"):
+        sharded.load(training, tmp_path / "resprop-threshold")
 
 
 @pytest.mark.slow
