@@ -1,29 +1,23 @@
-"""What two ranks do with `fully_shard`: cases that `test_fsdp` runs in one pair of processes."""
+"""What two ranks do with `fully_shard`: cases of `test_fsdp`, run in one pair of processes."""
 
 from __future__ import annotations
 
-import json
-import traceback
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FullyShardedDataParallel,
     MixedPrecisionPolicy,
     fully_shard,
 )
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import fst
 from fst.integrations.distributed_checkpoint import SparsityState
@@ -366,94 +360,3 @@ def folded(rank: int, folder: Path) -> None:
     images = batch(0, ALL)[0]
     torch.testing.assert_close(fst.fold(plain)(images), one.eval()(images))
     assert fst.verify(fst.fold(plain)).ok
-
-
-# ------------------------------------------------------------------ what is refused, and how
-
-
-@case(CASES)
-def refused_strategies(rank: int, folder: Path) -> None:
-    with pytest.raises(ValueError, match="'prunetrain': .* is sharded .*train in one process"):
-        Training(shard(network(ROWS["prunetrain"]())), part_of(rank))
-    for row in ("rigl", "srste-random"):
-        training = Training(shard(network(ROWS[row](), seed=None)), part_of(rank))
-        with pytest.raises(RuntimeError, match="draws masks .*fst.seed_random_rules"):
-            training.train(1)
-        remembered = [layer.state for layer in fst.sparse_layers(training.model).values()]
-        assert all(state.step == 0 and state.kept_mask is None for state in remembered)
-
-
-@case(CASES)
-def refused_orders(rank: int, folder: Path) -> None:
-    with pytest.raises(ValueError, match="convert: .* is sharded .*fst.convert, then fully_shard"):
-        fst.convert(shard(network(None)), "srste")
-    with pytest.raises(ValueError, match="plan: .* is sharded .*before fully_shard"):
-        fst.plan(shard(network(None)), batch(0, ALL))
-    model = network(ROWS["asp"]())
-    early = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="does not hold .*then build the optimizer"):
-        fst.attach(shard(model), early)
-    inner = network(ROWS["asp"]())
-    training = Training(inner, part_of(rank), called=fully_shard(nn.Sequential(inner)))
-    with pytest.raises(RuntimeError, match="give fst.attach the model"):
-        training.train(1)
-
-
-@case(CASES)
-def refused_gathered_weights(rank: int, folder: Path) -> None:
-    """The optimizer would change shards, and layers hold something else."""
-    model = shard(network(ROWS["srste"]()))
-    training = Training(model, part_of(rank))
-    model.set_reshard_after_backward(False)
-    with pytest.raises(RuntimeError, match="is gathered, .*reshard"):
-        training.train(1)
-    training.attachment.remove()
-    with pytest.raises(ValueError, match="is gathered by FSDP: call reshard"):
-        Training(model, part_of(rank))
-
-
-@case(CASES)
-def refused_fsdp1(rank: int, folder: Path) -> None:
-    cpu = torch.device("cpu")
-    for original in (True, False):
-        model = network(ROWS["srste"]())
-        wrapped = FullyShardedDataParallel(model, use_orig_params=original, device_id=cpu)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        with pytest.raises(ValueError, match="FSDP1 .* is not supported"):
-            fst.attach(wrapped, optimizer)
-        with pytest.raises(ValueError, match="FSDP1 .* is not supported"):
-            wrapped(batch(0, ALL)[0])
-
-
-@case(CASES)
-def refused_tensor_parallelism(rank: int, folder: Path) -> None:
-    model = network(ROWS["srste"]())
-    parallelize_module(model[6], init_device_mesh("cpu", (2,)), ColwiseParallel())
-    with pytest.raises(RuntimeError, match="Tensor parallelism is not supported"):
-        model(batch(0, ALL)[0])
-
-
-# ------------------------------------------------------------------ the two processes
-
-
-def _rank(rank: int, folder: Path, cases: Sequence[str]) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder / 'store'}"
-    wait = timedelta(seconds=60)  # for a rank that has failed elsewhere
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=wait)
-    outcomes = {}
-    for name in cases:
-        try:
-            {**MORE, **CASES}[name](rank, folder)
-            outcomes[name] = ""
-        except BaseException:
-            outcomes[name] = traceback.format_exc()
-    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
-    dist.destroy_process_group()
-
-
-def run(folder: Path, cases: Sequence[str]) -> dict[str, str]:
-    """What was wrong in each case, on both ranks; "" where nothing was."""
-    torch.multiprocessing.spawn(_rank, (folder, cases), nprocs=2)
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
-    return {name: "\n".join(filter(None, (found[name] for found in ranks))) for name in cases}

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 import fst
-from tests.integrations import sharded
+from tests.integrations import ranks, refusals, sharded
 from tests.strategy_settings import DEFAULTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
@@ -14,8 +14,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
-    """What they do, see `sharded`; a checkpoint of theirs is resumed by one process here."""
-    wrong = {name: what for name, what in sharded.run(tmp_path, [*sharded.CASES]).items() if what}
+    """What they do, see `sharded` and `refusals`; a checkpoint of theirs is resumed by one process here."""
+    wrong = {name: what for name, what in ranks.run(tmp_path, [*refusals.CASES]).items() if what}
     assert not wrong, "\n".join(f"{name}:\n{what}" for name, what in wrong.items())
     strategy = sharded.RESUMED["rigl-interval2"]()
     uninterrupted, resumed = (
@@ -32,7 +32,7 @@ def test_two_ranks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_two_ranks_of_everything(tmp_path):
-    wrong = {name: what for name, what in sharded.run(tmp_path, [*sharded.MORE]).items() if what}
+    wrong = {name: what for name, what in ranks.run(tmp_path, [*sharded.MORE]).items() if what}
     assert not wrong, "\n".join(f"{name}:\n{what}" for name, what in wrong.items())
 
 
