@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
-    """What they do, see `sharded` and `refusals`; a checkpoint of theirs is resumed by one process here."""
+    """See `sharded` and `refusals`; a checkpoint of theirs is resumed by one process here."""
     wrong = {name: what for name, what in ranks.run(tmp_path, [*refusals.CASES]).items() if what}
     assert not wrong, "\n".join(f"{name}:\n{what}" for name, what in wrong.items())
     strategy = sharded.RESUMED["rigl-interval2"]()
