@@ -3,6 +3,7 @@
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.cifar import CIFAR10
 from fst.engine.data.digits import Digits
+from fst.engine.data.factory import TimmDataset, TimmStream
 from fst.engine.data.folder import ImageFolder
 from fst.engine.data.loader import build_dataloader
 from fst.engine.data.sampler import EpochSampler, Sample
@@ -15,5 +16,7 @@ __all__ = [
     "ImageFolder",
     "InMemoryDataset",
     "Sample",
+    "TimmDataset",
+    "TimmStream",
     "build_dataloader",
 ]
