@@ -6,7 +6,7 @@ from fst.engine.data.digits import Digits
 from fst.engine.data.factory import TimmDataset, TimmStream
 from fst.engine.data.folder import ImageFolder
 from fst.engine.data.loader import build_dataloader
-from fst.engine.data.sampler import EpochSampler, Sample
+from fst.engine.data.sampler import EpochSampler, RepeatedAugmentationSampler, Sample
 
 __all__ = [
     "CIFAR10",
@@ -15,6 +15,7 @@ __all__ = [
     "ImageDataset",
     "ImageFolder",
     "InMemoryDataset",
+    "RepeatedAugmentationSampler",
     "Sample",
     "TimmDataset",
     "TimmStream",

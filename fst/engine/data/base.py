@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fst.basics.text import suggest
-from fst.engine.data.sampler import Sample
+from fst.engine.data.sampler import REPETITION, Sample
 from fst.engine.random_state import sample_keys
 
 
@@ -55,6 +55,7 @@ class ImageDataset(Dataset):
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             keys[chosen] = sample_keys(samples[0].seed, int(epoch), np.array(indices)[chosen])
+        indices = [index % REPETITION for index in indices]
         images, labels = self.load(indices, samples[0].epoch, keys)
         return {
             "inputs": images,
