@@ -172,7 +172,8 @@ def assert_same_state():
 
     def check(one, other):
         one, other = load_checkpoint_safely(one), load_checkpoint_safely(other)
-        for key in ("state_dict", "optimizer", "param_schedulers", "sparsity", "random_state"):
+        keys = ("state_dict", "ema_state_dict", "optimizer", "param_schedulers")
+        for key in (*keys, "sparsity", "random_state"):
             assert equal(one.get(key), other.get(key)), f"{key} differs"
         assert one["meta"]["iter"] == other["meta"]["iter"]
 

@@ -254,5 +254,7 @@ def _refuse(options: dict[str, Any], allowed: Sequence[str], name: str) -> None:
 
 def _classes(source: Any) -> tuple[str, ...]:
     """Class names by index; () where the source has none."""
-    indices = getattr(getattr(source, "reader", source), "class_to_idx", None) or {}
+    source = getattr(source, "reader", source)
+    named = (getattr(source, name, None) for name in ("class_to_idx", "class_name_to_idx"))
+    indices = next((found for found in named if found), {})
     return tuple(str(name) for name, _ in sorted(indices.items(), key=lambda item: item[1]))

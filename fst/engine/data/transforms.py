@@ -163,7 +163,7 @@ def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
     if name not in known:
         raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
     try:
-        return known[name](**_resolved(config))
+        return known[name](**(config if name in _OWN else _resolved(config)))
     except TypeError as error:
         raise ValueError(f"transform {name!r}: {error}") from error
 
