@@ -82,7 +82,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         self.padding_mode, self.cutout_mode = padding_mode, cutout_mode
         self.mixup = build_mixup(mixup)
         self.random_erasing = build_random_erasing(random_erasing)
-        self._fill = [int(value) if padding_mode == "mean" else 0 for value in mean]
+        self._fill = [int(value) for value in mean] if padding_mode == "mean" else 0
         self.register_buffer(
             "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
         )

@@ -1,5 +1,7 @@
 """Averaged weights: which ones a run validates, saves, resumes and folds."""
 
+import json
+
 import pytest
 import torch
 from mmengine.hooks import Hook
@@ -80,10 +82,6 @@ def test_resume_restores_the_average(train, train_with_stop, assert_same_state, 
     whole = train("whole", sparsity=sparsity, extra=EMA)
     parts = train_with_stop("parts", sparsity=sparsity, extra=EMA)
     assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-    one, other = (
-        load_checkpoint_safely(r / "epoch_2.pth")["ema_state_dict"] for r in (whole, parts)
-    )
-    assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 @pytest.mark.parametrize("strategy", ["srste", "tsm", "rigl"])
@@ -115,8 +113,6 @@ def test_validated_tested_and_folded_are_the_pruned_average(train, write_config,
 
 def saved_accuracy(out):
     """The last validation's accuracy, from the run's log."""
-    import json
-
     (log,) = out.glob("2*/vis_data/scalars.json")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return [line["accuracy/top1"] for line in lines if "accuracy/top1" in line][-1]
