@@ -14,6 +14,7 @@ EXTRA_OF = {
     **dict.fromkeys(("webdataset", "datasets"), "data"),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
+    "submitit": "cluster",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
 }
 
