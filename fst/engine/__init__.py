@@ -4,10 +4,18 @@ from fst.basics.extras import extra_named
 
 with extra_named():
     from fst.engine.classifier import Classifier
-    from fst.engine.data import CIFAR10, ClutteredDigits, Digits, ImageFolder
+    from fst.engine.data import (
+        CIFAR10,
+        ClutteredDigits,
+        Digits,
+        ImageFolder,
+        TimmDataset,
+        TimmStream,
+    )
     from fst.engine.hooks import (
         CrashSafeCheckpointHook,
         LossMonitorHook,
+        ModelEMAHook,
         RandomStateHook,
         SparsityHook,
     )
@@ -27,7 +35,10 @@ __all__ = [
     "ImagePreprocessor",
     "LossMonitorHook",
     "MixedPrecisionOptimWrapper",
+    "ModelEMAHook",
     "RandomStateHook",
     "Runner",
     "SparsityHook",
+    "TimmDataset",
+    "TimmStream",
 ]

@@ -11,15 +11,16 @@ import torch
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
-from fst.engine.model import sparse_root
+from fst.engine.model import built_wrappers, sparse_root
 from fst.layers.channels import fit_channels
 from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.rules.by_name import planned_rules
@@ -104,7 +105,7 @@ class SparsityHook(Hook):
         self._layers = fst.sparse_layers(root)
         if self.strategy.removes_channels:
             self._check_parameters_may_change(runner)
-        for wrapper in _built(runner.optim_wrapper):
+        for wrapper in built_wrappers(runner.optim_wrapper):
             wrapper.optimizer.register_step_pre_hook(self._look)
             self._check_start(runner)
             lengths = _lengths(runner, wrapper)
@@ -117,10 +118,10 @@ class SparsityHook(Hook):
                 f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
                 "cannot follow: train in one process, without a launcher."
             )
-        if any(isinstance(hook, EMAHook) for hook in runner._hooks):
+        if any(isinstance(hook, EMAHook | ModelEMAHook) for hook in runner._hooks):
             raise ValueError(
-                f"strategy {name!r} removes channels, which EMAHook's copy of the model keeps: "
-                "leave the EMAHook out."
+                f"strategy {name!r} removes channels, which the averaged copy of the model keeps: "
+                "leave `ema` (or the EMAHook) out."
             )
 
     def _check_start(self, runner: Any) -> None:
@@ -146,7 +147,7 @@ class SparsityHook(Hook):
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
                 "run without sparsity. To start from its weights use load_from without resume."
             )
-        wrappers = _built(runner.optim_wrapper)
+        wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
             return
         if self.strategy.removes_channels:
@@ -243,13 +244,6 @@ class SparsityHook(Hook):
             )
             parameters = sum(p.numel() for p in self.root(runner).parameters())
             runner.logger.info(f"Channels: {parameters} parameters; {layers}")
-
-
-def _built(wrapper: Any) -> list[OptimWrapper]:
-    """The optimizer wrappers of a run; none before they are built, or if it does not train."""
-    if isinstance(wrapper, OptimWrapperDict):
-        return list(wrapper.optim_wrappers.values())
-    return [wrapper] if isinstance(wrapper, OptimWrapper) else []
 
 
 def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:
