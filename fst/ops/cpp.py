@@ -48,9 +48,14 @@ def _declare() -> None:
     register_fake("fst::prune_weight_cpp", _like_weight)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it lies on a CPU, and is no subclass (DTensor) that the operators do not know."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu"
+
+
 def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
-    if weight.device.type != "cpu" or dtype not in RESULTS.get(weight.dtype, ()) or missing():
+    if not _is_plain(weight) or dtype not in RESULTS.get(weight.dtype, ()) or missing():
         return False
     last = weight.is_contiguous(memory_format=torch.channels_last)
     return weight.is_contiguous() or last
@@ -58,7 +63,7 @@ def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
 
 def takes_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> bool:
     """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
-    if grad_output.device.type != "cpu" or grad_output.dtype not in RESULTS or m > MOST_M:
+    if not _is_plain(grad_output) or grad_output.dtype not in RESULTS or m > MOST_M:
         return False
     if (rule == "magnitude_rescaled" and rescale == "channel") or missing():
         return False
