@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("prune_cpu.cpp", "prune_cpu.h", "sparse24/binding.cpp")
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
 )
@@ -76,7 +77,7 @@ def test_the_wheel_holds_configs_and_sources(wheel):
     for path in (ROOT / "configs").rglob("*"):
         if path.suffix in (".py", ".yaml"):
             assert f"fst/.mim/configs/{path.relative_to(ROOT).as_posix()}" in names
-    assert {"fst/.mim/model-index.yml", "fst/kernels/sparse24/binding.cpp"} <= names
+    assert {"fst/.mim/model-index.yml", *(f"fst/kernels/{name}" for name in SOURCES)} <= names
     assert not any(name.startswith(("tests/", "configs/", "tools/")) for name in names)
 
 
