@@ -183,7 +183,7 @@ class SparseLayer(nn.Module):
         with torch.no_grad():
             mask, packed = self._kept_mask(weight, trains), None
             generator = None
-            if strategy.is_random and not compiled:
+            if strategy.draws_masks and not compiled:
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
             if mask is None:

@@ -34,7 +34,8 @@ def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
     weight, strategy = layer.weight, layer.strategy
     mask = layer.run.decay_mask
     mask = layer.mask() if mask is None else mask
-    pull = residual(weight, mask.view(weight.shape))
+    mask = mask if mask.shape == weight.shape else mask.view(weight.shape)
+    pull = residual(weight, mask)
     if strategy.decay_mode == "decoupled":
         weight.sub_(pull, alpha=strategy.decay)
     else:

@@ -133,6 +133,12 @@ class Strategy:
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
 
+    @property
+    def draws_masks(self) -> bool:
+        """Whether a mask of the weight is random."""
+        rules = (self.output, self.grad_input)
+        return any(r is not None and r.operand == "weight" and r.is_random for r in rules)
+
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)
         decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""

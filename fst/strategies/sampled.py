@@ -20,7 +20,7 @@ def sampled(
     keep: int = 2,
     axis: str = "rows",
     center: bool = True,
-    min_size: int = 8,
+    min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
 ) -> Strategy:
@@ -42,7 +42,7 @@ def fst_sampled(
     keep: int = 2,
     axis: str = "rows",
     center: bool = True,
-    min_size: int = 8,
+    min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
 ) -> Strategy:
@@ -60,7 +60,7 @@ def bands(
     keep: list[str] | tuple[str, ...] = ("LL",),
     sample: list[str] | tuple[str, ...] = ("LH", "HL"),
     unbiased: bool = False,
-    min_size: int = 8,
+    min_size: int = 7,
     phase: int | str = "random",
 ) -> Strategy:
     """`sampled` with `Bands` of the output positions instead, of which some may be left out."""

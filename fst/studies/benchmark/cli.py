@@ -263,6 +263,12 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             f"--{name}", type=rate, help=f"of the roofline: the machine's {what} ({default})"
         )
+    made.add_argument(
+        "--op",
+        action="store_true",
+        help="instead of all else, per layer the backward pass of fst.sparse_conv2d for the weight "
+        "alone, as a user calls it",
+    )
     made.add_argument("--no-layers", action="store_true", help="skip the per-layer times")
     made.add_argument("--no-steps", action="store_true", help="skip the training steps")
     made.add_argument(
