@@ -27,8 +27,8 @@ def sampled(
     """Y = W·X, dX = Wᵀ·dY, dW from one of ``keep`` output positions, exact in the mean.
 
     Only grad_weight is pruned, by `Sampled`: a dense model that trains with fewer multiply-adds.
-    ``min_size=7`` leaves the smallest maps of networks for 32x32 images dense, as in the trainings of
-    docs/weight_gradient.md, and samples the last stage of networks for 224x224 images.
+    ``min_size=7`` leaves the smallest maps of networks for 32x32 images dense, as in the trainings
+    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images.
     """
     rule = Sampled("input", keep, axis, center, min_size, phase, split)
     return Strategy("sampled", grad_weight=rule)
