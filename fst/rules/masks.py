@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.basics.text import suggest
-from fst.rules.two_of_four import INTEGERS, empty_like, takes, two_of_four
+from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
@@ -95,7 +95,7 @@ def _(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
 
 def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` where kept, else 0. Inf and NaN stay visible even where they are dropped."""
-    if torch.compiler.is_compiling():
+    if not is_plain(tensor):
         return tensor * as_integers(mask)
     factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
     return torch.mul(tensor, factor, out=factor)
@@ -103,7 +103,7 @@ def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
 
 def remove_kept(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` less what `apply_mask` keeps of it."""
-    if torch.compiler.is_compiling():
+    if not is_plain(tensor):
         return tensor * as_integers(~mask)
     factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
     return torch.addcmul(tensor, tensor, factor, value=-1, out=factor)

@@ -135,9 +135,16 @@ class Strategy:
 
     @property
     def draws_masks(self) -> bool:
-        """Whether a mask of the weight is random."""
+        """Whether masks of the weight are drawn at random."""
         rules = (self.output, self.grad_input)
-        return any(r is not None and r.operand == "weight" and r.is_random for r in rules)
+        drawn = any(r is not None and r.operand == "weight" and r.is_random for r in rules)
+        return drawn or (self.schedule is not None and self.schedule.draws_masks)
+
+    @property
+    def remembers_batches(self) -> bool:
+        """Whether layers remember something of batches, which is not the same on all ranks."""
+        counts = self.schedule is not None and not self.schedule.acts_at_steps
+        return self.has_memory or counts
 
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)

@@ -34,17 +34,22 @@ class _Constants(NamedTuple):
 _KNOWN: dict[tuple[object, ...], _Constants] = {}
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is no subclass, and not in compiled code: other operators serve both better."""
+    return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+
+
 def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`torch.empty_like`, by one operator less in the usual memory formats."""
-    is_dense = tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
-    if not is_dense or type(tensor) not in (Tensor, nn.Parameter):
-        return torch.empty_like(tensor, dtype=dtype)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        size, strides = tensor.shape, tensor.stride()
+        return torch.empty_strided(size, strides, dtype=dtype, device=tensor.device)
+    return torch.empty_like(tensor, dtype=dtype)
 
 
 def takes(tensor: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether `two_of_four` can prune it along ``dims``; in compiled code others fuse better."""
-    if torch.compiler.is_compiling() or not tensor.numel() or tensor.dtype.itemsize > 4:
+    """Whether `two_of_four` can prune it along ``dims``."""
+    if not is_plain(tensor) or not tensor.numel() or tensor.dtype.itemsize > 4:
         return False
     return len(dims) == 1 or all(tensor.shape[dim] % M == 0 for dim in dims)
 
