@@ -77,9 +77,10 @@ def test_report(tmp_path, capsys, _small_rates):
 def test_op_as_a_user_calls_it(tmp_path, capsys):
     out = tmp_path / "op"
     arguments = "--op --batch 1 --size 32 --repeats 1 --classes 10 --strategies fst sampled"
+    arguments += " --processor-time"
     tool.main([*arguments.split(), "--out", str(out)])
     assert "## op: dense time over" in (text := capsys.readouterr().out)
-    assert "3x3, geometric mean" in text
+    assert "3x3, geometric mean" in text and "processor time of the process" in text
     report = json.loads(out.with_suffix(".json").read_text())
     assert not report["steps"] and not report["memory"] and report["rates"] is None
     for layer in report["layers"]:
