@@ -85,7 +85,12 @@ class SparseLayer(nn.Module):
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """A whole tensor with as many elements as the weight, shaped and sharded as the weight."""
-        return laid_out_as(tensor.to(self.weight.device).reshape(self.weight.shape), self.weight)
+        weight = self.weight
+        if tensor.device != weight.device:
+            tensor = tensor.to(weight.device)
+        if tensor.shape != weight.shape:
+            tensor = tensor.reshape(weight.shape)
+        return laid_out_as(tensor, weight)
 
     def stored_weight(self) -> nn.Parameter | None:
         """The Parameter that the weight is or is computed from, which an optimizer may hold."""
@@ -200,7 +205,7 @@ class SparseLayer(nn.Module):
         with torch.no_grad():
             mask, packed = self._kept_mask(weight, trains), None
             generator = None
-            if strategy.is_random and not compiled:
+            if strategy.draws_masks and not compiled:
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
             if mask is None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fst.backends import dispatch
 from fst.ops import cpp, triton
-from fst.rules.masks import apply_mask
+from fst.rules.masks import apply_mask, remove_kept
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
+from fst.rules.two_of_four import takes, two_of_four
 
 
 class PrunedWeight(NamedTuple):
@@ -26,7 +27,7 @@ class PrunedWeight(NamedTuple):
 
 def residual(weight: Tensor, mask: Tensor) -> Tensor:
     """W − S(W), towards zero of which SR-STE's decay pulls (Zhou et al. 2021, Eq. 9)."""
-    return apply_mask(weight, ~mask)
+    return remove_kept(weight, mask)
 
 
 def prune_weight(
@@ -43,7 +44,7 @@ def prune_weight(
     """
     weight = weight.detach()
     if strategy.output is None and not _is_of_weight(strategy.grad_input):
-        dense = weight.to(dtype)
+        dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
     candidates: dict[str, Callable[[], PrunedWeight]] = {
         "torch": lambda: _prune_with_torch(weight, strategy, groups, dtype, generator, mask)
@@ -81,18 +82,30 @@ def _prune_with_torch(
     generator: torch.Generator | None,
     mask: Tensor | None,
 ) -> PrunedWeight:
-    dense = output = weight.to(dtype)
+    dense = output = weight if weight.dtype == dtype else weight.to(dtype)
+    rule, own = strategy.grad_input, None
+    if mask is None and _is_two_of_four_twice(weight, strategy, groups):
+        mask, own = two_of_four(weight, (1, 0))
+    elif mask is None and strategy.output is not None:
+        mask = strategy.output.weight_mask(weight, "output", groups, generator)
     if strategy.output is not None:
-        if mask is None:
-            mask = strategy.output.weight_mask(weight, "output", groups, generator)
         output = apply_mask(dense, mask)
-    rule = strategy.grad_input
     if not _is_of_weight(rule):
         return PrunedWeight(output, dense, mask)
     if rule.as_output:
         return PrunedWeight(output, output, mask)
-    own = rule.weight_mask(weight, "grad_input", groups, generator)
+    if own is None:
+        own = rule.weight_mask(weight, "grad_input", groups, generator)
     return PrunedWeight(output, apply_mask(dense, own), mask)
+
+
+def _is_two_of_four_twice(weight: Tensor, strategy: Strategy, groups: int) -> bool:
+    """Whether `two_of_four` can select for both GEMMs at once.
+
+    Groups of four that a convolution's groups hold whole are the same without these.
+    """
+    whole = len(weight) // groups % 4 == 0
+    return whole and kernel_patterns(strategy) == ((2, 4), (2, 4)) and takes(weight, (0, 1))
 
 
 def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fst.backends import Decision, backends, dispatch, force
 from fst.backends.timing import Function, Timing, compare
+from fst.functional import sparse_conv2d
 from fst.ops import gemms
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import convolve_pruned
@@ -22,6 +24,8 @@ from fst.rules.strategy import GEMMS, Strategy
 
 PLAIN = "torch"
 PRUNING = "pruning"
+OP = "op"
+DRAWS = 4  # of a random rule, in turns: some are dearer than others
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -83,8 +87,9 @@ class LayerTimes:
 
     Attributes:
         count: how often the model has this shape.
-        times: GEMM, or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing; the contestant "torch"
-            is `F.conv2d` itself.
+        times: GEMM, "pruning" (S(W) and S(Wᵀ)) or "op" (the backward pass of
+            `fst.sparse_conv2d` for the weight alone) -> contestant -> timing; the contestant
+            "torch" is `F.conv2d` itself.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
         alternatives: other backends.
     """
@@ -172,11 +177,17 @@ class _Layer:
 
     def plain(self, parts: Collection[str]) -> dict[str, Function]:
         """The GEMMs of `F.conv2d`."""
-        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), parts)
+
+        def convolution(x: Tensor, w: Tensor) -> Tensor:
+            return F.conv2d(x, w, None, *self.geometry)
+
+        return self._op(convolution) if OP in parts else self._gemms(convolution, parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
+        if OP in parts:
+            return self._op(lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy))
 
         def prune() -> tuple[PrunedWeight, PackedWeight | None]:
             packed = gemms.pack([self.weight], [groups], strategy, dtype)
@@ -190,6 +201,16 @@ class _Layer:
             parts,
         )
         return {**functions, PRUNING: prune} if PRUNING in parts else functions
+
+    def _op(self, convolution: Convolution) -> dict[str, Function]:
+        """The backward pass for the weight alone, as a user calls it: decay included."""
+        weight = self.weight.detach().requires_grad_()
+        graphs = itertools.cycle([convolution(self.images, weight) for _ in range(DRAWS)])
+        return {
+            OP: lambda: torch.autograd.grad(
+                next(graphs), weight, self.grad_output, retain_graph=True
+            )
+        }
 
     def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
@@ -224,7 +245,7 @@ def time_layer(
     Args:
         tried: operation -> backends; those that were not chosen are timed too, one by one.
         forced: operation -> backend, timed together.
-        parts: which GEMMs, and whether "pruning", are timed.
+        parts: which GEMMs, and whether "pruning", are timed; or "op" alone.
     """
     layer = _Layer(shape, device, dtype, memory_format)
     contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
