@@ -97,7 +97,8 @@ def grad_weight(
 
     whole = kernel == (1, 1) and not kept.reduced  # what is kept of the input is yet to be taken
 
-    def with_program(name: str, in_place: bool = not (whole or kept.reduced)) -> Tensor:
+    def with_program(name: str, in_place: bool = False) -> Tensor:
+        in_place |= not kept.reduced and (not whole or name == "product")
         # A candidate's time includes the fold, which is itself a choice.
         folded = fold_grad_output(grad_output, kept)
         needed = _kept_input(inputs[0], kept, size) if whole and not in_place else inputs
