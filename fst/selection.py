@@ -41,7 +41,7 @@ def kept_dense(model: nn.Module, layers: str) -> dict[str, str]:
         elif layers != "conv" and name in patches:
             found[name] = "the patch embedding, which recipes leave dense; include it to convert it"
         elif not linear and layers == "linear":
-            found[name] = "convolutions are converted with layers='conv' or 'all', or if included"
+            found[name] = "convolutions are converted if included, or by layers='conv' or 'all'"
     return found
 
 

@@ -154,7 +154,7 @@ def linear_as_conv(
     (N, C) has one position for each sample, (N, T, C) a row of tokens, (..., H, W, C) maps.
     """
     check_linear(input, weight)
-    *samples, height, width = _as_maps(input.shape[:-1])
+    *samples, height, width = as_maps(input.shape[:-1])
     count = math.prod(samples)
     if not height * width:  # nothing to compute, as in an empty batch
         count, height, width = 0, 1, 1
@@ -163,7 +163,7 @@ def linear_as_conv(
     return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], weight.shape[0])
 
 
-def _as_maps(shape: torch.Size) -> tuple[int, ...]:
+def as_maps(shape: torch.Size) -> tuple[int, ...]:
     """(..., height, width) of what stands before the features."""
     if len(shape) < 2:
         return (*shape, 1, 1) if shape else (1, 1, 1)

@@ -24,6 +24,7 @@ from fst.rules.rule import Lattice, Rule
 
 REDUCED = Lattice(0, 1, 0, 1)  # the positions of what `_kept_input` leaves
 KEEP_THEIR_RESULT = ("ReluBackward0", "SigmoidBackward0", "TanhBackward0")
+VIEWS = ("PermuteBackward0", "TransposeBackward0", "ViewBackward0")
 
 
 def keep(
@@ -52,11 +53,14 @@ def keep(
 
 
 def is_retained(input: Tensor) -> bool:
-    """Whether the operation that made ``input`` keeps it for its own backward pass.
+    """Whether the operation that made ``input``, or what it is a view of, keeps it for its own
+    backward pass.
 
     Not asked in compiled code, where the compiler decides what is saved.
     """
     maker = None if torch.compiler.is_compiling() else input.grad_fn
+    while maker is not None and maker.name() in VIEWS:
+        maker = maker.next_functions[0][0]
     return maker is not None and maker.name() in KEEP_THEIR_RESULT
 
 

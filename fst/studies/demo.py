@@ -31,7 +31,7 @@ from fst.studies.ablation.run import TRAIN, Trainer
 from fst.studies.analysis.commands.macs import count_step
 from fst.studies.analysis.subject import Subject, from_config
 from fst.studies.arguments import command_of
-from fst.studies.benchmark import PLAIN, conv_shapes, time_layer
+from fst.studies.benchmark import PLAIN, layer_shapes, time_layer
 from fst.studies.reporting.document import Document, Table
 from fst.studies.reporting.environment import cores, machine, versions
 from fst.studies.reporting.markdown import markdown
@@ -165,7 +165,7 @@ def _grad_weight_times(
 ) -> dict[str, float]:
     """Time of the weight gradients of all convolutions over that of PyTorch's dense ones."""
     model = subject.model
-    shapes = conv_shapes(model, lambda: subject.loss(model, subject.batches[0]))
+    shapes = layer_shapes(model, lambda: subject.loss(model, subject.batches[0]))
     spent = dict.fromkeys([PLAIN, *strategies], 0.0)
     for shape, count in shapes.items():
         times = time_layer(

@@ -55,10 +55,11 @@ def test_report(tmp_path, capsys, _small_rates):
             assert set(layer["bounds"][gemm]) >= {"torch", "fst", "sdgp"}
         chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
         others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
-        named = {"strided", "transposed", "gemm", "in_place", "masked"}
+        named = {"strided", "transposed", "gemm", "product", "in_place", "masked"}
         assert {chosen["backend"], *others} == named
         for name, other in others.items():
-            impossible = name == "in_place" or " 1x1 " in layer["layer"]
+            pointwise = " 1x1 " in layer["layer"]
+            impossible = name != "strided" if pointwise else name in ("in_place", "product")
             assert (other["timing"] is None) == impossible == bool(other["reason"])
         assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
     for measured in (report["steps"]["step"], report["memory"], report["breakdown"]):
@@ -150,7 +151,7 @@ def test_shapes_are_counted_with_their_input():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
     )
-    shapes = benchmark.conv_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
+    shapes = benchmark.layer_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
     assert [str(shape) for shape in shapes] == ["3->8 3x3 s2 17x21", "8->8 3x3 s1 8x10"]
     assert list(shapes.values()) == [1, 2]
     assert all(shape.batch == 5 for shape in shapes)
@@ -271,7 +272,7 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
     assert {"new", "absent"}.isdisjoint(verified["grad_weight"])
     assert set(named["grad_weight"]) - set(verified["grad_weight"]) == {"new"}
     assert "new" in benchmark.runnable_backends({}, unverified=True)["grad_weight"]
-    shape = benchmark.ConvShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    shape = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
     layer = benchmark.time_layer(
         shape,
         1,
@@ -326,7 +327,7 @@ def sparse_names(monkeypatch) -> dict[str, str]:
 
 
 def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
-    shape = benchmark.ConvShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    shape = benchmark.LayerShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
     strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
     layer = benchmark.time_layer(
         shape,
