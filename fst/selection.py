@@ -1,8 +1,8 @@
 """Which layers of a model are left dense unless they are asked for, and which cannot be pruned.
 
-Published recipes for transformers prune the matrices of the blocks alone: Hu et al. ("Accelerating
-Transformer Pre-training with 2:4 Sparsity", ICML 2024) those of the feed-forward networks, and
-neither the embedding nor the classifier. FST leaves the fully connected layer dense too.
+Published 2:4 trainings of transformers prune within the blocks: the feed-forward layers (Hu et al.,
+"Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; torchao's ViT), and neither
+what makes tokens nor what makes logits. FST leaves a network's fully connected layer dense too.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ NETWORKS = {
     "timm:swinv2_tiny_window8_256": NARROW,
     "timm:convnext_tiny": NARROW,
     "timm:resnet18": {},
-    "timm:mixer_s16_224": {"num_blocks": 1},
+    "timm:mixer_s16_224": {},
     "torchvision:vit_b_16": {},
     "torchvision:convnext_tiny": {},
     "torchvision:swin_t": {},
