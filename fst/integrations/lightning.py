@@ -56,7 +56,7 @@ class SparsityCallback(pl.Callback):
                 f"strategy {self.strategy.name!r} replaces Parameters, which Lightning's "
                 "optimizers and wrappers cannot follow."
             )
-        self.choice = {"include": include, "exclude": exclude, "layers": layers}
+        self.choice: dict[str, Any] = {"include": include, "exclude": exclude, "layers": layers}
         self.log_every, self.seed = log_every, seed
         self._attached: list[Attachment] = []
         self._frozen = ExitStack()
