@@ -256,7 +256,7 @@ class SparseLinear(SparseLayer, nn.Linear):
         return self.weight[:, :, None, None]
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, ..., in_features) -> (N, ..., out_features)."""
+        """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
         check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._call)
 
