@@ -16,7 +16,9 @@ from fst.basics.sharding import LOAD, ORDER, refuse_sharded
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, describe_layer
 from fst.rules.by_name import planned_rules
+from fst.rules.rule import one_of
 from fst.rules.strategy import Strategy
+from fst.selection import LAYERS, kept_dense, never_called
 from fst.strategies.registry import get_strategy
 
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
@@ -40,6 +42,7 @@ def convert(
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
     plan: Mapping[str, Mapping[str, Any] | None] | None = None,
+    layers: str = "conv",
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -50,17 +53,21 @@ def convert(
         model: any module.
         strategy: a name or a `Strategy`.
         include: glob patterns on layer names (a pattern also matches everything below that name)
-            or layer types; if None, the strategy's own choice: every `nn.Conv2d` with enough
-            input channels. `nn.Linear` is converted only if included.
+            or layer types; if None, ``layers`` decides.
         exclude: likewise, what to leave dense.
         plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
             ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``.
+        layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
+            "all", both, without the patch embedding. Those with fewer input channels than the
+            strategy asks for stay dense.
 
     Returns:
-        A report of every convolution and linear layer: converted, or skipped and why.
+        A report of every convolution and linear layer: converted, or skipped and why. Weights of
+        `nn.MultiheadAttention`, which has no layers to convert, are named in it too.
 
     Raises:
-        ValueError: nothing was converted, or a pattern or a name in ``plan`` matches no layer.
+        ValueError: nothing was converted, a pattern or a name in ``plan`` matches no layer, or
+            ``layers`` is unknown, or given beside ``include``.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
             ``plan`` no mapping.
     """
@@ -68,6 +75,7 @@ def convert(
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     refuse_sharded(model, "convert", ORDER)
     strategy = get_strategy(strategy)
+    check_layers(layers, include)
     candidates = {
         name: module
         for name, module in model.named_modules()
@@ -80,25 +88,28 @@ def convert(
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))
     chosen: list[str] = []
+    impossible = never_called(model)
+    dense = kept_dense(model, layers) if include is None else {}
     for name, module in candidates.items():
-        reason = _reason_to_skip(module)
+        reason = impossible.pop(name, None) or _reason_to_skip(module)
         if reason is None and name in excluded:
             reason = "excluded"
         if reason is None and include is not None and name not in included:
             reason = "not included"
         if reason is None and include is None:
-            reason = _default_reason_to_skip(module, strategy)
+            reason = dense.get(name) or _too_few_channels(module, strategy)
         if reason is not None:
             report.skipped[name] = reason
             continue
         chosen.append(name)
+    report.skipped.update(impossible)
     missing = [name for name in planned if name not in chosen]
     if missing:
         raise ValueError(f"plan: {missing[0]!r} is no layer that is converted; {_listed(chosen)}")
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
-            f"include={include!r}, exclude={exclude!r}.\n{report}"
+            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
     for name in chosen:
         own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
@@ -106,6 +117,16 @@ def convert(
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
         report.layers.append(describe_layer(layer))
     return report
+
+
+def check_layers(layers: str, include: Any = None) -> None:
+    """Raise ValueError unless `convert` takes ``layers`` beside ``include``."""
+    one_of("layers", layers, LAYERS)
+    if include is not None and layers != "conv":
+        raise ValueError(
+            f"layers={layers!r} beside include={include!r}: include names all that is converted. "
+            "Leave layers out, or leave out include and narrow the choice with exclude."
+        )
 
 
 def _listed(names: list[str]) -> str:
@@ -154,12 +175,11 @@ def _reason_to_skip(module: nn.Module) -> str | None:
     return None
 
 
-def _default_reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
-    if isinstance(module, nn.Linear):
-        return "linear layers are converted only if included"
-    if module.in_channels < strategy.min_in_channels:
+def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
+    channels = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+    if channels < strategy.min_in_channels:
         return (
-            f"{module.in_channels} input channels; {strategy.name} converts from "
+            f"{channels} input channels; {strategy.name} converts from "
             f"{strategy.min_in_channels} on"
         )
     return None

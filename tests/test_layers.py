@@ -17,7 +17,7 @@ FLOORS = (
     ("rules", "backends"),
     ("ops",),
     ("layers",),
-    ("strategies", "report", "verify", "state", "metrics"),
+    ("strategies", "report", "verify", "state", "metrics", "selection"),
     ("convert", "functional", "attach", "plan"),
     ("export",),
     ("",),  # the face: fst/__init__.py

@@ -278,7 +278,7 @@ class SparseLinear(SparseLayer, nn.Linear):
         return tensor[:, :, None, None]
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, ..., in_features) -> (N, ..., out_features)."""
+        """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
         check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._call)
 
