@@ -38,8 +38,15 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?"),
     (r"py:.*", r"(Tensor|Path|Any|Callable|Iterable|Iterator|Mapping|Sequence)"),
-    (r"py:.*", r"(collections|pathlib|os|types|typing|argparse)\..*"),
+    (r"py:.*", r"(collections|pathlib|os|types|typing|argparse|weakref)\..*"),
     (r"py:.*", r"fst\.(ops|basics)\..*|.*\._\w+"),
+]
+nitpick_ignore = [
+    ("py:class", "fst.strategies.registry.Recipe"),  # aliases and type variables
+    ("py:class", "Inputs"),
+    ("py:class", "Contestant"),
+    ("py:class", "Geometry"),
+    ("py:class", "fst.backends.timing.Samples"),
 ]
 suppress_warnings = ["myst.header"]  # reports of commands begin their tables at the third level
 autodoc_inherit_docstrings = False
@@ -47,6 +54,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+toc_object_entries = False  # the sidebar of every page would be made of them
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False

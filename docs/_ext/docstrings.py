@@ -25,15 +25,21 @@ def _skip_fields_of_tuples(
     return True if type(value).__name__ == "_tuplegetter" else None
 
 
+def _readable_factories(
+    app: Sphinx, what: str, name: str, value: object, options: object, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """A field of a dataclass that is made anew has no value that Python could parse."""
+    return (signature.replace("<factory>", "..."), returns) if signature else None
+
+
 def _prepare(
     app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
     """Before napoleon reads them: no prose before a colon is a type, and |x| is a magnitude."""
-    if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
     for number, line in enumerate(lines):
         line = re.sub(r"(``.*?``)|\|", lambda found: found[1] or r"\|", line)
-        if number and lines[number - 1].strip() in ("Returns:", "Yields:"):
+        follows = lines[number - 1].strip() if number else what
+        if follows in ("Returns:", "Yields:", "attribute", "property"):
             line = re.sub(r"^(\s*)", r"\1: ", line)
         lines[number] = line
 
@@ -42,5 +48,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("missing-reference", _plain)
     app.connect("autodoc-skip-member", _skip_fields_of_tuples)
+    app.connect("autodoc-process-signature", _readable_factories)
     app.connect("autodoc-process-docstring", _prepare, priority=400)
     return {"parallel_read_safe": True}

@@ -55,6 +55,7 @@ class RepositoryLinks(SphinxTransform):
             page = PAGES.get(inside) or self._page_of_folder(inside, target)
             if page:
                 node["refdomain"], node["reftarget"] = "doc", page
+                node.setdefault("reftargetid", None)
             elif start is ROOT and target.is_file():
                 self._offer_file(node, target)
             return

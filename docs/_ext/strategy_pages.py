@@ -29,12 +29,12 @@ def pages() -> dict[str, str]:
     """Path under docs/ -> text."""
     names = fst.list_strategies()
     rows = [
-        (f"[`{name}`]({name}.md)", *_rules(fst.get_strategy(name)), _title(name)) for name in names
+        (f"[`{name}`]({name}.md)", _title(name), *_rules(fst.get_strategy(name))) for name in names
     ]
     index = page(
         "# Strategies",
         INTRODUCTION,
-        table(("name", *GEMMS, "what it is"), rows),
+        table(("name", "what it is", *GEMMS), rows),
         toctree(names),
     )
     return {
