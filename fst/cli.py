@@ -32,7 +32,9 @@ COMMANDS = {
     "analyze": Command("fst.studies.analysis.cli", "main", "the papers' figures for any model"),
     "report": Command("fst.studies.reporting.cli", "main", "one HTML page of runs and studies"),
     "bench": Command("fst.studies.benchmark.cli", "main", "time layers and training steps"),
-    "demo": Command("fst.studies.demo", "main", "dense against sparse on real digits, minutes"),
+    "demo": Command(
+        "fst.studies.demo", "main", "dense against sparse on cluttered digits, minutes"
+    ),
     "configs": Command("fst.engine.cli_configs", "main", "list or copy the package's configs"),
     "env": Command("fst.studies.reporting.environment", "main", "versions, devices, backends"),
 }

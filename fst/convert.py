@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from fst.basics.sharding import LOAD, ORDER, refuse_sharded
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, describe_layer
 from fst.rules.by_name import planned_rules
@@ -72,6 +73,7 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    refuse_sharded(model, "convert", ORDER)
     strategy = get_strategy(strategy)
     check_layers(layers, include)
     candidates = {
@@ -144,6 +146,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     layers = sparse_layers(model)
     if not layers:
         raise ValueError(f"{type(model).__name__} has no converted layer: nothing to fold.")
+    refuse_sharded(model, "fold", LOAD)
     weights = {name: layer.effective_weight() for name, layer in layers.items()}
     if not inplace:
         model = copy.deepcopy(model)

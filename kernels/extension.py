@@ -1,4 +1,4 @@
-"""CUDA C++ sources, compiled by torch on first use or ahead of time."""
+"""CUDA C++ sources, compiled by torch on first use or ahead of time, and C++ for CPUs on demand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +42,31 @@ def build(name: str, files: Sequence[str]) -> ModuleType:
         raise RuntimeError(
             f"{name} could not be built for {wanted}: that needs nvcc of the CUDA version torch "
             f"was built with, a C++ compiler and ninja.\n{_essence(str(error))}"
+        ) from error
+
+
+def build_for_cpu(library: Path, file: str) -> None:
+    """Compile ``file``, relative to this folder, for the processor at hand into ``library``; load.
+
+    Raises:
+        RuntimeError: no compiler, or the compilation failed; the message says what is needed.
+    """
+    library.parent.mkdir(parents=True, exist_ok=True)
+    # Only compiled with OpenMP: linked, the library would bring a second one beside torch's.
+    native = [] if sys.platform == "darwin" else ["-march=native", "-fopenmp"]
+    try:
+        cpp_extension.load(
+            name=library.stem,
+            sources=[str(FOLDER / file)],
+            extra_cflags=["-O3", "-fno-trapping-math", *native],
+            build_directory=str(library.parent),
+            with_cuda=False,
+            is_python_module=False,
+        )
+    except (OSError, RuntimeError) as error:
+        raise RuntimeError(
+            f"{library.stem} could not be built: that needs GCC or Clang, and ninja.\n"
+            f"{_essence(str(error))}"
         ) from error
 
 

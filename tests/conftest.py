@@ -33,6 +33,14 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Neither kernels that the user has built nor decisions that his autotuner has taken."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FST_CACHE_DIR", str(tmp_path_factory.mktemp("fst-cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -111,7 +111,7 @@ def test_env_says_what_a_bug_report_needs(capsys):
 
 
 def test_configs_are_listed_and_copied(capsys, tmp_path):
-    assert cli.main(["configs", "list", "*demo*"]) == 0
+    assert cli.main(["configs", "list", "*demo_*"]) == 0
     assert capsys.readouterr().out == "fst::configs/demo_digits.py\n"
     assert cli.main(["configs", "list"]) == 0
     assert capsys.readouterr().out.split() == packaged_configs()

@@ -37,9 +37,10 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
     for line in (tmp_path / "table.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         rows[cells[0]] = cells[1:]
-    assert rows["fst"][1:4] == ["weight 50 %", "weight 50 %", "input 50 %"]
-    assert rows["sdgp"][1:4] == ["dense", "grad_output 50 %", "dense"]
+    assert rows["fst"][2:] == ["99.8 %", "weight 50 %", "weight 50 %", "input 50 %"]
+    assert rows["sdgp"][2:] == ["nothing", "dense", "grad_output 50 %", "dense"]
     assert float(rows["fst"][0]) > 30
+    assert 0.2 < float(re.match(r"([\d.]+) x \(", rows["fst"][1])[1]) < 5
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 

@@ -1,6 +1,7 @@
 """What a user installs: the wheel, built from the sdist, works in a folder with nothing in it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("prune_cpu.cpp", "prune_cpu.h", "sparse24/binding.cpp")
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
 )
@@ -75,8 +77,21 @@ def test_the_wheel_holds_configs_and_sources(wheel):
     for path in (ROOT / "configs").rglob("*"):
         if path.suffix in (".py", ".yaml"):
             assert f"fst/.mim/configs/{path.relative_to(ROOT).as_posix()}" in names
-    assert {"fst/.mim/model-index.yml", "fst/kernels/sparse24/binding.cpp"} <= names
+    assert {"fst/.mim/model-index.yml", *(f"fst/kernels/{name}" for name in SOURCES)} <= names
     assert not any(name.startswith(("tests/", "configs/", "tools/")) for name in names)
+
+
+def test_the_index_shows_no_link_into_the_repository(wheel):
+    """A package index has the README alone: paths are text there, and pages on the web links."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
+    shown = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in shown
+    targets = re.findall(r"\]\(([^)\s]+)\)", shown)
+    assert targets and all(target.startswith("https://") for target in targets)
+    for target in re.findall(r"\((docs/[^)#]+)", shown):
+        assert (ROOT / target).exists(), target
+    assert "(docs/choose.md)" in shown
 
 
 @pytest.mark.slow

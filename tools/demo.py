@@ -1,4 +1,4 @@
-"""Dense against sparse training on real digits: the command `fst demo`."""
+"""Dense against sparse training on digits among clutter: the command `fst demo`."""
 
 import sys
 

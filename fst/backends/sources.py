@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import shutil
@@ -12,9 +13,13 @@ from types import ModuleType
 
 import torch
 
+from fst.backends import cache
+from fst.basics.machine import instructions, processor
+
 PACKAGE = "fst.kernels"
 LEAST_TRITON = (3, 6)
 LEAST_CAPABILITY = (8, 0)
+CPP_FILES = ("prune_cpu.cpp", "prune_cpu.h", "extension.py")
 
 
 def load(module: str) -> ModuleType:
@@ -29,10 +34,21 @@ def load(module: str) -> ModuleType:
     return importlib.import_module(f"{PACKAGE}.{module}")
 
 
-def _load_checkout() -> None:
+def folder() -> Path:
+    """Where the sources of the kernels lie."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return _checkout() if spec is None else Path(next(iter(spec.submodule_search_locations)))
+
+
+def _checkout() -> Path:
     folder = Path(__file__).resolve().parents[2] / "kernels"
     if not (folder / "__init__.py").is_file():
         raise ModuleNotFoundError(f"the kernels are neither installed nor in {folder}.")
+    return folder
+
+
+def _load_checkout() -> None:
+    folder = _checkout()
     spec = importlib.util.spec_from_file_location(
         PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -68,6 +84,16 @@ def cuda_missing() -> str:
     if not missing and shutil.which("ninja") is None:
         missing = "ninja is not found"
     return missing
+
+
+def cpp_library() -> Path:
+    """Where the C++ kernels lie once built: a folder for these sources, this torch, this CPU."""
+    found = hashlib.blake2b(digest_size=8)
+    for text in (torch.__version__, processor(), instructions()):
+        found.update(text.encode())
+    for name in CPP_FILES:
+        found.update((folder() / name).read_bytes())
+    return cache.folder() / f"cpp_{found.hexdigest()}" / "fst_prune_cpu.so"
 
 
 def _device_missing() -> str:

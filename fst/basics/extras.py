@@ -11,6 +11,7 @@ EXTRA_OF = {
         "tensorboard matplotlib rich".split(),
         "train",
     ),
+    **dict.fromkeys(("webdataset", "datasets"), "data"),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     "submitit": "cluster",

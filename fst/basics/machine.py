@@ -11,9 +11,19 @@ from pathlib import Path
 @functools.cache
 def processor() -> str:
     """The processor's name, such as "AMD EPYC"."""
+    return _of_first_core("model name") or platform.processor() or platform.machine()
+
+
+@functools.cache
+def instructions() -> str:
+    """The processor's sets of instructions, as far as the system names them."""
+    return _of_first_core("flags|Features") or platform.machine()
+
+
+def _of_first_core(field: str) -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        return ""
+    found = re.search(rf"^(?:{field})\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""

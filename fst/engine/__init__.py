@@ -4,10 +4,18 @@ from fst.basics.extras import extra_named
 
 with extra_named():
     from fst.engine.classifier import Classifier
-    from fst.engine.data import CIFAR10, Digits, ImageFolder
+    from fst.engine.data import (
+        CIFAR10,
+        ClutteredDigits,
+        Digits,
+        ImageFolder,
+        TimmDataset,
+        TimmStream,
+    )
     from fst.engine.hooks import (
         CrashSafeCheckpointHook,
         LossMonitorHook,
+        ModelEMAHook,
         RandomStateHook,
         SparsityHook,
     )
@@ -20,13 +28,17 @@ __all__ = [
     "CIFAR10",
     "Accuracy",
     "Classifier",
+    "ClutteredDigits",
     "CrashSafeCheckpointHook",
     "Digits",
     "ImageFolder",
     "ImagePreprocessor",
     "LossMonitorHook",
     "MixedPrecisionOptimWrapper",
+    "ModelEMAHook",
     "RandomStateHook",
     "Runner",
     "SparsityHook",
+    "TimmDataset",
+    "TimmStream",
 ]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import nn
-from torch.nn import functional as F
 
 from fst.basics.text import suggest
+from fst.engine.recipe import build_loss
 from fst.engine.text import nearest
 from fst.engine.variants import (
     INITIALISATIONS,
@@ -25,12 +25,13 @@ PREFIX = "architecture."
 
 @MODELS.register_module()
 class Classifier(BaseModel):
-    """Cross-entropy training and prediction around an ``architecture``.
+    """Training and prediction around an ``architecture``.
 
     Args:
         architecture: dict(source="timm" | "torchvision" | "fst", name=..., num_classes=..., and any
             other argument of the model's constructor).
-        loss: Arguments of the cross entropy; label_smoothing is the one there is.
+        loss: Arguments of torch's cross entropy, such as label_smoothing, or with a ``type``
+            those of one of timm's losses: see `fst.engine.recipe.build_loss`.
         data_preprocessor: Normally dict(type="ImagePreprocessor", mean=..., std=...).
         test_time_augmentation: "flip" averages the probabilities with those of the mirrored image.
         channels_last: Keep weights and activations in NHWC memory.
@@ -49,13 +50,10 @@ class Classifier(BaseModel):
         initialisation: str | None = None,
         blur_pool: bool = False,
     ) -> None:
-        super().__init__(data_preprocessor=data_preprocessor)
-        self.loss_arguments = dict(loss or {})
-        for name in self.loss_arguments:
-            if name != "label_smoothing":
-                raise ValueError(
-                    f"loss key {name!r} is unknown.{suggest(name, ['label_smoothing'])}"
-                )
+        self.num_classes = architecture.get("num_classes")
+        super().__init__(data_preprocessor=_with_classes(data_preprocessor, self.num_classes))
+        mixup = getattr(self.data_preprocessor, "mixup", None)
+        self.loss = build_loss(loss, mixed=mixup is not None)
         if test_time_augmentation not in (None, "flip"):
             raise ValueError(
                 f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'."
@@ -70,7 +68,6 @@ class Classifier(BaseModel):
         self.test_time_augmentation = test_time_augmentation
         self.initialisation = initialisation
         self.channels_last = channels_last
-        self.num_classes = architecture.get("num_classes")
         self.architecture = build_architecture(**architecture)
         if blur_pool:
             blur_strided_convolutions(self.architecture)
@@ -99,7 +96,7 @@ class Classifier(BaseModel):
         if mode == "tensor":
             return logits
         if mode == "loss":
-            return {"loss": F.cross_entropy(logits.float(), labels, **self.loss_arguments)}
+            return {"loss": self.loss(logits.float(), labels)}
         if mode != "predict":
             raise ValueError(f"mode={mode!r} is unknown; it is 'tensor', 'loss' or 'predict'.")
         scores = logits.float().softmax(1)
@@ -112,6 +109,13 @@ class Classifier(BaseModel):
         if not state_dict or any(key.startswith(PREFIX) for key in state_dict):
             return state_dict
         return {PREFIX + key: value for key, value in state_dict.items()}
+
+
+def _with_classes(preprocessor: Any, num_classes: int | None) -> Any:
+    """A preprocessor's config, whose mixup needs to know how many classes there are."""
+    if not isinstance(preprocessor, Mapping) or not preprocessor.get("mixup"):
+        return preprocessor
+    return {**preprocessor, "mixup": {"num_classes": num_classes, **preprocessor["mixup"]}}
 
 
 def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:

@@ -13,9 +13,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import suggest
-from fst.engine.data import ImageDataset
-from fst.engine.hooks import SparsityHook
+from fst.engine.data import ImageDataset, TimmStream
+from fst.engine.hooks import ModelEMAHook, SparsityHook
 from fst.engine.packaged import config_path, drop_scope
+from fst.engine.recipe import check_keys
 from fst.engine.text import nearest
 from fst.rules.strategy import Strategy
 
@@ -24,7 +25,7 @@ KNOWN_KEYS = frozenset(
     auto_scale_lr optim_wrapper param_scheduler val_evaluator test_evaluator default_hooks
     custom_hooks data_preprocessor load_from resume launcher env_cfg log_processor log_level
     visualizer default_scope randomness experiment_name model_wrapper_cfg custom_imports
-    sparsity compile sync_bn find_unused_parameters activation_checkpointing
+    sparsity ema compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval""".split()
 )
 DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # default_scope "mmdet"
@@ -158,7 +159,7 @@ def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Check what can be checked without building anything: sparsity, data, checkpoints.
+    """Check what can be checked without building anything: sparsity, averaging, data, checkpoints.
 
     Args:
         config: The whole config.
@@ -171,6 +172,9 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     if "model" not in config:
         raise ValueError(f"config {config.filename!r} has no `model`.")
     read_sparsity(config)
+    if config.get("ema") is not None:
+        check_keys("ema", ModelEMAHook, config.ema)
+        ModelEMAHook(**config.ema)
     for name in dataloaders:
         if config.get(name) is not None:
             for dataset in _datasets(config[name].get("dataset")):
@@ -226,8 +230,10 @@ def _check_dataset(dataset: Mapping[str, Any], where: str, scope: str) -> None:
             known = DATASETS.module_dict
             raise ValueError(f"{where}: dataset type {kind!r} is unknown.{suggest(kind, known)}")
         kind = found
-    if isinstance(kind, type) and issubclass(kind, ImageDataset):
-        kind.check(**{key: value for key, value in dataset.items() if key != "type"})
+    if isinstance(kind, type) and issubclass(kind, ImageDataset | TimmStream):
+        arguments = {key: value for key, value in dataset.items() if key not in ("type", "_scope_")}
+        check_keys(f"{where}: {kind.__name__}", kind, arguments)
+        kind.check(**arguments)
         return
     root = dataset.get("data_root")
     if root and "://" not in str(root) and not Path(root).expanduser().is_dir():

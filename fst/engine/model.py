@@ -1,9 +1,12 @@
-"""A config's model: how it is built, and the part of it that sparsity is about."""
+"""A config's model: how it is built, the part that sparsity is about, what trains it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmengine.config import Config
 from mmengine.model import BaseModel, is_model_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
@@ -24,3 +27,10 @@ def sparse_root(model: nn.Module) -> nn.Module:
     """
     model = model.module if is_model_wrapper(model) else model
     return getattr(model, "sparse_root", model)
+
+
+def built_wrappers(wrapper: Any) -> list[OptimWrapper]:
+    """The optimizer wrappers of a run; none before they are built, or if it does not train."""
+    if isinstance(wrapper, OptimWrapperDict):
+        return list(wrapper.optim_wrappers.values())
+    return [wrapper] if isinstance(wrapper, OptimWrapper) else []

@@ -1,4 +1,9 @@
-"""Batched augmentation and normalisation on the model's device."""
+"""Batched augmentation and normalisation on the model's device.
+
+Own are the flip, the shift and the hole, which differ from image to image of a batch and are drawn
+from the images' keys: torchvision's transforms treat a batch alike and draw from global generators.
+Padding is torchvision's; mixing and random erasing are timm's.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,20 @@ import numpy as np
 import torch
 from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
-from torch.nn import functional as F
+from torchvision.transforms.v2 import functional as F
 
 from fst.basics.text import suggest
-from fst.engine.random_state import uniform
+from fst.engine.random_state import isolated, mixed_seed, uniform
+from fst.engine.recipe import build_mixup, build_random_erasing
 
 
 @MODELS.register_module()
 class ImagePreprocessor(BaseDataPreprocessor):
     """A batch moved to the device, augmented (in training only) and normalised.
 
-    The random numbers come from the batch's ``keys``, that is from (seed, epoch, index).
+    The random numbers come from the batch's ``keys``, that is from (seed, epoch, index): those of
+    an image's flip, shift and hole from its own key, those of mixing and random erasing from the
+    keys of the whole batch.
 
     Args:
         mean: Per channel, in 0..255.
@@ -31,6 +39,12 @@ class ImagePreprocessor(BaseDataPreprocessor):
         cutout: Side of a square set to the mean; 0: none.
         cutout_mode: Where the square is: "centre", with its centre anywhere, so that borders cut it
             (DeVries & Taylor 2017), or "inside", wholly in the image (ffcv).
+        mixup: Arguments of `timm.data.Mixup`, such as mixup_alpha, cutmix_alpha and
+            label_smoothing: images and labels are mixed, and labels become probabilities (N, C).
+            Within a Classifier, num_classes is the architecture's.
+        random_erasing: Arguments of `timm.data.random_erasing.RandomErasing`, such as probability,
+            mode ("const", "rand", "pixel") and max_count: rectangles of the normalised images are
+            overwritten, before they are mixed, as in DeiT's and ConvNeXt's training.
         non_blocking: Copy to the device asynchronously (of use with pin_memory=True).
     """
 
@@ -43,6 +57,8 @@ class ImagePreprocessor(BaseDataPreprocessor):
         padding_mode: str = "zero",
         cutout: int = 0,
         cutout_mode: str = "centre",
+        mixup: Mapping[str, Any] | None = None,
+        random_erasing: Mapping[str, Any] | None = None,
         non_blocking: bool = True,
     ) -> None:
         super().__init__(non_blocking=non_blocking)
@@ -64,6 +80,9 @@ class ImagePreprocessor(BaseDataPreprocessor):
                 raise ValueError(f"{name}={mode!r} is unknown.{suggest(mode, known)}")
         self.flip, self.translate, self.cutout = flip, translate, cutout
         self.padding_mode, self.cutout_mode = padding_mode, cutout_mode
+        self.mixup = build_mixup(mixup)
+        self.random_erasing = build_random_erasing(random_erasing)
+        self._fill = [int(value) for value in mean] if padding_mode == "mean" else 0
         self.register_buffer(
             "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
         )
@@ -88,6 +107,12 @@ class ImagePreprocessor(BaseDataPreprocessor):
         inputs = (inputs.to(self.mean.dtype) - self.mean).div_(self.std)
         if augmented and self.cutout:
             inputs.masked_fill_(self._hole(inputs, draws), 0.0)
+        if training and (self.random_erasing or self.mixup):
+            with isolated(_seed(keys)):
+                if self.random_erasing:
+                    inputs = self.random_erasing(inputs)
+                if self.mixup:
+                    inputs, batch["labels"] = self._mixed(inputs, batch.get("labels"))
         return {**batch, "inputs": inputs}
 
     def _draws(self, keys: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -95,8 +120,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         if keys is None:
             draws = torch.rand(5, len(inputs))
         else:
-            keys = _stacked(keys).cpu().numpy().astype(np.int64).view(np.uint64)
-            draws = torch.from_numpy(uniform(keys, 5))
+            draws = torch.from_numpy(uniform(_unsigned(keys), 5))
         return draws.to(inputs.device, non_blocking=True)
 
     def _move(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -110,12 +134,25 @@ class ImagePreprocessor(BaseDataPreprocessor):
         if pad:
             shift = (draws[1:3, :, None] * (2 * pad + 1)).long()
             rows, columns = rows + shift[0], columns + shift[1]
-            fill = self.mean.long() if self.padding_mode == "mean" else None
-            images = _padded(images, pad, self.padding_mode, fill)
+            if self.padding_mode == "reflect":
+                images = F.pad(images, [pad], padding_mode="reflect")
+            else:
+                images = F.pad(images, [pad], fill=self._fill)
         batch = torch.arange(len(images), device=images.device)[:, None, None]
         return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(
             0, 3, 1, 2
         )
+
+    def _mixed(
+        self, images: torch.Tensor, labels: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if labels is None or len(images) % 2:
+            raise ValueError(
+                f"mixup needs labels and an even number of images, and got {len(images)} images"
+                f"{'' if labels is not None else ' without labels'}: set an even batch_size and "
+                "drop_last=True."
+            )
+        return self.mixup(images, labels)
 
     def _hole(self, inputs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         if self.cutout_mode == "inside" and self.cutout > min(inputs.shape[-2:]):
@@ -140,21 +177,12 @@ def _stacked(value: Any) -> torch.Tensor:
     return value if torch.is_tensor(value) else torch.stack([torch.as_tensor(v) for v in value])
 
 
-def _padded(
-    images: torch.Tensor, pad: int, mode: str, fill: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``fill``: what "mean" brings in, (1, C, 1, 1)."""
-    if mode != "reflect":
-        padded = F.pad(images, [pad] * 4)
-        if fill is not None:
-            inner = F.pad(torch.ones_like(images[:1, :1], dtype=torch.bool), [pad] * 4)
-            padded = torch.where(inner, padded, fill.to(padded.dtype))
-        return padded
-    rows, columns = (
-        torch.arange(-pad, length + pad, device=images.device).abs() for length in images.shape[-2:]
-    )
-    rows, columns = (
-        torch.where(i >= length, 2 * (length - 1) - i, i)
-        for i, length in zip((rows, columns), images.shape[-2:], strict=True)
-    )
-    return images[:, :, rows][:, :, :, columns]
+def _unsigned(keys: Any) -> np.ndarray:
+    return _stacked(keys).cpu().numpy().astype(np.int64).view(np.uint64)
+
+
+def _seed(keys: Any) -> int:
+    """Of what is drawn for a batch as a whole; without keys, from the global generator."""
+    if keys is None:
+        return int(torch.randint(2**62, ()))
+    return mixed_seed(int(np.bitwise_xor.reduce(_unsigned(keys))))

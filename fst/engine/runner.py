@@ -10,7 +10,7 @@ from typing import Any
 import mmengine.runner
 import torch
 from mmengine.dist import is_distributed, is_main_process
-from mmengine.hooks import Hook, SyncBuffersHook
+from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.runner import CheckpointLoader
@@ -26,8 +26,8 @@ from fst.engine.checkpoint import (
     training_position,
 )
 from fst.engine.classifier import Classifier
-from fst.engine.data import build_dataloader
-from fst.engine.hooks import RandomStateHook, SparsityHook, ValidateOnResumeHook
+from fst.engine.data import TimmStream, build_dataloader
+from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
 
 _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
@@ -36,7 +36,8 @@ _REPLACED_HOOKS = {
 
 
 class Runner(mmengine.runner.Runner):
-    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)``.
+    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)`` and
+    ``ema=dict(decay=...)``.
 
     - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
       that can be read, and continues bit for bit (on a CPU).
@@ -83,7 +84,10 @@ class Runner(mmengine.runner.Runner):
         """Also wraps for DDP on a CPU; refuses FSDP."""
         kind = str((model_wrapper_cfg or {}).get("type", ""))
         if "FullyShardedDataParallel" in kind:
-            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP.")
+            raise ValueError(
+                f"model_wrapper_cfg type {kind!r}: FSDP is not supported in MMEngine's runner; use "
+                "DDP, or fully_shard in a loop of your own (docs/integrations.md)."
+            )
         if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
             model_wrapper_cfg = {
                 "type": "MMDistributedDataParallel",
@@ -102,13 +106,17 @@ class Runner(mmengine.runner.Runner):
     def register_hooks(
         self, default_hooks: dict | None = None, custom_hooks: list | None = None
     ) -> None:
-        """Add the hooks of sparsity, of random states and, on several ranks, of BN statistics."""
+        """Add the hooks of sparsity, averaging, random states and, on several ranks, statistics."""
         super().register_hooks(default_hooks, custom_hooks)
         sparsity = self.cfg.get("sparsity")
         if sparsity is not None:
             self.register_hook({"type": "SparsityHook", **sparsity})
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
+        if self.cfg.get("ema") is not None:
+            self.register_hook({"type": "ModelEMAHook", **self.cfg.ema})
+        if sum(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks) > 1:
+            raise ValueError("the config averages weights twice: use `ema` alone.")
         if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
             self.register_hook(SyncBuffersHook())
         self._random_state = RandomStateHook()
@@ -116,8 +124,11 @@ class Runner(mmengine.runner.Runner):
         self.register_hook(ValidateOnResumeHook())
 
     def build_train_loop(self, loop: Any) -> Any:
-        """Also checks that the model can tell the dataset's classes apart."""
+        """Also checks that the model can tell the classes apart, and that a stream ends."""
         loop = super().build_train_loop(loop)
+        by_epoch = isinstance(loop, mmengine.runner.EpochBasedTrainLoop)
+        if isinstance(loop.dataloader.dataset, TimmStream) and not by_epoch:
+            raise ValueError("a TimmStream is read by epochs: set train_cfg.by_epoch=True.")
         self._check_classes(loop.dataloader.dataset)
         return loop
 
@@ -187,6 +198,8 @@ class Runner(mmengine.runner.Runner):
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
                 f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."
             )
+        if self._resume and "ema_state_dict" in checkpoint and not self._averages:
+            raise ValueError(f"cannot resume without `ema`: {filename!r} comes from a run with it.")
         self._check_overlap(checkpoint["state_dict"], filename)
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
         is_training = isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
@@ -198,6 +211,10 @@ class Runner(mmengine.runner.Runner):
         self._has_loaded = True
         self.logger.info(f"Loaded checkpoint {filename}")
         return checkpoint
+
+    @property
+    def _averages(self) -> bool:
+        return any(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks)
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
         names = {name.removeprefix("module.") for name in state_dict}

@@ -59,6 +59,8 @@ def sample_step(
         shape = (batch_size, 3 if mean is None else mean.numel(), *size)
         images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
         labels = torch.randint(model.num_classes, (batch_size,), generator=generator)
+        if getattr(model.data_preprocessor, "mixup", None):  # the loss takes probabilities
+            labels = nn.functional.one_hot(labels, model.num_classes).float()
         batch: dict[str, Any] = {"inputs": images, "labels": labels}
     elif scope == "mmdet":
         if size is None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import dispatch
+from fst.basics.sharding import is_managed, laid_out_as, whole
 from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
 from fst.ops import gemms
@@ -70,9 +71,26 @@ class SparseLayer(nn.Module):
         """Groups of the convolution; 1 for linear layers."""
         return 1
 
+    def _as_conv(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape as (Cout, Cin/groups, kh, kw)."""
+        return tensor
+
     def weight_as_conv(self) -> Tensor:
-        """The weight as (Cout, Cin/groups, kh, kw)."""
-        return self.weight
+        """The whole weight as (Cout, Cin/groups, kh, kw); of a sharded one, all ranks must ask."""
+        return self._as_conv(whole(self.weight))
+
+    def gradient_as_conv(self) -> Tensor:
+        """The whole gradient of the weight, likewise."""
+        return self._as_conv(whole(self.weight.grad))
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """A whole tensor with as many elements as the weight, shaped and sharded as the weight."""
+        weight = self.weight
+        if tensor.device != weight.device:
+            tensor = tensor.to(weight.device)
+        if tensor.shape != weight.shape:
+            tensor = tensor.reshape(weight.shape)
+        return laid_out_as(tensor, weight)
 
     def stored_weight(self) -> nn.Parameter | None:
         """The Parameter that the weight is or is computed from, which an optimizer may hold."""
@@ -96,7 +114,7 @@ class SparseLayer(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        weight, mask = self.weight.detach(), self.output_mask()
+        weight, mask = whole(self.weight.detach()), self.output_mask()
         return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
 
     def rule_mask(self) -> Tensor:
@@ -106,8 +124,8 @@ class SparseLayer(nn.Module):
         return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
     def mask_of_weight(self) -> Tensor:
-        """The kept mask, in the weight's shape."""
-        return self.state.kept_mask.to(self.weight.device).reshape(self.weight.shape)
+        """The kept mask, shaped and sharded as the weight."""
+        return self.laid_out(self.state.kept_mask)
 
     def keep(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
@@ -129,12 +147,14 @@ class SparseLayer(nn.Module):
 
     def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
         """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
-        weight, run = self.weight_as_conv(), self.run
+        weight, run = self._as_conv(self.weight), self.run
         groups, strategy = self.conv_groups, self.strategy
-        check_tensors(input, weight, self.bias, groups)
-        dtype = compute_dtype(input, weight, self.bias)
         trains = self.training and torch.is_grad_enabled()
         compiled = torch.compiler.is_compiling()
+        if not compiled:
+            checks.gathered(self.layer_name, weight)
+        check_tensors(input, weight, self.bias, groups)
+        dtype = compute_dtype(input, weight, self.bias)
         # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
         parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
         stored = isinstance(parameter, nn.Parameter) or replicated
@@ -142,6 +162,8 @@ class SparseLayer(nn.Module):
         if compiled and self.training:
             checks.traceable(self.layer_name, strategy)
         elif trains and not compiled:
+            if is_managed(self):
+                checks.shardable(self, self.layer_name, strategy, self.state)
             checks.started(self.layer_name, strategy, self.state, run)
             checks.ended(self.layer_name, strategy, run)
             run.calls += 1
@@ -183,7 +205,7 @@ class SparseLayer(nn.Module):
         with torch.no_grad():
             mask, packed = self._kept_mask(weight, trains), None
             generator = None
-            if strategy.is_random and not compiled:
+            if strategy.draws_masks and not compiled:
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
             if mask is None:
@@ -252,8 +274,8 @@ class SparseLinear(SparseLayer, nn.Linear):
 
     dense_class = nn.Linear
 
-    def weight_as_conv(self) -> Tensor:
-        return self.weight[:, :, None, None]
+    def _as_conv(self, tensor: Tensor) -> Tensor:
+        return tensor[:, :, None, None]
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""

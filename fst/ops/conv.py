@@ -99,8 +99,9 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         )
     else:
         if need_input:
+            whole = inputs[0] if inputs and not (ctx.kept and ctx.kept.reduced) else None
             grad_input = gemms.grad_input(
-                dy_input, weight_grad_input, geometry, ctx.input_shape, packed, ctx.readable
+                dy_input, weight_grad_input, geometry, ctx.input_shape, packed, ctx.readable, whole
             )
         if need_weight:
             grad_weight, grad_bias = gemms.grad_weight(
@@ -117,7 +118,8 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         grad_bias = grad_output.sum((0, 2, 3))
 
     if grad_weight is not None:
-        grad_weight = grad_weight.to(weight.dtype)
+        if grad_weight.dtype != weight.dtype:
+            grad_weight = grad_weight.to(weight.dtype)
         if decay_mask is not None:
             grad_weight = grad_weight.add(residual(weight, decay_mask), alpha=call.decay)
     return grad_input, grad_weight, grad_bias, *[None] * (len(ctx.needs_input_grad) - 3)
@@ -195,8 +197,9 @@ def convolve_pruned(
     """
     input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
     dtype = pruned.output.dtype
-    input = input.to(dtype)
-    if bias is not None:
+    if input.dtype != dtype:
+        input = input.to(dtype)
+    if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
     rule = strategy.grad_weight
     phase = 0 if rule is None else rule.draw_phase(generator, seed)

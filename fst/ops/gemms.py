@@ -76,13 +76,21 @@ def grad_input(
     input_shape: torch.Size,
     packed: Sequence[Tensor],
     input_fits: bool,
+    input: Tensor | None = None,
 ) -> Tensor:
-    """(N, Cout, P, Q) and S(Wᵀ) -> (N, Cin, H, W); ``packed`` is what `for_grad_input` gives."""
+    """(N, Cout, P, Q) and S(Wᵀ) -> (N, Cin, H, W); ``packed`` is what `for_grad_input` gives.
+
+    ``input``: where it was saved for grad_weight anyway, fewer operators are called with it.
+    """
+
+    def dense() -> Tensor:
+        if input is None:
+            return input_gradient(grad_output, weight, geometry, input_shape)
+        return gradients(grad_output, input, weight, geometry, (True, False, False))[0]
+
     if not packed:
-        return input_gradient(grad_output, weight, geometry, input_shape)
-    candidates: Candidates = {
-        "torch": functools.partial(input_gradient, grad_output, weight, geometry, input_shape)
-    }
+        return dense()
+    candidates: Candidates = {"torch": dense}
     kernel, size = weight.shape[2:], grad_output.shape
     if _can_be_sparse("grad_input", input_fits, input_shape, size, kernel, geometry):
         candidates[sparse24.BACKEND] = functools.partial(

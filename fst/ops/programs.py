@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fst.backends import sources
 from fst.backends.registry import Backend, register_backend, register_operation
-from fst.ops import sparse24
+from fst.ops import cpp, sparse24
 
 
 def _nothing_missing() -> str:
@@ -59,6 +59,12 @@ for _operation, _computes in {
     "grad_weight": "implicit GEMM that folds grad_output while it is loaded",
 }.items():
     register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
+
+for _operation, _computes in {
+    "prune_weight": "C++ for CPUs: both directions from one read",
+    "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
+}.items():
+    register_backend(Backend(_operation, cpp.BACKEND, _computes, True, cpp.missing))
 
 for _operation in ("output", "grad_input"):
     register_backend(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fst.backends import dispatch
-from fst.ops import triton
-from fst.rules.masks import apply_mask
+from fst.ops import cpp, triton
+from fst.rules.masks import apply_mask, remove_kept
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
+from fst.rules.two_of_four import takes, two_of_four
 
 
 class PrunedWeight(NamedTuple):
@@ -24,7 +27,7 @@ class PrunedWeight(NamedTuple):
 
 def residual(weight: Tensor, mask: Tensor) -> Tensor:
     """W − S(W), towards zero of which SR-STE's decay pulls (Zhou et al. 2021, Eq. 9)."""
-    return apply_mask(weight, ~mask)
+    return remove_kept(weight, mask)
 
 
 def prune_weight(
@@ -41,14 +44,26 @@ def prune_weight(
     """
     weight = weight.detach()
     if strategy.output is None and not _is_of_weight(strategy.grad_input):
-        dense = weight.to(dtype)
+        dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
-    candidates = {
+    candidates: dict[str, Callable[[], PrunedWeight]] = {
         "torch": lambda: _prune_with_torch(weight, strategy, groups, dtype, generator, mask)
     }
-    patterns = kernel_patterns(strategy)
-    if mask is None and patterns is not None and triton.takes_weight(weight, dtype):
-        candidates["triton"] = lambda: _prune_with_kernel(weight, strategy, groups, dtype)
+    patterns = kernel_patterns(strategy) if mask is None else None
+    if patterns is not None:
+        numbers = (*patterns[0], *patterns[1], dtype)
+        from_kernel = functools.partial(_from_kernel, weight, strategy, dtype)
+        if cpp.takes_weight(weight, dtype):  # the default where it has been built
+            by_cpp = cpp.prune_weight
+            candidates = {
+                cpp.BACKEND: lambda: from_kernel(by_cpp(weight, groups, *numbers)),
+                **candidates,
+            }
+        if triton.takes_weight(weight, dtype):
+            with_mask = bool(patterns[0][0])
+            candidates["triton"] = lambda: from_kernel(
+                triton.prune_weights([weight], [groups], *numbers, with_mask)
+            )
     rules = (strategy.output, strategy.grad_input)
     drawn = any(rule is not None and rule.is_random for rule in rules)
     options = (*map(str, rules), groups, str(dtype))
@@ -67,18 +82,30 @@ def _prune_with_torch(
     generator: torch.Generator | None,
     mask: Tensor | None,
 ) -> PrunedWeight:
-    dense = output = weight.to(dtype)
+    dense = output = weight if weight.dtype == dtype else weight.to(dtype)
+    rule, own = strategy.grad_input, None
+    if mask is None and _is_two_of_four_twice(weight, strategy, groups):
+        mask, own = two_of_four(weight, (1, 0))
+    elif mask is None and strategy.output is not None:
+        mask = strategy.output.weight_mask(weight, "output", groups, generator)
     if strategy.output is not None:
-        if mask is None:
-            mask = strategy.output.weight_mask(weight, "output", groups, generator)
         output = apply_mask(dense, mask)
-    rule = strategy.grad_input
     if not _is_of_weight(rule):
         return PrunedWeight(output, dense, mask)
     if rule.as_output:
         return PrunedWeight(output, output, mask)
-    own = rule.weight_mask(weight, "grad_input", groups, generator)
+    if own is None:
+        own = rule.weight_mask(weight, "grad_input", groups, generator)
     return PrunedWeight(output, apply_mask(dense, own), mask)
+
+
+def _is_two_of_four_twice(weight: Tensor, strategy: Strategy, groups: int) -> bool:
+    """Whether `two_of_four` can select for both GEMMs at once.
+
+    Groups of four that a convolution's groups hold whole are the same without these.
+    """
+    whole = len(weight) // groups % 4 == 0
+    return whole and kernel_patterns(strategy) == ((2, 4), (2, 4)) and takes(weight, (0, 1))
 
 
 def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int]] | None:
@@ -96,20 +123,19 @@ def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int
     return (found[0], found[1]) if found[0][0] or found[1][0] else None
 
 
-def _prune_with_kernel(
-    weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype
+def _from_kernel(
+    weight: Tensor, strategy: Strategy, dtype: torch.dtype, pruned: Sequence[Tensor]
 ) -> PrunedWeight:
+    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as `kernel_patterns` names them."""
     output, grad_input = kernel_patterns(strategy)
-    results = iter(
-        triton.prune_weights([weight], [groups], *output, *grad_input, dtype, bool(output[0]))
-    )
-    pruned = next(results) if output[0] else weight.to(dtype)
-    pruned_transposed = pruned
+    results = iter(pruned)
+    first = next(results) if output[0] else weight.to(dtype)
+    transposed = first
     if grad_input[0]:
-        pruned_transposed = next(results)
+        transposed = next(results)
     elif not _is_of_weight(strategy.grad_input):
-        pruned_transposed = weight.to(dtype)
-    return PrunedWeight(pruned, pruned_transposed, next(results, None))
+        transposed = weight.to(dtype)
+    return PrunedWeight(first, transposed, next(results, None))
 
 
 def prune_grad_output(
@@ -130,13 +156,17 @@ def prune_grad_output(
         return with_torch()
     candidates = {"torch": with_torch}
     _, m, kind, rescale = pattern
+
+    def with_kernel(prune: Callable[..., Tensor]) -> Tensor:
+        seed = dispatch.seed(generator, grad_output.device) if rule.is_random else None
+        return prune(grad_output, *pattern, groups, seed)
+
+    if cpp.takes_grad_output(grad_output, m, kind, rescale):
+        by_cpp = {cpp.BACKEND: lambda: with_kernel(cpp.prune_grad_output)}
+        # What a seed draws must not depend on what has been built.
+        candidates = candidates | by_cpp if rule.is_random else by_cpp | candidates
     if triton.takes_grad_output(m, kind, rescale, grad_output.dtype):
-        candidates["triton"] = lambda: triton.prune_grad_output(
-            grad_output,
-            *pattern,
-            groups,
-            dispatch.seed(generator, grad_output.device) if rule.is_random else None,
-        )
+        candidates["triton"] = lambda: with_kernel(triton.prune_grad_output)
     return dispatch.run(
         "prune_grad_output",
         candidates,

@@ -1,16 +1,18 @@
 """Dense weight gradients of convolutions with a large stride: several programs, one result.
 
 The library's kernel is the default, and on other devices than CPUs until something else is
-measured there. On a CPU, in float32, oneDNN's kernel loses efficiency when a stride of 1 becomes a
-horizontal stride of 2; there the image is transposed first, so that the stride is vertical. It also
-loses efficiency on small maps with many channels, where one matrix product with the columns that
-are needed is faster. Kernels of 1x1, and so linear layers, need no columns: there the maps are
-matrices whose rows lie a constant step apart, which the library's product reads in place.
-`fst bench` shows what each shape gains.
+measured there. On a CPU, in float32, what is faster depends on oneDNN's kernel, so on the
+instructions that it has. With AVX2 alone one matrix product with the columns that are needed is
+faster from 64 channels on. With AVX-512 it is on small maps with many channels; elsewhere the
+kernel loses efficiency when a stride of 1 becomes a horizontal stride of 2, so the image is
+transposed first. Little work is left to one call of the library. Kernels of 1x1, and so linear
+layers, need no columns: there the maps are matrices whose rows lie a constant step apart, which the
+library's product reads in place. `fst bench` shows what each shape gains.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +23,8 @@ from torch import Tensor
 from fst.ops.geometry import Geometry, gradients
 
 MANY_OUTPUTS = 512  # channels from which on the matrix product is the default
+MANY_CHANNELS = 64  # of the input, from which on it is with AVX2
+LITTLE_WORK = 2**23  # multiply-adds of the dense gradient
 MOST_COLUMNS = 2**22  # elements of the columns that exist at a time, 16 MiB in float32
 ONLY_WEIGHT = (False, True, False)
 
@@ -34,8 +38,12 @@ def program(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> str:
     on_cpu = on_cpu and grad_output.dtype == torch.float32
     if not on_cpu or geometry.groups > 1 or kernel == (1, 1):
         return "strided"
+    if grad_output.numel() * math.prod(weight.shape[1:]) < LITTLE_WORK:
+        return "strided"
     if weight.shape[0] >= MANY_OUTPUTS:
         return "gemm"
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return "gemm" if weight.shape[1] >= MANY_CHANNELS else "strided"
     return "transposed" if geometry.stride[1] == 2 and kernel[1] > 1 else "strided"
 
 
@@ -99,7 +107,7 @@ def _gemm(pieces: list[Piece], weight: Tensor) -> Tensor:
         grads = torch.empty(count, outputs, dtype=dtype, device=weight.device)
         start = 0
         for patches, lines in waiting:
-            end = start + lines[..., 0].numel()
+            end = start + math.prod(lines.shape[:-1])
             columns[start:end].view(patches.shape).copy_(patches)
             grads[start:end].view(lines.shape).copy_(lines)
             start = end
@@ -108,16 +116,18 @@ def _gemm(pieces: list[Piece], weight: Tensor) -> Tensor:
         return torch.addmm(total, grads.t(), columns)
 
     for piece in pieces:
-        dtype = piece.grad_output.dtype
-        lines, patches = piece.grad_output.permute(0, 2, 3, 1), _patches(piece, height, width)
-        samples = max(1, most // max(1, lines[0, ..., 0].numel()))
-        for first in range(0, len(lines), samples):
-            part = lines[first : first + samples]
-            if waiting and count + part[..., 0].numel() > most:
+        dtype, size = piece.grad_output.dtype, math.prod(piece.grad_output.shape[2:])
+        samples = max(1, most // max(1, size))
+        for first in range(0, len(piece.image), samples):
+            few = slice(first, first + samples)
+            part = Piece(piece.grad_output[few], piece.image[few], piece.geometry)
+            lines = part.grad_output.permute(0, 2, 3, 1)
+            rows = len(lines) * size
+            if waiting and count + rows > most:
                 total = multiply()
                 waiting, count = [], 0
-            waiting.append((patches[first : first + samples], part))
-            count += part[..., 0].numel()
+            waiting.append((_patches(part, height, width), lines))
+            count += rows
     return multiply().view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 

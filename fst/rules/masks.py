@@ -16,17 +16,11 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.basics.text import suggest
+from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
 CPU_PART = 2**19
-# The integer type of a float's bits, and what infinity looks like in it.
-_INTEGERS = {
-    torch.float16: (torch.int16, 0x7C00),
-    torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float32: (torch.int32, 0x7F80_0000),
-    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
-}
 RESCALES = ("sample_channel", "channel", "group")
 # ClickTrain's sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
 KERNEL_PATTERNS = (
@@ -79,6 +73,8 @@ def nm_mask(
     dim %= tensor.dim()
     if n == m or tensor.numel() == 0:
         return torch.ones_like(tensor, dtype=torch.bool)
+    if (n, m, rule) == (2, 4, "magnitude") and takes(tensor, (dim,)):
+        return two_of_four(tensor, (dim,))[0]
     values = tensor if rule == "magnitude" else _random_like(tensor, generator)
     mask = torch.empty_like(tensor, dtype=torch.bool)
     for block, kept in _blocks(values, mask, m, dim):
@@ -99,7 +95,18 @@ def _(tensor: Tensor, n: int, m: int, dim: int) -> Tensor:
 
 def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` where kept, else 0. Inf and NaN stay visible even where they are dropped."""
-    return tensor * as_integers(mask)
+    if not is_plain(tensor):
+        return tensor * as_integers(mask)
+    factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
+    return torch.mul(tensor, factor, out=factor)
+
+
+def remove_kept(tensor: Tensor, mask: Tensor) -> Tensor:
+    """``tensor`` less what `apply_mask` keeps of it."""
+    if not is_plain(tensor):
+        return tensor * as_integers(~mask)
+    factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
+    return torch.addcmul(tensor, tensor, factor, value=-1, out=factor)
 
 
 def as_integers(mask: Tensor) -> Tensor:
@@ -179,8 +186,8 @@ def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
 
 def check_rule(tensor: Tensor, rule: str) -> None:
     """Raise unless ``tensor`` is floating point and ``rule`` is "magnitude" or "random"."""
-    if tensor.dtype not in _INTEGERS:
-        allowed = ", ".join(map(str, _INTEGERS))
+    if tensor.dtype not in INTEGERS:
+        allowed = ", ".join(map(str, INTEGERS))
         raise TypeError(f"tensor has dtype {tensor.dtype}; allowed are floating point: {allowed}.")
     if rule not in ("magnitude", "random"):
         raise ValueError(
@@ -197,7 +204,7 @@ def _random_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _magnitude(tensor: Tensor) -> Tensor:
     """Absolute values as integers of the same order; NaN becomes infinity."""
-    width, infinity = _INTEGERS[tensor.dtype]
+    width, infinity = INTEGERS[tensor.dtype]
     return tensor.abs().view(width).clamp_(max=infinity)
 
 
@@ -238,8 +245,7 @@ def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> Non
         padded = torch.empty_like(scores, dtype=torch.bool)
     else:
         padded = mask
-    select = _two_of_four if (n, m) == (2, 4) else _n_of_m
-    select(_members(scores, m, dim), n, _members(padded, m, dim))
+    _n_of_m(_members(scores, m, dim), n, _members(padded, m, dim))
     if size % m:
         mask.copy_(padded.narrow(dim, 0, size))
 
@@ -266,30 +272,6 @@ def _n_of_m(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
         torch.lt(count, n, out=target)
 
 
-def _two_of_four(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
-    """`_n_of_m` for the common case, in few operations: six comparisons, then four duels.
-
-    The winner of the first two meets the loser of the others, their loser the winner: whoever wins
-    is kept. So 0 meets 3 and 1 meets 2 where the first, or the second, wins in both pairs (`same`),
-    elsewhere 0 meets 2 and 1 meets 3.
-    """
-    ge, xor = torch.ge, torch.bitwise_xor
-    first, second, third, fourth = elements
-    same = torch.eq(ge(first, second), ge(third, fourth))
-    for element, near, far, target in (
-        (first, third, fourth, kept[0]),
-        (second, fourth, third, kept[1]),
-    ):
-        wins = ge(element, near)
-        differs = xor(wins, ge(element, far))
-        xor(wins, torch.bitwise_and(differs, same, out=differs), out=target)
-    # The opponents are kept where these are not; where `same`, they stand crosswise.
-    crossed = xor(kept[0], kept[1])
-    torch.bitwise_and(crossed, same, out=crossed)
-    torch.eq(kept[0], crossed, out=kept[2])
-    torch.eq(kept[1], crossed, out=kept[3])
-
-
 def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:
     """Factor that restores the L1 norm which pruning removed (SDGP, section III-B).
 
@@ -305,7 +287,9 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
         for float64 tensors); where nothing was kept the factor is 1.
     """
     wide = torch.float64 if dense.dtype == torch.float64 else torch.float32
-    before, after = dense.abs().to(wide), pruned.abs().to(wide)
+    before, after = dense.abs(), pruned.abs()
+    if dense.dtype != wide:
+        before, after = before.to(wide), after.to(wide)
     positions = tuple(range(2, dense.dim()))
     reduce: Callable[[Tensor], Tensor]
     if rescale == "group":
@@ -330,4 +314,4 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
         raise ValueError(f"rescale={rescale!r} is unknown.{suggest(rescale, RESCALES)}")
     kept = reduce(after)
     scale = torch.where(kept > 0, reduce(before) / kept, 1.0)
-    return scale.to(dense.dtype)
+    return scale if dense.dtype == wide else scale.to(dense.dtype)

@@ -90,19 +90,17 @@ class NM(Rule):
     def _pruned(
         self, grad_output: Tensor, gemm: str, groups: int, generator: torch.Generator | None
     ) -> Tensor:
-        along_channels = self.pattern(gemm) is not None
-        if along_channels:
-            view = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups))
-        else:
-            view = grad_output.flatten(2)
-        pruned = masks.apply_mask(view, self._mask(view, 2, generator))
+        view, axis = grad_output, 1
+        if self.pattern(gemm) is None:
+            view, axis = grad_output.flatten(2), 2
+        elif groups > 1:
+            view, axis = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
+        pruned = masks.apply_mask(view, self._mask(view, axis, generator))
         rescaled = self.rule == "magnitude_rescaled"
         if rescaled and self.rescale == "group":
-            pruned.mul_(masks.l1_scale(view, pruned, "group", self.m, 2))
-        if along_channels:
-            pruned = pruned.flatten(1, 2)
-        else:
-            pruned = pruned.unflatten(2, grad_output.shape[2:])
+            pruned.mul_(masks.l1_scale(view, pruned, "group", self.m, axis))
+        if view is not grad_output:
+            pruned = pruned.reshape(grad_output.shape)
         if rescaled and self.rescale != "group":
             pruned.mul_(masks.l1_scale(grad_output, pruned, self.rescale, self.m, 1))
         return pruned

@@ -23,10 +23,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path_factory):
+def _quick(monkeypatch):
     # laying out the text of a config for the log takes mmengine as long as these trainings
     monkeypatch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
-    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -12,6 +12,9 @@ from torch import nn
 
 pytest.importorskip("mmengine")
 
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
 import fst.models
 from fst.engine import cli
 
@@ -45,7 +48,16 @@ default_hooks = dict(
 randomness = dict(seed=3)
 """
 
+STOP = 'custom_hooks = [dict(type="StopInSecondEpoch")]\n'
+
 _numbers = itertools.count()
+
+
+@HOOKS.register_module(force=True)
+class StopInSecondEpoch(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.epoch == 1 and batch_idx == 2:
+            raise RuntimeError("stopped on purpose")
 
 
 def tiny_net(num_classes=10):
@@ -92,6 +104,18 @@ def train(tmp_path, write_config):
         path = write_config(sparsity, extra)
         cli.train([path, "--work-dir", str(tmp_path / name), "--traceback", *arguments])
         return tmp_path / name
+
+    return run
+
+
+@pytest.fixture
+def train_with_stop(train):
+    """Trains, is stopped in the second epoch, and resumes."""
+
+    def run(name, *arguments, extra="", **options):
+        with pytest.raises(RuntimeError, match="on purpose"):
+            train(name, *arguments, extra=extra + STOP, **options)
+        return train(name, "--resume", extra=extra, **options)
 
     return run
 
@@ -148,7 +172,8 @@ def assert_same_state():
 
     def check(one, other):
         one, other = load_checkpoint_safely(one), load_checkpoint_safely(other)
-        for key in ("state_dict", "optimizer", "param_schedulers", "sparsity", "random_state"):
+        keys = ("state_dict", "ema_state_dict", "optimizer", "param_schedulers")
+        for key in (*keys, "sparsity", "random_state"):
             assert equal(one.get(key), other.get(key)), f"{key} differs"
         assert one["meta"]["iter"] == other["meta"]["iter"]
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fst.engine import CIFAR10, Digits, ImageFolder
+from fst.engine import CIFAR10, ClutteredDigits, Digits, ImageFolder
 from fst.engine.data import EpochSampler, build_dataloader
 from fst.engine.data.base import balanced_subset
+from fst.engine.data.sampler import REPETITION
 from fst.engine.data.transforms import ProgressiveRandomResizedCrop, build_transforms
 from fst.engine.random_state import isolated, sample_keys, uniform
 
@@ -143,6 +144,37 @@ def test_digits():
             Digits(**arguments)
 
 
+def test_cluttered_digits():
+    """The digit is found again in each image, and no two runs or splits see other ones."""
+    options = dict(size=12, fragments=0, noise=0, scenes=2)
+    plain, scenes = Digits("test"), ClutteredDigits("test", **options)
+    assert scenes.images.shape == (718, 1, 12, 12)
+    assert scenes.labels.equal(plain.labels.repeat(2))
+    windows = scenes.images.unfold(2, 8, 1).unfold(3, 8, 1).flatten(1, 3)
+    same = (windows == plain.images.repeat(2, 1, 1, 1)).flatten(2).all(2)
+    assert same.any(1).all()
+    places = same.float().argmax(1)
+    assert len(places.unique()) == 25 and not places[:359].equal(places[359:])
+
+    crowded, quiet, lone = (
+        ClutteredDigits("test", fragments=fragments, side=4, noise=noise).images.int()
+        for fragments, noise in ((4, 32), (4, 0), (0, 0))
+    )
+    assert crowded.equal(ClutteredDigits("test", fragments=4, side=4, noise=32).images.int())
+    assert (crowded - quiet).min() == 0 and (crowded - quiet).max() == 32
+    assert 1.5 < quiet.sum() / lone.sum() < 3
+    for arguments, message in (
+        (dict(split="val"), "split='val'"),
+        (dict(size=8), "size=8 must be an integer from 9"),
+        (dict(fragments=-1), "fragments=-1"),
+        (dict(side=9), "side=9"),
+        (dict(noise=256), "noise=256"),
+        (dict(scenes=0), "scenes=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ClutteredDigits(**arguments)
+
+
 def test_subset_is_balanced_and_deterministic():
     labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 1, 0])
     assert balanced_subset(labels, 6).tolist() == [0, 1, 4, 5, 6, 7]
@@ -214,6 +246,22 @@ def test_samples_carry_the_epoch():
     stream = iter(again)
     assert [next(stream) for _ in range(20)] == samples[25:]
     assert not hasattr(dataloader.sampler, "skip")
+
+
+def test_repeated_augmentation(folder):
+    """Each image three times in a row, each time augmented differently; ranks share them."""
+    dataset = dict(type="ImageFolder", data_root=str(folder), split="train", transforms=CROP)
+    sampler = dict(type="RepeatedAugmentationSampler", repeats=3)
+    built = build_dataloader(dict(dataset=dataset, batch_size=12, sampler=sampler), 0)
+    first, second, again = (epoch_of(built, epoch) for epoch in (0, 1, 0))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert len(first["keys"].unique()) == 12 and not torch.equal(first["keys"], second["keys"])
+    rows = [sample.index % REPETITION for sample in built.sampler]
+    assert rows == [row for row in rows[::3] for _ in range(3)] and len(set(rows)) == 4
+    assert not torch.equal(first["inputs"][0], first["inputs"][1])
+    with pytest.raises(ValueError, match="sampler repeats=0"):
+        bad = dict(dataset=dataset, sampler=dict(sampler, repeats=0))
+        build_dataloader(bad, 0)
 
 
 def test_loader_errors():

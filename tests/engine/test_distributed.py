@@ -76,7 +76,9 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
         'dict(strategy="sdgp", rule="random")',
         'dict(strategy="resprop", threshold=1e-4)',
     )
-    configs = [[write_config(s, PROBE) for _ in range(3)] for s in strategies]
+    extras = (PROBE + "ema = dict(decay=0.6)\n", PROBE, PROBE)
+    settings = list(zip(strategies, extras, strict=True))
+    configs = [[write_config(*setting) for _ in range(3)] for setting in settings]
     script = tmp_path / "script.py"
     tests = str(repo / "tests" / "engine")
     script.write_text(SCRIPT.format(tests=tests, out=str(tmp_path), configs=configs))

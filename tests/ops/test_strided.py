@@ -43,30 +43,54 @@ def test_programs_agree(case, channels_last):
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_every_program_is_chosen_for_some_shape():
-    def chosen(outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3), **options):
-        grad_output = torch.empty(1, outputs, size, size, dtype=dtype).to(**options)
-        weight = torch.empty(outputs, 8, *kernel)
+def test_matrix_product_in_chunks(monkeypatch):
+    monkeypatch.setattr(strided, "MOST_COLUMNS", 2 * 5 * 7 * 9 * 4)  # two samples at a time
+    torch.manual_seed(0)
+    geometry = Geometry((2, 1), (1, 1), (1, 1), 1)
+    image = torch.randn(5, 4, 9, 7, dtype=torch.float64)
+    weight = torch.randn(6, 4, 3, 3, dtype=torch.float64)
+    grad_output = torch.randn(5, 6, 5, 7, dtype=torch.float64)
+    piece = [strided.Piece(grad_output, image, geometry)]
+    expected = strided.PROGRAMS["strided"](piece, weight)
+    torch.testing.assert_close(strided.PROGRAMS["gemm"](piece, weight), expected)
+
+
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
+def test_every_program_is_chosen_for_some_shape(instructions, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+
+    def chosen(
+        outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3), inputs=64, **options
+    ):
+        grad_output = torch.empty(16, outputs, size, size, dtype=dtype).to(**options)
+        weight = torch.empty(outputs, inputs, *kernel)
         return strided.program(grad_output, weight, Geometry(stride, (1, 1), (1, 1), groups))
 
-    assert chosen(64, 56, (1, 2)) == "transposed"
+    with_avx2 = instructions == "AVX2"
+    assert chosen(64, 56, (1, 2)) == ("gemm" if with_avx2 else "transposed")
+    assert chosen(64, 56, (1, 2), inputs=32) == ("strided" if with_avx2 else "transposed")
     assert chosen(512, 4, (1, 2)) == "gemm"
-    assert chosen(128, 28, (2, 4)) == "strided"
+    assert chosen(128, 28, (2, 4)) == ("gemm" if with_avx2 else "strided")
     assert chosen(64, 56, (1, 2), dtype=torch.bfloat16) == "strided"
     assert chosen(64, 56, (1, 2), groups=2) == "strided"
     assert chosen(64, 56, (1, 2), kernel=(1, 1)) == "strided"
+    assert chosen(64, 2, (1, 2)) == "strided"
     in_rows = {"kernel": (1, 1), "memory_format": torch.channels_last}
     assert chosen(64, 56, (1, 2), **in_rows) == "product"
     assert chosen(64, 56, (1, 2), groups=2, **in_rows) == "strided"
 
 
-def test_candidates_begin_with_the_default():
-    def candidates(stride, kernel=(3, 3), groups=1):
+def test_candidates_begin_with_the_default(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+
+    def candidates(stride, kernel=(3, 3), groups=1, size=256):
         geometry = Geometry(stride, (1, 1), (1, 1), groups)
-        return strided.programs(torch.empty(1, 8, 4, 4), torch.empty(8, 4, *kernel), geometry)
+        grad_output = torch.empty(1, 128, size, size)
+        return strided.programs(grad_output, torch.empty(128, 4, *kernel), geometry)
 
     assert candidates((1, 2)) == ("transposed", "strided", "gemm")
     assert candidates((2, 4)) == ("strided", "transposed", "gemm")
+    assert candidates((1, 2), size=4) == ("strided", "transposed", "gemm")
     assert candidates((1, 2), groups=2) == ("strided", "transposed")
     assert candidates((1, 2), kernel=(1, 1)) == ("strided",)
 

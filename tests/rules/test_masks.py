@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fst.ops.reference import reference_nm_mask, reference_transposable_mask, transposable_patterns
-from fst.rules import masks
+from fst.rules import masks, two_of_four
 from fst.rules.masks import nm_mask
 from fst.rules.nm import NM
 from fst.rules.transposable_masks import transposable_mask
@@ -111,6 +111,22 @@ def test_independent_of_memory_layout(dim, rule):
         assert not other.is_contiguous()
         mask = nm_mask(other, 2, 4, dim, rule=rule, generator=_generator())
         assert torch.equal(mask, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(8, 12, 3, 2), (4, 4, 1, 1), (16, 8, 5)])
+def test_both_axes_at_once(dtype, shape, monkeypatch):
+    monkeypatch.setattr(two_of_four, "CPU_BLOCK", 64)  # several blocks
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, math.inf, math.nan, 6e-8])
+    tensor = values[torch.randint(len(values), shape, generator=_generator())].to(dtype)
+    layouts = [tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1), tensor.flip(1)]
+    if tensor.dim() == 4:
+        layouts.append(tensor.contiguous(memory_format=torch.channels_last))
+    for laid_out in layouts:
+        found = two_of_four.two_of_four(laid_out, (1, 0))
+        for dim, mask in zip((1, 0), found, strict=True):
+            assert mask.stride() == torch.empty_like(laid_out).stride()
+            assert torch.equal(mask, reference_nm_mask(laid_out, 2, 4, dim))
 
 
 def test_expanded_input():

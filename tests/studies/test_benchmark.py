@@ -78,6 +78,22 @@ def test_report(tmp_path, capsys, _small_rates):
         assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
 
 
+def test_op_as_a_user_calls_it(tmp_path, capsys):
+    out = tmp_path / "op"
+    arguments = "--op --batch 1 --size 32 --repeats 1 --classes 10 --strategies fst sampled"
+    arguments += " --processor-time"
+    tool.main([*arguments.split(), "--out", str(out)])
+    assert "## op: dense time over" in (text := capsys.readouterr().out)
+    assert "3x3, geometric mean" in text and "processor time of the process" in text
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert not report["steps"] and not report["memory"] and report["rates"] is None
+    for layer in report["layers"]:
+        assert {*layer["times"]} == {"op"}
+        assert {*layer["times"]["op"]} == {"torch", "fst", "sampled"}
+    first = report["layers"][0]["decisions"]["op"]["fst"]
+    assert first["grad_weight"]["backend"] == "strided"
+
+
 def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "report")

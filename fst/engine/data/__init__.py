@@ -2,18 +2,23 @@
 
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.cifar import CIFAR10
-from fst.engine.data.digits import Digits
+from fst.engine.data.digits import ClutteredDigits, Digits
+from fst.engine.data.factory import TimmDataset, TimmStream
 from fst.engine.data.folder import ImageFolder
 from fst.engine.data.loader import build_dataloader
-from fst.engine.data.sampler import EpochSampler, Sample
+from fst.engine.data.sampler import EpochSampler, RepeatedAugmentationSampler, Sample
 
 __all__ = [
     "CIFAR10",
+    "ClutteredDigits",
     "Digits",
     "EpochSampler",
     "ImageDataset",
     "ImageFolder",
     "InMemoryDataset",
+    "RepeatedAugmentationSampler",
     "Sample",
+    "TimmDataset",
+    "TimmStream",
     "build_dataloader",
 ]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.registry import DATASETS
+from PIL import Image
 
 from fst.engine.data.base import ImageDataset, balanced_subset
-from fst.engine.data.transforms import build_transforms, to_uint8
-from fst.engine.random_state import isolated
+from fst.engine.data.transforms import Transforms, stacked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 
@@ -25,9 +26,10 @@ class ImageFolder(ImageDataset):
     Args:
         data_root: The folder.
         split: Sub-folder of it, such as "train" or "val".
-        transforms: Configs of torchvision transforms (``dict(type="RandomResizedCrop", size=224)``)
-            and of those in `fst.engine.data.transforms`. They must end with images of one size;
-            conversion to uint8 tensors is added, normalisation is the preprocessor's.
+        transforms: Configs of torchvision's v2 transforms, such as
+            ``dict(type="RandomResizedCrop", size=224)``, and of those in
+            `fst.engine.data.transforms`. They must end with images of one size; conversion to
+            uint8 tensors is added, normalisation is the preprocessor's.
         subset: Keep only this many images, the first ones of each class.
     """
 
@@ -55,7 +57,7 @@ class ImageFolder(ImageDataset):
         rows = torch.arange(len(found)) if subset is None else balanced_subset(labels, subset)
         self.paths = [found[row][0] for row in rows.tolist()]
         self.labels = labels[rows]
-        self.transforms = build_transforms(transforms)
+        self.transforms = Transforms(transforms)
 
     @classmethod
     def check(cls, **config: Any) -> None:
@@ -76,27 +78,18 @@ class ImageFolder(ImageDataset):
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Read, decode and transform the images."""
-        for transform in self.transforms:
-            if hasattr(transform, "set_epoch"):
-                transform.set_epoch(epoch)
-        images = [self._load(index, int(key)) for index, key in zip(indices, keys, strict=True)]
-        sizes = {tuple(image.shape) for image in images}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"the transforms of ImageFolder({self.paths[indices[0]]!r}, ...) give images of "
-                f"several sizes, such as {sorted(sizes)[:2]}; end them with a Resize or a crop."
-            )
-        return torch.stack(images)
+        self.transforms.set_epoch(epoch)
+        images = [
+            self.transforms(partial(_open, self.paths[index]), int(key))
+            for index, key in zip(indices, keys, strict=True)
+        ]
+        return stacked(images, f"ImageFolder({self.paths[indices[0]]!r}, ...)")
 
-    def _load(self, index: int, key: int) -> torch.Tensor:
-        from PIL import Image
 
-        with isolated(key):
-            with Image.open(self.paths[index]) as file:
-                image = file.convert("RGB")
-            for transform in self.transforms:
-                image = transform(image)
-            return to_uint8(image)
+def _open(path: str) -> Image.Image:
+    with Image.open(path) as file:
+        file.load()
+        return file
 
 
 def _images_below(folder: Path) -> Iterator[str]:

@@ -11,8 +11,10 @@ import torch
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
-from fst.engine.data.base import ImageDataset
+from fst.engine.data.base import ImageDataset, InMemoryDataset
+from fst.engine.data.factory import TimmStream
 from fst.engine.data.sampler import EpochSampler
+from fst.engine.data.transforms import stacked
 from fst.engine.random_state import seed_worker
 from fst.engine.text import nearest
 
@@ -32,7 +34,9 @@ def build_dataloader(
     kind = (
         DATASETS.get(dataset["type"]) if isinstance(dataset, dict) and "type" in dataset else None
     )
-    if inspect.isclass(kind) and issubclass(kind, ImageDataset):
+    if kind is TimmStream:
+        loader = _stream_dataloader(config, None if diff_rank_seed else seed)
+    elif inspect.isclass(kind) and issubclass(kind, ImageDataset):
         loader = _image_dataloader(config, None if diff_rank_seed else seed)
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
@@ -59,13 +63,41 @@ def _check_batches(loader: DataLoader) -> None:
         )
 
 
-def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
+def _check_keys(config: dict[str, Any]) -> None:
     known = set(inspect.signature(DataLoader).parameters) - {"collate_fn", "batch_sampler"}
     for name in config:
         if name not in known:
             raise ValueError(f"dataloader key {name!r} is not supported.{nearest(name, known)}")
+
+
+def _stream_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
+    _check_keys(config)
     dataset = DATASETS.build(config.pop("dataset"))
-    if dataset.labels.is_cuda and config.get("num_workers", 0) > 0:
+    sampler = config.pop("sampler", {"type": "DefaultSampler", "shuffle": False})
+    if sampler["type"] != "DefaultSampler":
+        raise ValueError(
+            f"sampler type {sampler['type']!r}: a TimmStream has an order of its own; leave the "
+            "DefaultSampler, whose shuffle says whether it is shuffled."
+        )
+    config["persistent_workers"] = False  # workers that live on would not see the next epoch
+    config.setdefault("worker_init_fn", seed_worker)
+    workers = config.get("num_workers", 0)
+    dataset.connect(sampler.get("shuffle", True), seed, config.get("batch_size", 1), workers)
+    return DataLoader(dataset, collate_fn=_batch_of_images, **config)
+
+
+def _batch_of_images(images: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        "inputs": stacked([image["inputs"] for image in images], "TimmStream"),
+        **{name: torch.stack([image[name] for image in images]) for name in ("labels", "keys")},
+    }
+
+
+def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
+    _check_keys(config)
+    dataset = DATASETS.build(config.pop("dataset"))
+    on_gpu = isinstance(dataset, InMemoryDataset) and dataset.images.is_cuda
+    if on_gpu and config.get("num_workers", 0) > 0:
         raise ValueError(
             f"num_workers={config['num_workers']} with a dataset on the GPU: batches are gathered "
             "there, set num_workers=0."

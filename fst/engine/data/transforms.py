@@ -1,4 +1,7 @@
-"""Transforms of single images, named in configs: torchvision's, timm's, progressive resizing."""
+"""Transforms of single images, named in configs: torchvision's v2, timm's, progressive resizing.
+
+Own is only what torchvision lacks: a crop whose size follows the epoch.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torchvision.transforms import InterpolationMode, v2
 
+from fst.engine.random_state import isolated
 from fst.engine.text import nearest
+
+_OF_THE_PREPROCESSOR = ("ToTensor", "ToImage", "ToDtype", "Normalize", "ConvertImageDtype")
+_OF_BATCHES = ("MixUp", "CutMix")
 
 
 class ProgressiveRandomResizedCrop:
@@ -35,8 +43,6 @@ class ProgressiveRandomResizedCrop:
         multiple: int = 32,
         **kwargs: Any,
     ) -> None:
-        from torchvision.transforms import RandomResizedCrop
-
         if not 0 <= start_epoch < end_epoch:
             raise ValueError(f"start_epoch={start_epoch} must be less than end_epoch={end_epoch}.")
         if not 0 < min_size <= max_size or min_size % multiple or max_size % multiple:
@@ -49,7 +55,7 @@ class ProgressiveRandomResizedCrop:
             (start_epoch, end_epoch),
             multiple,
         )
-        self._crop = RandomResizedCrop(min_size, **_resolved(kwargs))
+        self._crop = v2.RandomResizedCrop(min_size, **_resolved(kwargs))
 
     def size(self, epoch: int) -> int:
         """The crop's side in an epoch."""
@@ -78,7 +84,10 @@ class TimmTransform:
         from timm.data import create_transform
 
         if kwargs.get("re_prob"):
-            raise ValueError("re_prob is not supported here; use the preprocessor's cutout.")
+            raise ValueError(
+                f"re_prob={kwargs['re_prob']!r}: erasing needs normalised images; use the "
+                "preprocessor's random_erasing=dict(probability=...)."
+            )
         self._transform = create_transform(**kwargs, use_prefetcher=True)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -91,6 +100,45 @@ _OWN: dict[str, Callable[..., Any]] = {
 }
 
 
+class Transforms:
+    """The transforms that a dataset's ``transforms`` argument names, for one image after another.
+
+    Args:
+        configs: dicts with a ``type`` and the arguments of that transform.
+    """
+
+    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
+        self.steps = build_transforms(configs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell those transforms that depend on the epoch."""
+        for step in self.steps:
+            if hasattr(step, "set_epoch"):
+                step.set_epoch(epoch)
+
+    def __call__(self, read: Callable[[], Any], key: int) -> torch.Tensor:
+        """What ``read()`` gives, a PIL image, as a uint8 tensor (C, H, W).
+
+        Reading and transforms draw from generators that ``key`` seeds.
+        """
+        with isolated(key):
+            image = read().convert("RGB")
+            for step in self.steps:
+                image = step(image)
+            return _to_uint8(image)
+
+
+def stacked(images: Sequence[torch.Tensor], source: object) -> torch.Tensor:
+    """Images of one size as a batch (N, C, H, W); ``source`` is named in the error for others."""
+    sizes = {tuple(image.shape) for image in images}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"the transforms of {source} give images of several sizes, such as "
+            f"{sorted(sizes)[:2]}; end them with a Resize or a crop."
+        )
+    return torch.stack(list(images))
+
+
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
     """The transforms that a dataset's ``transforms`` argument names."""
     if isinstance(configs, dict):
@@ -99,37 +147,36 @@ def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], 
 
 
 def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
-    from torchvision import transforms
-
     name = config.pop("type", None)
-    known = {n: v for n, v in vars(transforms).items() if inspect.isclass(v)} | _OWN
-    if name not in known:
-        raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
-    if name in ("ToTensor", "Normalize", "ConvertImageDtype"):
+    known = {
+        n: v for n, v in vars(v2).items() if inspect.isclass(v) and issubclass(v, v2.Transform)
+    } | _OWN
+    if name in _OF_THE_PREPROCESSOR:
         raise ValueError(
             f"transform {name!r} is not allowed: images stay uint8 until the model's data "
             "preprocessor, whose mean and std normalise them."
         )
+    if name in _OF_BATCHES:
+        raise ValueError(
+            f"transform {name!r} mixes whole batches: use the data preprocessor's mixup."
+        )
+    if name not in known:
+        raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
     try:
-        return known[name](**_resolved(config))
+        return known[name](**(config if name in _OWN else _resolved(config)))
     except TypeError as error:
         raise ValueError(f"transform {name!r}: {error}") from error
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
     """Interpolation by its name ("bilinear") instead of torchvision's enum."""
-    from torchvision.transforms import InterpolationMode
-
     if isinstance(config.get("interpolation"), str):
         config = {**config, "interpolation": InterpolationMode(config["interpolation"])}
     return config
 
 
-def to_uint8(image: Any) -> torch.Tensor:
-    """A PIL image or uint8 tensor as a uint8 tensor (C, H, W)."""
-    from torchvision.transforms.functional import pil_to_tensor
-
-    tensor = image if torch.is_tensor(image) else pil_to_tensor(image)
+def _to_uint8(image: Any) -> torch.Tensor:
+    tensor = image if torch.is_tensor(image) else v2.functional.pil_to_tensor(image)
     if tensor.dtype != torch.uint8 or tensor.dim() != 3:
         raise ValueError(
             f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "

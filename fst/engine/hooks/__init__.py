@@ -1,6 +1,7 @@
-"""Hooks: sparsity, crash-safe checkpoints, loss monitoring, random state, validation."""
+"""Hooks: sparsity, averaged weights, crash-safe checkpoints, losses, random state, validation."""
 
 from fst.engine.hooks.checkpoint import CrashSafeCheckpointHook
+from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import LossMonitorHook
 from fst.engine.hooks.random_state import RandomStateHook
 from fst.engine.hooks.sparsity import SparsityHook
@@ -9,6 +10,7 @@ from fst.engine.hooks.validation import ValidateOnResumeHook
 __all__ = [
     "CrashSafeCheckpointHook",
     "LossMonitorHook",
+    "ModelEMAHook",
     "RandomStateHook",
     "SparsityHook",
     "ValidateOnResumeHook",

@@ -11,7 +11,7 @@ import torch
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from torch import nn
 
@@ -19,8 +19,9 @@ import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
 from fst.convert import check_layers
+from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
-from fst.engine.model import sparse_root
+from fst.engine.model import built_wrappers, sparse_root
 from fst.layers.channels import fit_channels
 from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.rules.by_name import planned_rules
@@ -100,7 +101,7 @@ class SparsityHook(Hook):
     def before_run(self, runner: Any) -> None:
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
-            raise ValueError("FSDP is not supported: masks need whole weights; use DDP.")
+            raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
         root = self.root(runner)
         if not fst.sparse_layers(root):
             report = fst.convert(root, self.strategy, **self.choice)
@@ -108,7 +109,7 @@ class SparsityHook(Hook):
         self._layers = fst.sparse_layers(root)
         if self.strategy.removes_channels:
             self._check_parameters_may_change(runner)
-        for wrapper in _built(runner.optim_wrapper):
+        for wrapper in built_wrappers(runner.optim_wrapper):
             wrapper.optimizer.register_step_pre_hook(self._look)
             self._check_start(runner)
             lengths = _lengths(runner, wrapper)
@@ -121,10 +122,10 @@ class SparsityHook(Hook):
                 f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
                 "cannot follow: train in one process, without a launcher."
             )
-        if any(isinstance(hook, EMAHook) for hook in runner._hooks):
+        if any(isinstance(hook, EMAHook | ModelEMAHook) for hook in runner._hooks):
             raise ValueError(
-                f"strategy {name!r} removes channels, which EMAHook's copy of the model keeps: "
-                "leave the EMAHook out."
+                f"strategy {name!r} removes channels, which the averaged copy of the model keeps: "
+                "leave `ema` (or the EMAHook) out."
             )
 
     def _check_start(self, runner: Any) -> None:
@@ -150,7 +151,7 @@ class SparsityHook(Hook):
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
                 "run without sparsity. To start from its weights use load_from without resume."
             )
-        wrappers = _built(runner.optim_wrapper)
+        wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
             return
         if self.strategy.removes_channels:
@@ -247,13 +248,6 @@ class SparsityHook(Hook):
             )
             parameters = sum(p.numel() for p in self.root(runner).parameters())
             runner.logger.info(f"Channels: {parameters} parameters; {layers}")
-
-
-def _built(wrapper: Any) -> list[OptimWrapper]:
-    """The optimizer wrappers of a run; none before they are built, or if it does not train."""
-    if isinstance(wrapper, OptimWrapperDict):
-        return list(wrapper.optim_wrappers.values())
-    return [wrapper] if isinstance(wrapper, OptimWrapper) else []
 
 
 def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:

@@ -28,7 +28,7 @@ def draw(found: Measurements, out: Path) -> list[Path]:
         figures: dict[str, Figure] = {}
         if found.steps is not None:
             figures[out.name] = step_bars(found.steps, found.breakdown, found.device)
-        if found.layers:
+        if found.layers and GEMMS[0] in found.layers[0].times:
             figures[f"{out.name}_layers"] = layer_bars(found)
         for name, figure in figures.items():
             written.append(out.with_name(f"{name}.png"))

@@ -15,6 +15,7 @@ times to OUT.json, and as charts to OUT.png and OUT_layers.png (where matplotlib
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 from fst.backends import registry
+from fst.backends.timing import processor_time
 from fst.basics.arguments import add_traceback, positive, usable_device, user_errors
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
@@ -45,6 +47,7 @@ from fst.studies.reporting.environment import surroundings
 from fst.studies.reporting.markdown import markdown
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
+PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.processor_time and options.device.type != "cpu":
+        raise ValueError(f"--processor-time needs --device cpu, not {options.device.type!r}.")
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     wants_memory = options.device.type == "cpu" and not options.default_allocator
@@ -75,13 +80,16 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
         **subject,
         "dtype": options.dtype,
         "rounds": options.repeats,
-        "clock": CLOCKS[options.device.type == "cuda"],
+        "clock": (
+            PROCESSOR_CLOCK if options.processor_time else CLOCKS[options.device.type == "cuda"]
+        ),
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
     found = Measurements(options.device.type)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        measure(training, options, found)
+        with processor_time() if options.processor_time else contextlib.nullcontext():
+            measure(training, options, found)
     except KeyboardInterrupt:
         header["incomplete"] = "stopped before its end"
     if found.rates is not None:
@@ -244,6 +252,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
     made.add_argument("--threads", type=positive, help="CPU threads (torch's default)")
     made.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="on a CPU: what the process spends on its processors, not wall-clock time; with "
+        "--threads 1, for a machine that others use at the same time",
+    )
+    made.add_argument(
         "--contiguous",
         dest="channels_last",
         action="store_false",
@@ -263,6 +277,12 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             f"--{name}", type=rate, help=f"of the roofline: the machine's {what} ({default})"
         )
+    made.add_argument(
+        "--op",
+        action="store_true",
+        help="instead of all else, per layer the backward pass of fst.sparse_conv2d for the weight "
+        "alone, as a user calls it",
+    )
     made.add_argument("--no-layers", action="store_true", help="skip the per-layer times")
     made.add_argument("--no-steps", action="store_true", help="skip the training steps")
     made.add_argument(

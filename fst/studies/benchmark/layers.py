@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fst.backends import Decision, backends, dispatch, force
 from fst.backends.timing import Function, Timing, compare
+from fst.functional import sparse_conv2d, sparse_linear
 from fst.ops import gemms
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import as_maps, convolve_pruned, linear_as_conv
@@ -24,6 +26,8 @@ from fst.selection import kept_dense, never_called
 
 PLAIN = "torch"
 PRUNING = "pruning"
+OP = "op"
+DRAWS = 4  # of a random rule, in turns: some are dearer than others
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -89,8 +93,9 @@ class LayerTimes:
 
     Attributes:
         count: how often the model has this shape.
-        times: GEMM, or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing; the contestant "torch"
-            is `F.conv2d` or `F.linear` itself.
+        times: GEMM, "pruning" (S(W) and S(Wᵀ)) or "op" (the backward pass of
+            `fst.sparse_conv2d` for the weight alone) -> contestant -> timing; the contestant
+            "torch" is `F.conv2d` or `F.linear` itself.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
         alternatives: other backends.
     """
@@ -201,13 +206,18 @@ class _Layer:
 
     def plain(self, parts: Collection[str]) -> dict[str, Function]:
         """The GEMMs of `F.conv2d`, or of `F.linear`."""
-        if self.linear:
-            return self._gemms(F.linear, parts)
-        return self._gemms(lambda x, w: F.conv2d(x, w, None, *self.geometry), parts)
+
+        def convolution(x: Tensor, w: Tensor) -> Tensor:
+            return F.conv2d(x, w, None, *self.geometry)
+
+        function = F.linear if self.linear else convolution
+        return self._op(function) if OP in parts else self._gemms(function, parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
+        if OP in parts:
+            return self._op(self._as_user(strategy))
         weight = self._as_conv(self.weight)
 
         def prune() -> tuple[PrunedWeight, PackedWeight | None]:
@@ -229,6 +239,22 @@ class _Layer:
 
     def _as_conv(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None] if self.linear else weight
+
+    def _as_user(self, strategy: Strategy) -> Convolution:
+        """The functional op as a user calls it."""
+        if self.linear:
+            return lambda x, w: sparse_linear(x, w, strategy=strategy)
+        return lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy)
+
+    def _op(self, convolution: Convolution) -> dict[str, Function]:
+        """The backward pass for the weight alone, as a user calls it: decay included."""
+        weight = self.weight.detach().requires_grad_()
+        graphs = itertools.cycle([convolution(self.images, weight) for _ in range(DRAWS)])
+        return {
+            OP: lambda: torch.autograd.grad(
+                next(graphs), weight, self.grad_output, retain_graph=True
+            )
+        }
 
     def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
@@ -263,7 +289,7 @@ def time_layer(
     Args:
         tried: operation -> backends; those that were not chosen are timed too, one by one.
         forced: operation -> backend, timed together.
-        parts: which GEMMs, and whether "pruning", are timed.
+        parts: which GEMMs, and whether "pruning", are timed; or "op" alone.
     """
     layer = _Layer(shape, device, dtype, memory_format)
     contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}

@@ -11,7 +11,7 @@ from fst.backends import Decision
 from fst.backends.timing import Timing, geometric_mean
 from fst.rules.strategy import GEMMS
 from fst.studies.benchmark.breakdown import CATEGORIES
-from fst.studies.benchmark.layers import PLAIN, PRUNING, LayerTimes, backend_words
+from fst.studies.benchmark.layers import OP, PLAIN, PRUNING, LayerTimes, backend_words
 from fst.studies.benchmark.roofline import Bound, Rates
 from fst.studies.benchmark.steps import StepTimes
 from fst.studies.reporting.document import Document, Figure, Table
@@ -19,7 +19,8 @@ from fst.studies.reporting.document import Document, Figure, Table
 if TYPE_CHECKING:
     from fst.studies.benchmark.memory import StepMemory
 
-PARTS = (PRUNING, *GEMMS)
+PARTS = (PRUNING, *GEMMS, OP)
+OP_NOTE = "The backward pass of `fst.sparse_conv2d` for the weight alone, decay included."
 MEMORY_NOTE = (
     "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
     "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
@@ -85,10 +86,11 @@ def describe(
 def _layer_tables(found: Measurements) -> list[Table]:
     layers = found.layers
     tables = []
-    for gemm in GEMMS:
+    for gemm in (part for part in (*GEMMS, OP) if part in layers[0].times):
         titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
         title = f"{gemm}: dense time over strategy's time"
-        tables.append(Table(title, titles, _ratio_rows(layers, gemm)))
+        note = OP_NOTE if gemm == OP else ""
+        tables.append(Table(title, titles, _ratio_rows(layers, gemm), note))
     chosen = _decision_rows(layers)
     if chosen:
         titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fst.rules.strategy import Strategy
+from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 from fst.studies import benchmark
 from fst.studies.arguments import amp_dtype
 from fst.studies.benchmark import roofline
 from fst.studies.benchmark.breakdown import break_down
+from fst.studies.benchmark.layers import OP, PRUNING
 from fst.studies.benchmark.measurements import Measurements
 from fst.studies.benchmark.memory import measure_memory
 from fst.studies.benchmark.roofline import Rates
@@ -102,7 +103,7 @@ def measure(training: Training, options: argparse.Namespace, found: Measurements
     strategies = {text: strategy_of(text) for text in options.strategies}
     if not options.no_layers:
         time_layers(training, options, strategies, found)
-    if options.no_steps:
+    if options.no_steps or options.op:
         return
     wanted = options.device.type == "cuda" if options.compile is None else options.compile
     compiled = options.compile_mode if wanted else None
@@ -129,14 +130,10 @@ def time_layers(
     strategies: dict[str, Strategy],
     found: Measurements,
 ) -> None:
-    """The times of each distinct layer and their bounds."""
+    """The times of each distinct layer and their bounds; with --op those of the op."""
     dtype = getattr(torch, options.dtype)
-    measured = roofline.measure_rates(options.device, dtype)
-    found.rates = Rates(
-        options.tflops * 1e12 if options.tflops else measured.dense,
-        options.bandwidth * 1e12 if options.bandwidth else measured.bandwidth,
-        options.sparse_tflops * 1e12 if options.sparse_tflops else None,
-    )
+    if not options.op:
+        found.rates = _rates(options, dtype)
     tried = {}
     if options.backends or options.all_backends or options.force_backends:
         named = options.force_backends
@@ -159,9 +156,21 @@ def time_layers(
             repeats=options.repeats,
             tried=tried,
             forced=options.force_backends,
+            parts=[OP] if options.op else (*GEMMS, PRUNING),
         )
         found.layers.append(times)
-        found.bounds.append(roofline.layer_bounds(times, strategies, dtype, found.rates))
+        if found.rates is not None:
+            found.bounds.append(roofline.layer_bounds(times, strategies, dtype, found.rates))
+
+
+def _rates(options: argparse.Namespace, dtype: torch.dtype) -> Rates:
+    """The machine's rates, measured as far as they are not given."""
+    measured = roofline.measure_rates(options.device, dtype)
+    return Rates(
+        options.tflops * 1e12 if options.tflops else measured.dense,
+        options.bandwidth * 1e12 if options.bandwidth else measured.bandwidth,
+        options.sparse_tflops * 1e12 if options.sparse_tflops else None,
+    )
 
 
 def rate_words(rates: Rates, options: argparse.Namespace) -> dict[str, str]:

@@ -1,0 +1,27 @@
+"""What `make demo` trains: digits among clutter, no download, seconds per run on two CPU cores."""
+
+_base_ = "demo_digits.py"
+
+model = dict(
+    architecture=dict(width=24),
+    data_preprocessor=dict(mean=[36.0], std=[59.0], translate=2),
+)
+sparsity = dict(strategy="srste")
+
+clutter = dict(type="ClutteredDigits", size=20, fragments=2, side=4, noise=32)
+train_dataloader = dict(batch_size=32, dataset=clutter)
+val_dataloader = dict(dataset=dict(**clutter, scenes=2))
+test_dataloader = val_dataloader
+
+train_cfg = dict(max_epochs=5)
+param_scheduler = [
+    dict(type="LinearLR", start_factor=1e-2, end=1, convert_to_iter_based=True),
+    dict(
+        type="CosineAnnealingLR",
+        T_max=4,
+        eta_min=0.0,
+        begin=1,
+        end=5,
+        convert_to_iter_based=True,
+    ),
+]

@@ -1,0 +1,260 @@
+"""The data sets of timm's factory: image folders, torchvision's, Hugging Face's, webdataset."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import get_rank, get_world_size, sync_random_seed
+from mmengine.registry import DATASETS
+from PIL import Image
+from timm.data import ImageDataset as TimmReading
+from timm.data import create_dataset
+from torch.utils.data import IterableDataset, get_worker_info
+
+from fst.basics.extras import extra_named
+from fst.basics.text import suggest
+from fst.engine.data.base import ImageDataset
+from fst.engine.data.transforms import Transforms, stacked
+from fst.engine.random_state import mixed_seed, sample_keys
+
+_PACKAGES = {"hfds": "datasets", "hfids": "datasets", "wds": "webdataset"}
+_RANDOM_ACCESS = {"torch": "TimmDataset", "hfds": "TimmDataset"}
+_STREAMS = {"wds": "TimmStream", "hfids": "TimmStream"}
+
+
+@DATASETS.register_module()
+class TimmDataset(ImageDataset):
+    """A data set of `timm.data.create_dataset` whose images are reached by their index.
+
+    Args:
+        root: The folder with the data; of "hfds/" the folder of the cache.
+        name: "" for a folder of class folders or a .tar of them at ``root``, "torch/NAME" for one
+            of torchvision's (cifar10, cifar100, mnist, ...), "hfds/NAME" for one of Hugging Face,
+            by its name on the hub or by a local path ("hfds//data/flowers").
+        split: "train", "validation", or what the data set has.
+        transforms: See `ImageFolder`.
+        class_map: File or dict of class names to indices, of folders and "hfds/".
+        input_key: Column of the images, of "hfds/".
+        target_key: Column of the labels, of "hfds/".
+        download: Let torchvision download what is missing, of "torch/".
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        name: str = "",
+        split: str = "train",
+        transforms: Sequence[dict[str, Any]] = (),
+        class_map: str | dict[str, int] | None = None,
+        input_key: str | None = None,
+        target_key: str | None = None,
+        download: bool = False,
+    ) -> None:
+        self.check(root=root, name=name)
+        options = {"class_map": class_map, "input_key": input_key, "target_key": target_key}
+        kind = name.partition("/")[0]
+        self.name = name or str(root)
+        allowed = {"torch": (), "hfds": tuple(options)}.get(kind, ("class_map",))
+        _refuse(options, allowed, name)
+        if download and kind != "torch":
+            raise ValueError(f"download=True: only torch/ data sets are downloaded, not {name!r}.")
+        if kind == "torch":
+            options["download"] = download
+        self._source = create_dataset(name, root=root, split=split, **options)
+        self.classes = _classes(self._source)
+        self.transforms = Transforms(transforms)
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Raise if the kind of data set is unknown, its package missing, or its folder not there.
+
+        Raises:
+            FileNotFoundError: there is no folder.
+            ModuleNotFoundError: the package that reads it is missing.
+            ValueError: no data set of this kind has random access.
+        """
+        root, name = config.get("root"), config.get("name", "")
+        _check_kind(name, cls.__name__, _RANDOM_ACCESS, _STREAMS)
+        needed = root if not name else name.partition("/")[2] if name.startswith("hfds//") else None
+        if not name and root is None:
+            raise ValueError("root=None: a data set without a name is a folder or a .tar; give it.")
+        if needed is not None and not Path(needed).expanduser().exists():
+            raise FileNotFoundError(f"no data at {str(needed)!r} (root={root!r}, name={name!r}).")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def load(
+        self, indices: Sequence[int], epoch: int, keys: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read, decode and transform the images; their labels come with them."""
+        self.transforms.set_epoch(epoch)
+        labels: list[int] = []
+        images = [
+            self.transforms(partial(self._read, index, labels), int(key))
+            for index, key in zip(indices, keys, strict=True)
+        ]
+        return stacked(images, f"TimmDataset({self.name!r})"), torch.tensor(labels)
+
+    def _read(self, index: int, labels: list[int]) -> Image.Image:
+        if not isinstance(self._source, TimmReading):  # of torchvision
+            image, label = self._source[index]
+        else:  # timm's own access puts another image in the place of one that is broken
+            file, label = self._source.reader[index]
+            with file, Image.open(file) as image:
+                image.load()
+        labels.append(label)
+        return image
+
+
+@DATASETS.register_module()
+class TimmStream(IterableDataset):
+    """A data set of `timm.data.create_dataset` that is read in sequence, from shards.
+
+    Shards go to the workers of all ranks; with shuffle=True in the dataloader's sampler, shards and
+    images are shuffled in an order that (seed, epoch, number of workers) fix. Training is by epochs
+    of ``num_samples`` images, rounded up to whole batches for each worker. Evaluation reads every
+    image once, in one process.
+
+    Args:
+        root: The folder with the shards; of "hfids/" the folder of the cache.
+        name: "wds/" for webdataset's .tar files, "hfids/NAME" for a stream of Hugging Face.
+        split: A split of the folder's _info.json, or files and, after a bar, their number of
+            images: "train-{0000..0146}.tar|1281167"; of "hfids/" its name.
+        num_samples: Images of the split, if neither says so.
+        transforms: See `ImageFolder`.
+        class_map: File or dict of class names to indices.
+        input_key: What holds the image (default "jpg;png;webp", of "hfids/" "image").
+        target_key: What holds the label (default "cls", of "hfids/" "label").
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        name: str = "wds/",
+        split: str = "train",
+        num_samples: int | None = None,
+        transforms: Sequence[dict[str, Any]] = (),
+        class_map: str | dict[str, int] | None = None,
+        input_key: str | None = None,
+        target_key: str | None = None,
+    ) -> None:
+        self.check(root=root, name=name)
+        self.name = name
+        self._arguments = {
+            "name": name,
+            "root": root,
+            "split": split,
+            "num_samples": num_samples,
+            "class_map": class_map,
+            "input_key": input_key,
+            "target_key": target_key,
+        }
+        self.transforms = Transforms(transforms)
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Raise if the kind of data set is unknown, its package missing, or its folder not there.
+
+        Raises:
+            FileNotFoundError: there is no folder.
+            ModuleNotFoundError: the package that reads it is missing.
+            ValueError: no data set of this kind is a stream.
+        """
+        root, name = config.get("root"), config.get("name", "wds/")
+        _check_kind(name, cls.__name__, _STREAMS, _RANDOM_ACCESS)
+        if name.startswith("wds/") and "://" not in str(root) and not Path(str(root)).is_dir():
+            raise FileNotFoundError(f"no folder of shards at root={root!r} (name={name!r}).")
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Class names, where the stream has them, under mmengine's name for them."""
+        return {"classes": _classes(self._source)}
+
+    def connect(self, shuffle: bool, seed: int | None, batch_size: int, num_workers: int) -> None:
+        """Called by the dataloader, which knows these before the first epoch.
+
+        Raises:
+            ValueError: the split does not say how many images it has, there are too few shards, or
+                several processes would evaluate.
+        """
+        if not shuffle and get_world_size() > 1:
+            raise ValueError(
+                f"{type(self).__name__}({self.name!r}): several processes would evaluate images "
+                "twice or not at all; evaluate in one, or from a TimmDataset or ImageFolder."
+            )
+        self._seed = sync_random_seed() if seed is None else seed
+        self._loader = {"is_training": shuffle, "batch_size": batch_size}
+        self._workers = max(num_workers, 1)
+        self.set_epoch(0)
+        if not self._source.reader.num_samples:
+            raise ValueError(
+                f"split={self._arguments['split']!r} does not say how many images it has: give "
+                "num_samples."
+            )
+        split = getattr(self._source.reader, "split_info", None)
+        shards = len(getattr(split, "filenames", ()))
+        if self.name.startswith("wds/") and shards < self._workers * get_world_size():
+            raise ValueError(
+                f"num_workers={num_workers}: {shards} shards cannot be shared by "
+                f"{self._workers * get_world_size()} workers of all ranks; use fewer."
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, with its own order; workers that start now see it."""
+        self._epoch = epoch
+        seed = mixed_seed(self._seed, epoch) % 2**31
+        self._source = create_dataset(**self._arguments, **self._loader, seed=seed)
+        self._source.set_loader_cfg(num_workers=self._workers)
+
+    def __len__(self) -> int:
+        """Images of an epoch, of this rank."""
+        if self._loader["is_training"]:
+            return len(self._source)
+        return self._source.reader.num_samples
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = get_worker_info()
+        reader = get_rank() * self._workers + (worker.id if worker else 0)
+        self.transforms.set_epoch(self._epoch)
+        for position, (image, label) in enumerate(self._source):
+            keys = sample_keys(self._seed, self._epoch, [reader << 40 | position])
+            yield {
+                "inputs": self.transforms(lambda image=image: image, int(keys[0])),
+                "labels": torch.tensor(label),
+                "keys": torch.from_numpy(keys.view(np.int64))[0],
+            }
+
+
+def _check_kind(name: str, here: str, own: dict[str, str], others: dict[str, str]) -> None:
+    kind = name.partition("/")[0]
+    if kind in others:
+        raise ValueError(f"name={name!r} is no {here}: use type={others[kind]!r}.")
+    if (name or here == "TimmStream") and ("/" not in name or kind not in own):
+        raise ValueError(f"name={name!r} is unknown.{suggest(kind, [f'{k}/' for k in own])}")
+    if kind in _PACKAGES:
+        with extra_named():
+            importlib.import_module(_PACKAGES[kind])
+
+
+def _refuse(options: dict[str, Any], allowed: Sequence[str], name: str) -> None:
+    for option, value in list(options.items()):
+        if option in allowed:
+            continue
+        if value is not None:
+            raise ValueError(f"{option}={value!r}: data sets of name={name!r} have none.")
+        del options[option]
+
+
+def _classes(source: Any) -> tuple[str, ...]:
+    """Class names by index; () where the source has none."""
+    source = getattr(source, "reader", source)
+    named = (getattr(source, name, None) for name in ("class_to_idx", "class_name_to_idx"))
+    indices = next((found for found in named if found), {})
+    return tuple(str(name) for name, _ in sorted(indices.items(), key=lambda item: item[1]))

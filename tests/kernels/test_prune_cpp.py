@@ -1,0 +1,285 @@
+"""The C++ kernels for CPUs: bit for bit what the PyTorch rules give, and when they are used.
+
+They are built once for each state of their sources, into the system's folder of temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fst
+from fst import NM, Strategy, backends
+from fst.backends import registry, sources
+from fst.ops import cpp
+from fst.ops.prune import prune_grad_output, prune_weight
+from tests.kernels.values import awkward, bits
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LAYOUTS = ("contiguous", "channels_last")
+BUILT = Path(tempfile.gettempdir()) / f"fst-tests-{os.getuid() if hasattr(os, 'getuid') else 0}"
+CHECKS = ("test_schema", "test_faketensor")
+
+
+def _folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("FST_CACHE_DIR", str(folder))
+    cpp._load.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def built() -> str:
+    """Why the kernels are not built here; "" if they are."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "no C++ compiler is installed"
+    if shutil.which("ninja") is None:
+        return "ninja is not installed"
+    environment = {**os.environ, "FST_CACHE_DIR": str(BUILT)}
+    command = (sys.executable, "-m", "fst.ops", "build", "--cpu")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ""
+
+
+@pytest.fixture
+def kernels(built, monkeypatch):
+    """As on a machine where the kernels have been built."""
+    if built:
+        pytest.skip(built)
+    _folder(monkeypatch, BUILT)
+    assert cpp.missing() == ""
+    yield
+    cpp._load.cache_clear()
+
+
+def _with_torch(function, *arguments):
+    with fst.backends.force(prune_weight="torch", prune_grad_output="torch"):
+        return function(*arguments)
+
+
+def _assert_same_weights(weight: Tensor, strategy: Strategy, groups: int, dtype: torch.dtype):
+    with fst.backends.force(prune_weight="cpp"):
+        pruned = prune_weight(weight, strategy, groups, dtype)
+    expected = _with_torch(prune_weight, weight, strategy, groups, dtype)
+    assert torch.equal(bits(pruned.output), bits(expected.output))
+    assert torch.equal(bits(pruned.grad_input), bits(expected.grad_input))
+    assert (pruned.mask is None) == (expected.mask is None)
+    if pruned.mask is not None:
+        assert torch.equal(pruned.mask, expected.mask)
+        assert pruned.mask.stride() == weight.stride()
+
+
+def _assert_same_gradient(values: Tensor, n: int, m: int, groups: int) -> None:
+    rule = NM("grad_output", n, m)
+    with fst.backends.force(prune_grad_output="cpp"):
+        pruned = prune_grad_output(values, rule, "grad_input", groups, None)
+    expected = _with_torch(prune_grad_output, values, rule, "grad_input", groups, None)
+    assert torch.equal(bits(pruned), bits(expected))
+    assert pruned.stride() == values.stride()
+
+
+def _strategy(output: tuple[int, int] | None, grad_input: tuple[int, int] | None) -> Strategy:
+    return Strategy(
+        "test",
+        output=NM("weight", *output) if output else None,
+        grad_input=NM("weight", *grad_input) if grad_input else None,
+    )
+
+
+@pytest.mark.parametrize("memory", LAYOUTS)
+@pytest.mark.parametrize(
+    ("output", "grad_input"),
+    [((2, 4), (2, 4)), ((1, 4), (3, 4)), ((1, 2), None), (None, (2, 4)), ((3, 5), (4, 8))],
+)
+def test_weights_bit_for_bit(output, grad_input, memory, kernels):
+    pairs = [(kind, kind) for kind in DTYPES] + [(torch.float32, kind) for kind in DTYPES[1:]]
+    shapes = (((8, 16, 3, 3), 1), ((6, 3, 7, 7), 1), ((12, 8, 1, 1), 2), ((65, 33, 5, 5), 5))
+    for shape, groups in shapes:
+        for stored, result in pairs:
+            weight = awkward(shape, stored, memory)
+            _assert_same_weights(weight, _strategy(output, grad_input), groups, result)
+
+
+@pytest.mark.parametrize("memory", LAYOUTS)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4)])
+def test_gradients_bit_for_bit(n, m, memory, kernels):
+    shapes = (((2, 16, 3, 5), 1), ((1, 18, 2, 4), 2), ((1, 70, 40, 1), 1), ((3, 128, 7, 7), 4))
+    for shape, groups in shapes:
+        for dtype in DTYPES:
+            _assert_same_gradient(awkward(shape, dtype, memory), n, m, groups)
+
+
+@given(
+    st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=200),
+    st.integers(1, 3),
+    st.sampled_from([(2, 4), (1, 2), (5, 8), (2, 3)]),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
+def test_any_bits(built, numbers, rows, pattern, dtype, last):
+    """Every bit pattern of 16 bits, as float32 the upper half: subnormal, infinite, NaN."""
+    if built:
+        pytest.skip(built)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _folder(monkeypatch, BUILT)
+        raw = torch.tensor(numbers * rows).to(torch.int16)
+        values = (raw.int() << 16).view(dtype) if dtype == torch.float32 else raw.view(dtype)
+        values = values.view(1, -1, rows, 1)
+        format = torch.channels_last if last else torch.contiguous_format
+        _assert_same_gradient(values.contiguous(memory_format=format), *pattern, 1)
+    cpp._load.cache_clear()
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "group"])
+@pytest.mark.parametrize("memory", LAYOUTS)
+def test_rescaled_is_as_exact_as_the_operators(memory, rescale, kernels):
+    """At most twice their error, both against float64; the same bits by any number of threads."""
+    format = torch.channels_last if memory == "channels_last" else torch.contiguous_format
+    for (n, m), dtype in (((2, 4), torch.bfloat16), ((2, 4), torch.float32), ((3, 5), torch.half)):
+        values = torch.randn(3, 160, 19, 23).to(dtype).contiguous(memory_format=format)
+        rule = NM("grad_output", n, m, "magnitude_rescaled", rescale)
+        arguments = (rule, "grad_input", 2, None)
+        exact = _with_torch(prune_grad_output, values.double(), *arguments)
+        same = _with_torch(prune_grad_output, values, *arguments)
+        pruned = prune_grad_output(values, *arguments)
+        allowed = 2 * (same.double() - exact).abs().max() + 1e-6
+        assert (pruned.double() - exact).abs().max() <= allowed
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        again = prune_grad_output(values, *arguments)
+        torch.set_num_threads(threads)
+        assert torch.equal(bits(pruned), bits(again))
+    zeros = torch.zeros(1, 8, 2, 2)
+    assert torch.equal(prune_grad_output(zeros, *arguments), zeros)
+
+
+def _philox(seed: int, place: int, run: int) -> list[int]:
+    """The four words of Philox4x32-10 (Salmon et al. 2011) for the counter (place, run, 0, 0)."""
+    a, b, c, d = place, run, 0, 0
+    keys = [seed % 2**32, seed >> 32]
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b = (second >> 32) ^ b ^ keys[0], second % 2**32
+        c, d = (first >> 32) ^ d ^ keys[1], first % 2**32
+        keys = [(keys[0] + 0x9E3779B9) % 2**32, (keys[1] + 0xBB67AE85) % 2**32]
+    return [a, b, c, d]
+
+
+def _drawn(seed: int, shape: tuple[int, ...], n: int, m: int) -> Tensor:
+    """Selection sampling as the Triton kernel does it, place by place."""
+    samples, channels, height, width = shape
+    kept = torch.zeros(samples * height * width, channels, dtype=torch.bool)
+    span = 8 if m in (2, 4, 8) else m
+    for place in range(len(kept)):
+        for start in range(0, channels, m):
+            words = _philox(seed, place, start // span)
+            first = start % span // m * ((m + 3) // 4)
+            left = min(m, channels - start)
+            wanted, fraction = min(n, left), 0
+            for i in range(left):
+                if i % 4 == 0:
+                    fraction = words[first + i // 4]
+                digit, fraction = divmod(fraction * (left - i), 2**32)
+                kept[place, start + i] = digit < wanted
+                wanted -= digit < wanted
+    return kept.view(samples, height, width, channels).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (3, 5), (1, 8)])
+def test_random_draws_are_those_of_the_triton_kernel(n, m, kernels):
+    seed = 2**40 + 2026
+    for shape in ((2, 16, 3, 5), (1, 19, 1, 70)):
+        expected = _drawn(seed, shape, n, m)
+        for memory in LAYOUTS:
+            ones = awkward(shape, torch.float32, memory).fill_(1)
+            draw = torch.tensor([seed])
+            pruned = cpp.prune_grad_output(ones, n, m, "random", "", 1, draw)
+            assert torch.equal(pruned != 0, expected)
+
+
+def test_operators_agree_with_their_declarations(kernels):
+    check = torch.library.opcheck
+    values = awkward((2, 8, 3, 4), torch.float32, "channels_last")
+    operators = torch.ops.fst
+    arguments = (values, 2, 4, "magnitude_rescaled", "sample_channel", 1, None)
+    check(operators.prune_grad_output_cpp, arguments, test_utils=CHECKS)
+    for patterns in ((2, 4, 2, 4), (0, 1, 2, 4), (2, 4, 0, 1)):
+        arguments = (torch.randn(8, 4, 3, 3), 1, *patterns, torch.bfloat16)
+        check(operators.prune_weight_cpp, arguments, test_utils=CHECKS)
+    for wrong, reason in (
+        ((values.double(), 2, 4, "magnitude", "", 1, None), "Double"),
+        ((values[:, ::2], 2, 4, "magnitude", "", 1, None), "strides"),
+        ((values, 2, 9, "magnitude", "", 1, None), "m=9"),
+        ((values, 2, 4, "magnitude", "", 3, None), "groups=3 must divide 8"),
+        ((values, 2, 4, "random", "", 1, None), "needs seed="),
+    ):
+        with pytest.raises((TypeError, ValueError), match=reason):
+            operators.prune_grad_output_cpp(*wrong)
+
+
+def _gradients(strategy: str, compiled: bool = False) -> tuple[torch.nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 16, 3, groups=2), torch.nn.ReLU())
+    model = torch.nn.Sequential(*layers)
+    fst.convert(model, strategy)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    run(torch.randn(2, 3, 9, 9)).square().sum().backward()
+    return model, [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["fst", "srste", "sdgp"])
+def test_layers_use_them_by_default_and_say_so(strategy, kernels):
+    """Eager and compiled, with the gradients that the operators give."""
+    model, gradients = _gradients(strategy)
+    operation = "prune_grad_output" if strategy == "sdgp" else "prune_weight"
+    assert model[1].run.decisions[operation].backend == "cpp"
+    assert "cpp" in fst.report.backends_table(model)
+    _, expected = _with_torch(_gradients, strategy)
+    _, compiled = _gradients(strategy, compiled=True)
+    for found, same, wanted in zip(gradients, compiled, expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(same, wanted)
+
+
+def test_random_rules_and_what_does_not_fit_stay_with_torch(kernels):
+    values = torch.randn(2, 16, 4, 4)
+    rule, generator = NM("grad_output", 2, 4, "random"), torch.Generator()
+    arguments = (values, rule, "grad_input", 1)
+    found = prune_grad_output(*arguments, generator.manual_seed(1))
+    expected = _with_torch(prune_grad_output, *arguments, generator.manual_seed(1))
+    assert torch.equal(found, expected)
+    for other, m, rescale in (
+        (values.double(), 4, "group"),
+        (values, 16, "group"),
+        (values, 4, "channel"),
+        (values.transpose(2, 3)[:, ::2], 4, "group"),
+    ):
+        assert not cpp.takes_grad_output(other, m, "magnitude_rescaled", rescale)
+    assert not cpp.takes_weight(torch.randn(4, 4, 3, 3).double(), torch.float64)
+    assert not cpp.takes_weight(torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16)
+
+
+def test_unbuilt_kernels_are_not_used_and_say_how_to_build_them(tmp_path, monkeypatch):
+    _folder(monkeypatch, tmp_path)
+    try:
+        assert cpp.missing() == f"not built for this CPU and torch ({cpp.BUILD})"
+        assert "cpp" not in registry.possible("prune_weight")
+        model, _ = _gradients("fst")
+        assert model[1].run.decisions["prune_weight"].backend == "torch"
+        with pytest.raises(RuntimeError, match="cannot be forced here: not built"):
+            backends.force(prune_weight="cpp").__enter__()
+        cpp._load.cache_clear()
+        sources.cpp_library().parent.mkdir()
+        sources.cpp_library().write_bytes(b"half a library")
+        assert "cannot be loaded" in cpp.missing()
+    finally:
+        cpp._load.cache_clear()
