@@ -208,19 +208,16 @@ class _Layer:
         """The GEMMs of `F.conv2d`, or of `F.linear`."""
 
         def convolution(x: Tensor, w: Tensor) -> Tensor:
-            return F.linear(x, w) if self.linear else F.conv2d(x, w, None, *self.geometry)
+            return F.conv2d(x, w, None, *self.geometry)
 
-        return self._op(convolution) if OP in parts else self._gemms(convolution, parts)
+        function = F.linear if self.linear else convolution
+        return self._op(function) if OP in parts else self._gemms(function, parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
         if OP in parts:
-            return self._op(
-                (lambda x, w: sparse_linear(x, w, None, strategy))
-                if self.linear
-                else (lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy))
-            )
+            return self._op(self._as_user(strategy))
         weight = self._as_conv(self.weight)
 
         def prune() -> tuple[PrunedWeight, PackedWeight | None]:
@@ -242,6 +239,12 @@ class _Layer:
 
     def _as_conv(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None] if self.linear else weight
+
+    def _as_user(self, strategy: Strategy) -> Convolution:
+        """The functional op as a user calls it."""
+        if self.linear:
+            return lambda x, w: sparse_linear(x, w, strategy=strategy)
+        return lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy)
 
     def _op(self, convolution: Convolution) -> dict[str, Function]:
         """The backward pass for the weight alone, as a user calls it: decay included."""
