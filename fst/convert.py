@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.report import ConversionReport, describe_layer
+from fst.report import ConversionReport, coverage_of, describe_layer
 from fst.rules.by_name import planned_rules
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
@@ -32,6 +35,28 @@ UNSUPPORTED_CLASSES = (
 Selector = str | type[nn.Module]
 
 
+def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
+    """Class decorator: layers of exactly the type ``sparse.dense_class`` can become ``sparse``.
+
+    A subclass of `SparseConv2d` or `SparseLinear` and of that type, which computes what that type
+    computes: its `weight_as_conv` gives what is pruned, its forward pass prepares the input.
+    """
+    SPARSE_CLASSES[sparse.dense_class] = sparse
+    return sparse
+
+
+def sparse_class(kind: type[nn.Module]) -> type[SparseLayer] | None:
+    """What a layer of type ``kind`` becomes; None if it stays dense.
+
+    The classes of library L are registered by the module fst.integrations.L, if there is one.
+    """
+    if kind not in SPARSE_CLASSES:
+        module = f"fst.integrations.{kind.__module__.partition('.')[0]}"
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    return SPARSE_CLASSES.get(kind)
+
+
 def convert(
     model: nn.Module,
     strategy: str | Strategy,
@@ -39,6 +64,7 @@ def convert(
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
     plan: Mapping[str, Mapping[str, Any] | None] | None = None,
+    example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -54,14 +80,17 @@ def convert(
         exclude: likewise, what to leave dense.
         plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
             ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``.
+        example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
+            report: the model runs on it once, dense, in eval mode.
 
     Returns:
-        A report of every convolution and linear layer: converted, or skipped and why.
+        A report of every convolution and linear layer: converted, or skipped and why; and which
+        share of the model that is.
 
     Raises:
         ValueError: nothing was converted, or a pattern or a name in ``plan`` matches no layer.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
-            ``plan`` no mapping.
+            ``plan`` no mapping, or ``example_input`` neither a tensor nor a tuple.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -79,7 +108,7 @@ def convert(
     report = ConversionReport(str(strategy))
     chosen: list[str] = []
     for name, module in candidates.items():
-        reason = _reason_to_skip(module)
+        reason = _reason_to_skip(module, strategy)
         if reason is None and name in excluded:
             reason = "excluded"
         if reason is None and include is not None and name not in included:
@@ -98,11 +127,13 @@ def convert(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"include={include!r}, exclude={exclude!r}.\n{report}"
         )
+    counted = None if example_input is None else multiply_adds(model, example_input)
     for name in chosen:
         own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
         module = candidates[name]
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
         report.layers.append(describe_layer(layer))
+    report.covered = coverage_of(model, report.skipped, counted)
     return report
 
 
@@ -112,6 +143,9 @@ def _listed(names: list[str]) -> str:
 
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
+
+    A layer of another class that was converted becomes that class again, unless that computes its
+    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``.
@@ -136,7 +170,7 @@ def _is_lazy(module: nn.Module) -> bool:
     return isinstance(getattr(module, "weight", None), UninitializedParameter)
 
 
-def _reason_to_skip(module: nn.Module) -> str | None:
+def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
     if _is_lazy(module):
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
@@ -145,10 +179,11 @@ def _reason_to_skip(module: nn.Module) -> str | None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):
         return f"{type(module).__name__} is not supported; only Conv2d and Linear are"
-    if type(module) not in SPARSE_CLASSES:
+    sparse = sparse_class(type(module))
+    if sparse is None:
         base = "Conv2d" if isinstance(module, nn.Conv2d) else "Linear"
         return f"{type(module).__name__} is a subclass of {base} that may compute something else"
-    return None
+    return sparse.obstacle(strategy)
 
 
 def _default_reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:

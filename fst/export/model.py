@@ -16,7 +16,7 @@ from fst.checkpoint import commit_file
 from fst.convert import fold
 from fst.export import consumers
 from fst.export.formats import FORMATS, Format, Inputs
-from fst.layers.modules import SparseLayer, sparse_layers
+from fst.layers.modules import SparseLayer, folded_to_another_class, sparse_layers
 from fst.verify import verify
 
 LARGEST_DIFFERENCE = 1e-3  # of outputs, relative to the largest one
@@ -52,11 +52,14 @@ class ExportReport:
     Attributes:
         difference: largest difference between the file's outputs and the model's, relative to the
             largest output; None where the file was not run.
+        changed: layers of which the file has the plain kind, because their own would compute
+            another weight from the folded one; "" if there are none.
     """
 
     path: str
     weights: tuple[ExportedWeight, ...]
     difference: float | None
+    changed: str = ""
 
     def __str__(self) -> str:
         header = ("weight", "shape", "density", "pattern", "TensorRT", "torch", "OpenVINO")
@@ -77,6 +80,8 @@ class ExportReport:
             run = f"its outputs differ by {self.difference:.1e} of the largest"
         kept = sum(bool(w.pattern) for w in self.weights)
         verdict = f"{self.path}: read back, {kept} of {len(rows)} weights keep their pattern; {run}"
+        if self.changed:
+            verdict += f"\nlayers of another kind than the model's: {self.changed}"
         return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
 
 
@@ -129,7 +134,8 @@ def export(
         commit_file(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return ExportReport(str(path), weights, difference)
+    changed = folded_to_another_class(layers.values())
+    return ExportReport(str(path), weights, difference, changed)
 
 
 def _several(example_input: Tensor | Inputs | None) -> Inputs:
