@@ -13,6 +13,7 @@ from torch import nn
 from fst.backends import Decision, backend
 from fst.basics.text import table
 from fst.layers.coverage import (
+    NOT_CALLED,
     NOT_N_M,
     Coverage,
     CoveredWeight,
@@ -143,15 +144,18 @@ def coverage_of(
     for key, weight in gemm_weights(model).items():
         name = key.rpartition(".")[0]
         size, inside = size_of(weight), 0
-        if name in layers and key.rpartition(".")[2] == "weight":
+        if name in layers:
             rule = layers[name].strategy.output
             groups = None if rule is None else rule.weight_groups
-            label = f"converted, {NOT_N_M}"
+            label = NOT_N_M
             if groups is not None and groups.n < groups.m:
                 inside = inside_groups(weight.shape, *groups)
                 label = f"{groups.n}:{groups.m}" if inside else exempt(groups.m)
+            if multiply_adds is not None and not multiply_adds[key]:
+                label, inside = NOT_CALLED, 0
         else:
-            label = f"skipped: {skipped.get(name, 'a bare Parameter, which is no layer')}"
+            reason = skipped.get(key) or skipped.get(name) or "a bare Parameter, which is no layer"
+            label = f"skipped: {reason}"
         macs = None if multiply_adds is None else multiply_adds[key]
         found.append(CoveredWeight(key, size, inside, label, macs))
     return Coverage(tuple(found))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fst.basics.text import suggest, table
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.layers.coverage import (
+    NOT_CALLED,
     Coverage,
     CoveredWeight,
     exempt,
@@ -170,6 +171,8 @@ def verify(
         elif not check.ok:
             label += ", not checked"
         inside = check.inside if check.ok else 0
+        if found.is_sparse_layer and counted.get(name) == 0:
+            label, inside = NOT_CALLED, 0
         covered.append(CoveredWeight(name, found.weight.numel(), inside, label, counted.get(name)))
     return VerifyReport(f"{n}:{m}", tuple(checks), Coverage(tuple(covered)), min_coverage)
 
@@ -203,23 +206,35 @@ def read_file(path: str | os.PathLike[str]) -> Any:
 
 
 class _Weight(NamedTuple):
-    """A weight: whether it is checked by default, and whether it is one of the model's GEMMs."""
+    """A weight, and what it is.
+
+    Attributes:
+        is_checked: by default.
+        is_counted: that of a convolution or linear layer, as far as its name and shape tell.
+        is_sparse_layer: that of a converted layer, pruned as in a call of the layer.
+    """
 
     weight: Tensor
     group_order: str
     is_checked: bool
     is_counted: bool
+    is_sparse_layer: bool = False
 
 
 def _weights(target: Any, group_order: str) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
         found, gemms = _of_state_dict(target.state_dict(), group_order), gemm_weights(target)
-        found = {k: w._replace(is_counted=k in gemms) for k, w in found.items()}
+        owners = {key.rpartition(".")[0] for key in gemms}
+        for key, weight in found.items():
+            is_gain = key not in gemms and key.rpartition(".")[0] in owners
+            found[key] = weight._replace(
+                is_counted=key in gemms, is_checked=weight.is_checked and not is_gain
+            )
         for name, layer in target.named_modules():
             if isinstance(layer, SparseLayer):
                 order = getattr(layer.strategy.output, "group_order", group_order)
                 key = f"{name}.weight" if name else "weight"
-                found[key] = _Weight(layer.effective_weight(), order, True, True)
+                found[key] = _Weight(layer.effective_weight(), order, True, True, True)
         return found
     if isinstance(target, Mapping):
         return _of_state_dict(state_dict_of(target, "target"), group_order)

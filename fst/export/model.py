@@ -32,8 +32,9 @@ class ExportedWeight:
 
     Attributes:
         groups: of the convolution; 1 for linear layers.
-        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none.
-        is_2_4: whether the file's weight is 2:4 along input channels.
+        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none, or
+            no group is as long as M (depthwise).
+        is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
         density: share of non-zero elements in the file.
     """
 
@@ -164,7 +165,14 @@ def _weights(
         check = verify({key: weight}, include=key).layers[0]
         groups = getattr(module, "groups", 1)
         found.append(
-            ExportedWeight(key, tuple(weight.shape), groups, pattern, check.ok, check.density)
+            ExportedWeight(
+                key,
+                tuple(weight.shape),
+                groups,
+                pattern,
+                check.ok and check.inside > 0,
+                check.density,
+            )
         )
     return tuple(found)
 
@@ -199,7 +207,7 @@ def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
         raise RuntimeError(
             f"the file's weight {name!r} is not {pattern.n}:{pattern.m}: {check.offence}."
         )
-    return f"{pattern.n}:{pattern.m}"
+    return f"{pattern.n}:{pattern.m}" if check.inside else ""
 
 
 @torch.no_grad()

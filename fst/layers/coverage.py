@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.text import table
 
-NOT_N_M = "weights not N:M"
+NOT_N_M = "converted, weights not N:M"
+NOT_CALLED = "converted, but its forward pass is not called"  # by a model that reads its weight
 
 
 class CoveredWeight(NamedTuple):
@@ -97,7 +98,7 @@ def _macs_inside(weight: CoveredWeight) -> float:
 def inside_groups(shape: Sequence[int], n: int, m: int, group_order: str = "channel") -> int:
     """Elements of a weight (Cout, Cin/groups, ...) in full groups of m along ``group_order``.
 
-    None at all where n == m: such groups prune nothing.
+    None at all where n == m, which prunes nothing.
     """
     axis = math.prod(shape[1:]) if group_order == "im2col" else shape[1]
     return math.prod(shape) // axis * (axis // m * m) if n < m and axis else 0
@@ -108,10 +109,7 @@ def gemm_weights(model: nn.Module) -> dict[str, Tensor]:
 
     Those of `nn.MultiheadAttention` are among them, whose input projections are bare Parameters.
     """
-    return {name: weight for name, weight, _ in _weights(model)}
-
-
-def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module]]:
+    found: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         names: tuple[str, ...] = ()
         if isinstance(module, _ConvNd | nn.Linear | nn.Bilinear):
@@ -121,7 +119,8 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module]]:
         for own in names:
             weight = getattr(module, own)
             if weight is not None:
-                yield f"{name}.{own}" if name else own, weight, module
+                found[f"{name}.{own}" if name else own] = weight
+    return found
 
 
 def size_of(weight: Tensor) -> int:

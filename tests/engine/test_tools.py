@@ -32,7 +32,10 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     assert fst.verify(folded).ok
 
     assert cli.verify([folded]) == 0
-    assert "2 weights are 2:4" in capsys.readouterr().out
+    assert "1 weights are 2:4, 1 are exempt" in capsys.readouterr().out
+    assert cli.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
+    assert cli.verify([folded, "--min-coverage", "0.6"]) == 1
+    assert "coverage 59.5%, less than min_coverage=0.6" in capsys.readouterr().out
     assert cli.verify([folded, "--n", "1"]) == 1
     assert cli.verify([checkpoint]) == 1
     out = capsys.readouterr().out
@@ -69,7 +72,10 @@ def test_errors(train, write_config, tmp_path, capsys):
         with pytest.raises(SystemExit) as stopped:
             cli.fold(arguments)
         assert stopped.value.code == 2 and message in capsys.readouterr().err
-    for arguments in (["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]):
+    for arguments in (
+        *(["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]),
+        [dense, "--min-coverage", "60"],
+    ):
         with pytest.raises(SystemExit) as stopped:
             cli.verify(arguments)
         assert stopped.value.code == 2
