@@ -13,6 +13,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
+    "submitit": "cluster",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
 }
 

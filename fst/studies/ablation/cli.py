@@ -18,12 +18,12 @@ from rich.table import Table
 
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
-from fst.engine.arguments import add_cfg_options
+from fst.engine.arguments import OptionAction, add_cfg_options
 from fst.engine.packaged import config_path
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, check_seeds, load_grid
 from fst.studies.ablation.results import collect
-from fst.studies.ablation.run import TRAIN, Failure, Trainer
+from fst.studies.ablation.run import CLUSTERS, TRAIN, Failure, Process, Start, Trainer
 from fst.studies.ablation.table import write
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
@@ -56,9 +56,10 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         work_dir=work_dir,
         train=train,
         jobs=arguments.jobs,
-        threads=_threads(arguments.jobs),
+        threads=_threads(arguments),
         metric=grid.metric.key,
         console=console,
+        start=_start(arguments),
     )
     if arguments.dry_run:
         _print_plan(runs, trainer, console)
@@ -111,6 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report-only", action="store_true", help="write the results of what was run before"
     )
+    parser.add_argument(
+        "--submit",
+        choices=CLUSTERS,
+        help="make each run a job of Slurm, or of submitit's processes here; this command waits "
+        "for them, --jobs at once, and cancels them when it is stopped",
+    )
+    parser.add_argument(
+        "--submit-options",
+        nargs="+",
+        action=OptionAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="of a job, as submitit names them: timeout_min=240 gpus_per_node=1 cpus_per_task=8 "
+        "slurm_partition=... (submitit's own limit is 5 minutes)",
+    )
     add_traceback(parser)
     return parser
 
@@ -142,10 +158,24 @@ def _changed(grid: Grid, invocation: dict[str, Any]) -> Grid:
     return replace(grid, options={**grid.options, **invocation["options"]})
 
 
-def _threads(jobs: int) -> int:
-    """OMP_NUM_THREADS of each run: the user's, or the cores shared out."""
+def _threads(arguments: argparse.Namespace) -> int:
+    """OMP_NUM_THREADS of each run: the user's, or the job's cores, or this machine's shared out."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else max(1, cores() // jobs)
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    if arguments.submit:
+        return int(arguments.submit_options.get("cpus_per_task", 1))
+    return max(1, cores() // arguments.jobs)
+
+
+def _start(arguments: argparse.Namespace) -> Start:
+    if arguments.submit is None:
+        if arguments.submit_options:
+            raise ValueError(f"--submit-options {arguments.submit_options} needs --submit.")
+        return Process
+    from fst.studies.ablation.submit import Cluster
+
+    return Cluster(arguments.submit, arguments.submit_options)
 
 
 def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:

@@ -14,6 +14,7 @@ from fst.checkpoint import write_text_atomically
 from fst.studies.ablation.configs import PlannedRun
 from fst.studies.reporting.runs import flatten, read_config
 
+LOG = "log.txt"
 TAIL_BYTES = 8192
 SET_BY_TRAINING = ("load_from", "resume", "launcher", "work_dir")  # its own copy replaces config.py
 
@@ -101,8 +102,13 @@ class RunFolder:
 
     def log_tail(self, lines: int) -> str:
         """The end of what the process printed last."""
-        log = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace")
+        log = (self.path / LOG).read_text(encoding="utf-8", errors="replace")
         return "\n".join(log.splitlines()[-lines:])
+
+    def log(self, line: str) -> None:
+        """Append a line to what was printed."""
+        with open(self.path / LOG, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
 
 def _text(value: Any) -> str:

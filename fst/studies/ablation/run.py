@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,7 +24,7 @@ from rich.progress import (
 
 from fst.engine.checkpoint import newest_checkpoint
 from fst.studies.ablation.configs import PlannedRun, write_config
-from fst.studies.ablation.folders import RunFolder
+from fst.studies.ablation.folders import LOG, RunFolder
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.runs import is_run, read_run
 
@@ -32,6 +32,7 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 10.0
 LOG_LINES = 15
 TRAIN = ("-m", "fst", "train")
+CLUSTERS = ("slurm", "local")  # of submit.py, which needs submitit
 SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
 
 
@@ -43,20 +44,33 @@ class Failure:
     reason: str
 
 
-class _Process:
+class Job(Protocol):
+    """A training that was started."""
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it goes on."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Start(Protocol):
+    """Starts ``command`` in ``folder``, with so many threads; what it prints goes to log.txt.
+
+    ``lock`` is the locked file of the folder, which the caller holds until the job has ended.
+    """
+
+    def __call__(
+        self, command: Sequence[str], folder: Path, threads: int, lock: IO[str]
+    ) -> Job: ...
+
+
+class Process:
     """One training process; it, and children of it, hold the lock on the folder."""
 
-    def __init__(
-        self, run: PlannedRun, folder: RunFolder, command: list[str], threads: int
-    ) -> None:
-        self.run, self.folder = run, folder
-        self.start = time.time()
-        self.attempts = folder.read("run.json").get("attempts", 0) + 1
-        with folder.lock() as lock, open(folder.path / "log.txt", "a", encoding="utf-8") as log:
-            folder.write("run.json", {**_described(run), "attempts": self.attempts})
-            log.write(f"$ {' '.join(command)}\n")
-            log.flush()
-            self.popen = subprocess.Popen(
+    def __init__(self, command: Sequence[str], folder: Path, threads: int, lock: IO[str]) -> None:
+        with open(folder / LOG, "a", encoding="utf-8") as log:
+            self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -66,20 +80,35 @@ class _Process:
                 pass_fds=[lock.fileno()],
             )
 
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._popen.poll()
+
     def stop(self) -> None:
         """End the process and its children."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                os.killpg(self.popen.pid, number)
-                self.popen.wait(STOP_SECONDS)
+                os.killpg(self._popen.pid, number)
+                self._popen.wait(STOP_SECONDS)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
+
+
+@dataclass(frozen=True)
+class _Started:
+    run: PlannedRun
+    folder: RunFolder
+    lock: IO[str]
+    job: Job
+    attempts: int
+    start: float
 
 
 class Trainer:
     """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on.
 
-    ``train`` are the arguments of Python that start a training.
+    ``train`` are the arguments of Python that start a training; ``start`` starts its process, here
+    or elsewhere.
     """
 
     def __init__(
@@ -90,11 +119,13 @@ class Trainer:
         threads: int,
         metric: str,
         console: Console,
+        start: Start = Process,
     ) -> None:
+        self.start = start
         self.work_dir, self.command, self.metric = work_dir, train, metric
         self.jobs, self.threads, self.console = jobs, threads, console
         self._waiting: list[PlannedRun] = []
-        self._running: list[_Process] = []
+        self._running: list[_Started] = []
         self._done: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], Failure] = {}
 
@@ -123,20 +154,21 @@ class Trainer:
                 while self._waiting or self._running:
                     self._start_ready()
                     self._collect()
-                    names = ", ".join(escape(_title(process.run)) for process in self._running)
-                    unfinished = sum(1 - self._share(process) for process in self._running)
+                    names = ", ".join(escape(_title(started.run)) for started in self._running)
+                    unfinished = sum(1 - self._share(started) for started in self._running)
                     completed = total - len(self._waiting) - unfinished
                     progress.update(task, completed=completed, description=names)
                     if self._running:
                         time.sleep(POLL_SECONDS)
         finally:
-            for process in self._running:
-                process.stop()
+            for started in self._running:
+                started.job.stop()
+                started.lock.close()
             self._running = []
         return list(self._failures.values())
 
-    def _share(self, process: _Process) -> float:
-        return min(self.folder(process.run).position() / process.run.length, 1.0)
+    def _share(self, started: _Started) -> float:
+        return min(started.folder.position() / started.run.length, 1.0)
 
     def _start_ready(self) -> None:
         """Start runs while there is room; drop those whose source has failed."""
@@ -152,7 +184,7 @@ class Trainer:
                 except (RuntimeError, ValueError) as error:
                     self._fail(run, str(error))
 
-    def _begin(self, run: PlannedRun) -> _Process:
+    def _begin(self, run: PlannedRun) -> _Started:
         folder = self.folder(run)
         folder.path.mkdir(parents=True, exist_ok=True)
         if run.start_from is not None:
@@ -167,20 +199,30 @@ class Trainer:
         checkpoint = newest_checkpoint(folder.path)
         if checkpoint is not None:
             command.append("--resume")
-        process = _Process(run, folder, command, self.threads)
+        start = time.time()
+        lock = folder.lock()
+        try:
+            attempts = folder.read("run.json").get("attempts", 0) + 1
+            folder.write("run.json", {**_described(run), "attempts": attempts})
+            folder.log(f"$ {' '.join(command)}")
+            job = self.start(command, folder.path, self.threads, lock)
+        except BaseException:
+            lock.close()
+            raise
         (folder.path / "failed.json").unlink(missing_ok=True)
         verb = f"goes on from {Path(checkpoint).name}" if checkpoint else "starts"
         self.console.print(f"{escape(_title(run))} {verb}", highlight=False)
-        return process
+        return _Started(run, folder, lock, job, attempts, start)
 
     def _collect(self) -> None:
-        """Take note of the processes that have ended."""
-        for process in list(self._running):
-            status = process.popen.poll()
+        """Take note of the trainings that have ended."""
+        for started in list(self._running):
+            status = started.job.poll()
             if status is None:
                 continue
-            self._running.remove(process)
-            run, folder = process.run, process.folder
+            self._running.remove(started)
+            started.lock.close()
+            run, folder = started.run, started.folder
             if status != 0:
                 how = f"exit status {status}"
                 if status < 0:
@@ -191,9 +233,9 @@ class Trainer:
             if self.metric not in logged:
                 self._fail(run, f"metric {self.metric!r} was not logged, only {logged}")
                 continue
-            seconds = time.time() - process.start
+            seconds = time.time() - started.start
             finished = {**_described(run), "seconds": seconds, "versions": versions()}
-            finished |= {"attempts": process.attempts, "threads": self.threads, "jobs": self.jobs}
+            finished |= {"attempts": started.attempts, "threads": self.threads, "jobs": self.jobs}
             folder.write("finished.json", finished)
             self._done.add(_key(run))
             self.console.print(f"{escape(_title(run))} done in {seconds:.0f} s", highlight=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fst.studies.reporting.assets import SCRIPT, STYLE
-from fst.studies.reporting.document import Cell, Document, Figure, Table
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fst.studies.reporting.document import Cell, Document, Table
 from fst.studies.reporting.markdown import show
 from fst.studies.reporting.svg import inline
 
+FOLDER = Path(__file__).parent / "page"  # the template, its style sheet and its script
+TEMPLATE = "page.html.jinja"
 # a page that is opened somewhere else could still not load or send anything
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 LONG = 24  # characters from which on a cell is text that may wrap
@@ -27,102 +31,69 @@ def page(title: str, sections: Sequence[tuple[Document, Path]], made: Mapping[st
     Raises:
         ValueError: a figure is no SVG.
     """
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style></head><body>",
-        f"<header><h1>{escape(title)}</h1>",
-        _facts(made),
-        "</header>",
-        _contents([document for document, _ in sections]),
-        "<main>",
-    ]
-    for number, (document, folder) in enumerate(sections, 1):
-        parts += _section(number, document, folder)
-    parts += ["</main>", f"<script>{SCRIPT}</script>", "</body></html>"]
-    return "\n".join(part for part in parts if part) + "\n"
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    entries = "".join(
-        f"<dt>{escape(name)}</dt><dd>{_code(name, value)}</dd>"
-        for name, value in facts.items()
-        if value
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return f'<dl class="meta">{entries}</dl>' if entries else ""
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        policy=Markup(POLICY),
+        made=_said(made),
+        sections=[
+            _section(f"s{number}", document, folder)
+            for number, (document, folder) in enumerate(sections, 1)
+        ],
+    )
 
 
-def _code(name: str, value: str) -> str:
-    return f"<code>{escape(value)}</code>" if name == "Command" else escape(value)
-
-
-def _contents(documents: Sequence[Document]) -> str:
-    items = []
-    for number, document in enumerate(documents, 1):
-        named = [(f"s{number}t{i}", t.title) for i, t in enumerate(document.tables, 1)]
-        named += [(f"s{number}f{i}", f.title) for i, f in enumerate(document.figures, 1)]
-        inner = "".join(f'<li><a href="#{key}">{escape(text)}</a></li>' for key, text in named)
-        inner = f"<ol>{inner}</ol>" if inner else ""
-        items.append(f'<li><a href="#s{number}">{escape(document.title)}</a>{inner}</li>')
-    return f'<nav aria-label="Contents"><h3>Contents</h3><ol>{"".join(items)}</ol></nav>'
-
-
-def _section(number: int, document: Document, folder: Path) -> Iterator[str]:
-    key = f"s{number}"
-    yield f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(document.title)}</h2>'
-    for paragraph in document.description.split("\n\n"):
-        yield f"<p>{escape(paragraph)}</p>" if paragraph.strip() else ""
-    for i, table in enumerate(document.tables, 1):
-        yield _table(table, f"{key}t{i}")
-    if document.figures:
-        yield '<div class="figures">'
-        for i, figure in enumerate(document.figures, 1):
-            yield _figure(figure, folder, f"{key}f{i}")
-        yield "</div>"
-    if document.notes:
-        notes = "".join(f"<li>{escape(note)}</li>" for note in document.notes)
-        yield f'<div class="notes"><h3>Notes</h3><ul>{notes}</ul></div>'
+def _section(key: str, document: Document, folder: Path) -> dict[str, Any]:
     versions = ", ".join(f"{name} {value}" for name, value in document.versions.items())
-    yield _facts({"Command": document.command, "Made with": versions})
-    yield "</section>"
+    return {
+        "key": key,
+        "title": document.title,
+        "paragraphs": [text for text in document.description.split("\n\n") if text.strip()],
+        "tables": [_table(f"{key}t{i}", table) for i, table in enumerate(document.tables, 1)],
+        "figures": [
+            {
+                "key": f"{key}f{i}",
+                "title": figure.title,
+                "caption": figure.caption,
+                "drawing": Markup(
+                    inline(folder / figure.file, f"{key}f{i}-", figure.title, figure.caption)
+                ),
+            }
+            for i, figure in enumerate(document.figures, 1)
+        ],
+        "notes": document.notes,
+        "facts": _said({"Command": document.command, "Made with": versions}),
+    }
 
 
-def _table(table: Table, key: str) -> str:
+def _said(facts: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in facts.items() if value}
+
+
+def _table(key: str, table: Table) -> dict[str, Any]:
     kinds = [_kind(row[i] for row in table.rows) for i in range(len(table.columns))]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(column)}</th>'
-        for column, kind in zip(table.columns, kinds, strict=True)
-    )
-    rows = []
-    for row in table.rows:
-        first, *others = zip(row, kinds, strict=True)
-        cells = f'<th scope="row">{escape(show(first[0]))}</th>'
-        cells += "".join(f"<td{kind}>{escape(show(cell))}</td>" for cell, kind in others)
-        rows.append(f"<tr>{cells}</tr>")
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    return (
-        f'<h3 id="{key}">{escape(table.title)}</h3>'
-        f'<div class="box" tabindex="0" role="region" aria-labelledby="{key}">'
-        f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return {
+        "key": key,
+        "title": table.title,
+        "caption": table.caption,
+        "columns": list(zip(table.columns, kinds, strict=True)),
+        "rows": [
+            [(show(cell), kind) for cell, kind in zip(row, kinds, strict=True)]
+            for row in table.rows
+        ],
+    }
 
 
-def _kind(cells: Iterator[Cell]) -> str:
-    """How a column is set: numbers at the right, words at the left, long texts wrapped."""
+def _kind(cells: Iterable[Cell]) -> str:
+    """A column's class: numbers at the right (none), words at the left, long texts wrapped."""
     texts = [cell for cell in cells if isinstance(cell, str)]
     if any(len(text) > LONG for text in texts):
-        return ' class="text"'
-    return ' class="word"' if any(text[:1].isalpha() for text in texts) else ""
-
-
-def _figure(figure: Figure, folder: Path, key: str) -> str:
-    drawing = inline(folder / figure.file, f"{key}-", figure.title, figure.caption)
-    return (
-        f'<figure id="{key}"><div class="box" tabindex="0" role="region" '
-        f'aria-label="{escape(figure.title)}">{drawing}</div>'
-        f"<figcaption><strong>{escape(figure.title)}.</strong> {escape(figure.caption)}"
-        "</figcaption></figure>"
-    )
+        return "text"
+    return "word" if any(text[:1].isalpha() for text in texts) else ""
