@@ -52,7 +52,7 @@ class Coverage:
 
     @property
     def multiply_adds(self) -> float | None:
-        """Share of a forward pass's multiply-adds with those elements; None where unknown."""
+        """Share of the multiply-adds of the layers that were called; None where nobody counted."""
         if all(w.multiply_adds is None for w in self.weights):
             return None
         inside = sum(_macs_inside(w) for w in self.weights)

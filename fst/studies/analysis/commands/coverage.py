@@ -40,7 +40,8 @@ CAPTION = (
     "Converted: layers that the strategy takes; exempt: those of them whose groups are all shorter "
     "than M; skipped: left dense. Coverage: share of the weights of all convolutions and linear "
     "layers that lies in full N:M groups; multiply-adds: the share of those layers' forward pass "
-    "that they stand for."
+    "that they stand for; ≤ where the model multiplies with some of their weights without calling "
+    "the layer, so that nobody counted it."
 )
 
 
@@ -72,10 +73,12 @@ def run(options: argparse.Namespace) -> Result:
     for title, which in (("Default layers", 0), ("Linear layers included", 1)):
         rows = [[name, *_cells(found[which])] for name, found in reports.items()]
         result.add_table(title, columns, rows, CAPTION)
-    reasons = {reason: None for found in reports.values() for reason in found[1].skipped.values()}
-    if reasons:
-        rows = [[reason, ", ".join(_having(reports, reason))] for reason in reasons]
-        result.add_table("Why layers stay dense, linear ones included", ["reason", "in"], rows)
+    left: dict[str, list[str]] = {}
+    for name, (_, included) in reports.items():
+        for label in dict.fromkeys(w.label for w in included.covered.weights if not w.inside):
+            left.setdefault(label, []).append(name)
+    rows = [[label, len(names), ", ".join(names[:3])] for label, names in left.items()]
+    result.add_table("What is left, linear layers included", ["weights", "networks", "first"], rows)
     return result
 
 
@@ -93,14 +96,12 @@ def convert(name: str, strategy: str, size: int, include: str | None) -> Convers
 
 def _cells(report: ConversionReport) -> Sequence[object]:
     exempt = sum(w.label.startswith("exempt") for w in report.covered.weights)
-    share = report.covered.multiply_adds
     skipped = len(report.covered.weights) - len(report.layers)
-    return len(report.layers), exempt, skipped, _percent(report.coverage), _percent(share or 0.0)
+    share = _percent(report.covered.multiply_adds or 0.0)
+    if not all(weight.multiply_adds for weight in report.covered.weights):
+        share = f"≤ {share}"
+    return len(report.layers), exempt, skipped, _percent(report.coverage), share
 
 
 def _percent(share: float) -> str:
     return f"{share:.1%}"
-
-
-def _having(reports: dict[str, list[ConversionReport]], reason: str) -> list[str]:
-    return [name for name, found in reports.items() if reason in found[1].skipped.values()]
