@@ -8,6 +8,8 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from timm.layers import StdConv2d
+from torch import nn
 
 import fst
 import fst.models
@@ -89,6 +91,22 @@ def error_of(capsys, command, arguments):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     return lines[0]
+
+
+def test_fold_refuses_what_the_dense_model_would_standardise_again(
+    write_config, tmp_path, capsys, monkeypatch
+):
+    def net(num_classes=10):
+        return nn.Sequential(StdConv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, num_classes))
+
+    monkeypatch.setattr(fst.models, "tiny_net", net)
+    model, checkpoint = net(), tmp_path / "epoch_1.pth"
+    fst.convert(model, "fst")
+    sparsity = fst.sparsity_state(model)
+    torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
+    line = error_of(capsys, cli.fold, [write_config(), checkpoint, tmp_path / "out.pth"])
+    assert "1 from StdConv2d to Conv2d" in line and "fst export" in line
+    assert not (tmp_path / "out.pth").exists()
 
 
 def test_every_command_ends_in_one_line(tmp_path, capsys):
