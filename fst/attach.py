@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fst.basics.sharding import ORDER, is_managed, is_sharded, reshard
+from fst.layers import checks
 from fst.layers.modules import SparseLayer, converted_layers
 from fst.layers.step import is_skipped
 from fst.rules.schedule import Run, Schedule
@@ -31,6 +33,10 @@ class Attachment:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+        self._is_sharded = any(is_sharded(layer.weight) for layer in layers)
+        if self._is_sharded and self._scheduled:
+            # ahead of the hook of fully_shard, which gathers
+            self._hooks.append(run.model.register_forward_pre_hook(self._before_call, prepend=True))
         for layer in layers:
             layer.run.start = self._start
 
@@ -45,10 +51,23 @@ class Attachment:
         for layer in self._layers:
             layer.run.start = None
 
+    def _before_call(self, model: nn.Module, _: Any) -> None:
+        """Start schedules while weights are the optimizer's."""
+        if model.training and torch.is_grad_enabled() and any(map(_new, self._scheduled.values())):
+            for layer in self._layers:
+                checks.shardable(layer, layer.layer_name, layer.strategy, layer.state)
+            reshard(model)
+            self._start()
+
     @torch.no_grad()
     def _start(self) -> None:
         for strategy, layers in self._scheduled.items():
-            new = [layer for layer in layers if "started" not in layer.state.schedule_state]
+            new = _new(layers)
+            if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
+                raise RuntimeError(
+                    f"strategy {strategy.name!r} starts before FSDP gathers weights: give "
+                    "fst.attach the model that is called in training and was given to fully_shard."
+                )
             if new:
                 strategy.schedule.start(new, self._run)
             for layer in new:
@@ -56,7 +75,7 @@ class Attachment:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if is_skipped(optimizer):
+        if is_skipped(optimizer, self._layers):
             return
         for schedule, layers in self._trained():
             schedule.before_update(layers, self._run, _step(layers))
@@ -64,7 +83,7 @@ class Attachment:
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._run.show_gradients()
-        if is_skipped(optimizer):
+        if is_skipped(optimizer, self._layers):
             return
         for schedule, layers in self._trained():
             schedule.after_update(layers, self._run, _step(layers))
@@ -78,6 +97,10 @@ class Attachment:
 
 def _acts_at_steps(strategy: Strategy) -> bool:
     return strategy.schedule is not None and strategy.schedule.acts_at_steps
+
+
+def _new(layers: list[SparseLayer]) -> list[SparseLayer]:
+    return [layer for layer in layers if "started" not in layer.state.schedule_state]
 
 
 def _step(layers: list[SparseLayer]) -> int:
@@ -106,8 +129,8 @@ def attach(
 
     Raises:
         ValueError: the model is attached already, a weight that needs it is not among the
-            optimizer's parameters or belongs to two layers, or a schedule needs to know
-            ``total_steps`` or ``steps_per_epoch``.
+            optimizer's parameters or belongs to two layers, FSDP has gathered a weight or flattened
+            it (FSDP1), or a schedule needs to know ``total_steps`` or ``steps_per_epoch``.
     """
     layers = converted_layers(model)
     if any(layer.run.start is not None for layer in layers.values()):
@@ -117,10 +140,18 @@ def attach(
     owners: dict[int, str] = {}
     for name, layer in layers.items():
         strategy = layer.strategy
+        if is_managed(layer):
+            checks.not_flat(layer, name)
+            if not is_sharded(layer.weight):
+                raise ValueError(
+                    f"the weight of layer {name!r} is gathered by FSDP: call reshard() of its "
+                    "module before the optimizer is built."
+                )
         if not _acts_at_steps(strategy):
             continue
         if layer.weight.requires_grad and id(layer.weight) not in owned:
-            raise ValueError(f"optimizer does not hold the weight of layer {name!r}.")
+            order = f": {ORDER}" if is_sharded(layer.weight) else ""
+            raise ValueError(f"optimizer does not hold the weight of layer {name!r}{order}.")
         for argument in strategy.schedule.needs:
             if getattr(run, argument) is None:
                 raise ValueError(

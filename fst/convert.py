@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from fst.basics.sharding import LOAD, ORDER, refuse_sharded
 from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, coverage_of, describe_layer
@@ -94,6 +95,7 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    refuse_sharded(model, "convert", ORDER)
     strategy = get_strategy(strategy)
     candidates = {
         name: module
@@ -157,6 +159,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     layers = sparse_layers(model)
     if not layers:
         raise ValueError(f"{type(model).__name__} has no converted layer: nothing to fold.")
+    refuse_sharded(model, "fold", LOAD)
     weights = {name: layer.effective_weight() for name, layer in layers.items()}
     if not inplace:
         model = copy.deepcopy(model)

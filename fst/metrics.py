@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fst.basics.sharding import whole
 from fst.layers.modules import SparseLayer, converted_layers
 
 Layers = Mapping[str, SparseLayer]
@@ -20,7 +21,7 @@ def gradient_norms(layers: Layers) -> Scalars:
     """The norm of each weight's gradient; layers without one are left out."""
     gradients = {n: x.weight.grad for n, x in layers.items() if x.weight.grad is not None}
     norms = torch._foreach_norm(list(gradients.values())) if gradients else []
-    return dict(zip(gradients, norms, strict=True))
+    return dict(zip(gradients, map(whole, norms), strict=True))
 
 
 class MaskWatch:

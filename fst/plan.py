@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import timing
+from fst.basics.sharding import refuse_sharded
 from fst.basics.text import suggest, table
 from fst.layers.modules import SparseConv2d, sparse_layers
 from fst.ops import positions
@@ -152,6 +153,7 @@ def measure(
     batches = [batches] if isinstance(batches, tuple | Mapping) else list(batches)
     if not batches:
         raise ValueError("batches=[] must hold at least one batch.")
+    refuse_sharded(model, "plan", "plan before fully_shard")
     model = copy.deepcopy(model)
     exact: dict[str, _Estimates] = {}
     found: dict[str, Measured] = {}

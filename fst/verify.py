@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.basics.sharding import whole
 from fst.basics.text import suggest, table
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.layers.coverage import (
@@ -258,7 +259,7 @@ def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, _Wei
 
 
 def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> LayerCheck:
-    nonzero = weight != 0
+    nonzero = whole(weight) != 0
     if group_order == "im2col":
         nonzero = nonzero.flatten(1)
     padding = [0, 0] * (nonzero.dim() - 2) + [0, -nonzero.shape[1] % m]

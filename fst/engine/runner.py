@@ -83,7 +83,10 @@ class Runner(mmengine.runner.Runner):
         """Also wraps for DDP on a CPU; refuses FSDP."""
         kind = str((model_wrapper_cfg or {}).get("type", ""))
         if "FullyShardedDataParallel" in kind:
-            raise ValueError(f"model_wrapper_cfg type {kind!r}: FSDP is not supported; use DDP.")
+            raise ValueError(
+                f"model_wrapper_cfg type {kind!r}: FSDP is not supported in MMEngine's runner; use "
+                "DDP, or fully_shard in a loop of your own (docs/integrations.md)."
+            )
         if self.distributed and not torch.cuda.is_available() and model_wrapper_cfg is None:
             model_wrapper_cfg = {
                 "type": "MMDistributedDataParallel",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import suggest, table
 from fst.checkpoint import commit_file
 from fst.convert import fold
@@ -119,6 +120,7 @@ def export(
         )
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: its folder does not exist.")
+    refuse_sharded(model, "export", LOAD)
     kind = FORMATS[path.suffix]
     if kind.computes and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.basics.extras import extra_named
+from fst.basics.sharding import whole
 
 with extra_named():
     from timm.layers import (
@@ -72,18 +73,18 @@ class SparseStandardised(SparseConv2d):
             return f"{STANDARDISED}, and decoupled decay works on stored ones"
         return None
 
-    def weight_as_conv(self) -> Tensor:
+    def _multiplied(self, weight: Tensor) -> Tensor:
         """The standardised weight, by timm's own operations."""
-        factor = self.gain * self.scale if "gain" in self._parameters else None
+        factor = whole(self.gain) * self.scale if "gain" in self._parameters else None
         return F.batch_norm(
-            self.weight.reshape(1, self.out_channels, -1),
+            weight.reshape(1, self.out_channels, -1),
             None,
             None,
             weight=None if factor is None else factor.view(-1),
             training=True,
             momentum=0.0,
             eps=self.eps,
-        ).reshape_as(self.weight)
+        ).reshape_as(weight)
 
     @property
     def multiplies_parameter(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import Tensor, nn
+
+from fst.basics.sharding import is_flat, is_sharded
 from fst.layers.remembered import LayerState, RunState
 from fst.rules.strategy import Strategy
 
@@ -23,6 +26,37 @@ def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> 
         )
     if "started" not in state.schedule_state:
         run.start()
+
+
+def gathered(name: str, weight: Tensor) -> None:
+    """Raise RuntimeError where a call finds a part of the weight."""
+    if is_sharded(weight):
+        raise RuntimeError(
+            f"layer {name!r}: its weight is a DTensor in the forward pass. Tensor parallelism is "
+            "not supported; fully_shard is, where the layer is called by the forward of a module "
+            "that was given to it."
+        )
+
+
+def not_flat(layer: nn.Module, name: str) -> None:
+    """Raise ValueError where FSDP1 keeps the weight."""
+    if is_flat(layer):
+        raise ValueError(
+            f"layer {name!r}: FSDP1 (FullyShardedDataParallel) is not supported: it flattens "
+            "weights, and masks are chosen from whole ones; use fully_shard of "
+            "torch.distributed.fsdp (FSDP2), or DistributedDataParallel."
+        )
+
+
+def shardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState) -> None:
+    """Raise ValueError or RuntimeError where a layer managed by FSDP cannot train."""
+    not_flat(layer, name)
+    if strategy.draws_masks and state.seed is None:
+        raise RuntimeError(
+            f"layer {name!r}: strategy {strategy.name!r} draws masks of the weight, which must be "
+            "equal on all ranks where it is sharded: call fst.seed_random_rules(model, seed, rank) "
+            "before training."
+        )
 
 
 def ended(name: str, strategy: Strategy, run: RunState) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import dispatch
+from fst.basics.sharding import is_managed, laid_out_as, whole
 from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
 from fst.ops import gemms
@@ -82,9 +83,28 @@ class SparseLayer(nn.Module):
         """Groups of the convolution; 1 for linear layers."""
         return 1
 
+    def _as_conv(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape as (Cout, Cin/groups, kh, kw)."""
+        return tensor
+
+    def _multiplied(self, weight: Tensor) -> Tensor:
+        """What the GEMMs multiply before pruning, from the stored weight."""
+        return weight
+
     def weight_as_conv(self) -> Tensor:
-        """What is pruned and then multiplied, as (Cout, Cin/groups, kh, kw): mostly the weight."""
-        return self.weight
+        """What is pruned and then multiplied, (Cout, Cin/groups, kh, kw): mostly the whole weight.
+
+        Of a sharded one, all ranks must ask.
+        """
+        return self._as_conv(self._multiplied(whole(self.weight)))
+
+    def gradient_as_conv(self) -> Tensor:
+        """The whole gradient of the weight, likewise."""
+        return self._as_conv(whole(self.weight.grad))
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """A whole tensor with as many elements as the weight, shaped and sharded as the weight."""
+        return laid_out_as(tensor.to(self.weight.device).reshape(self.weight.shape), self.weight)
 
     @property
     def multiplies_parameter(self) -> bool:
@@ -125,8 +145,8 @@ class SparseLayer(nn.Module):
         return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
     def mask_of_weight(self) -> Tensor:
-        """The kept mask, in the weight's shape."""
-        return self.state.kept_mask.to(self.weight.device).reshape(self.weight.shape)
+        """The kept mask, shaped and sharded as the weight."""
+        return self.laid_out(self.state.kept_mask)
 
     def keep(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
@@ -148,18 +168,23 @@ class SparseLayer(nn.Module):
 
     def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
         """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
-        weight, run = self.weight_as_conv(), self.run
+        run = self.run
         groups, strategy = self.conv_groups, self.strategy
-        check_tensors(input, weight, self.bias, groups)
-        dtype = compute_dtype(input, weight, self.bias)
         trains = self.training and torch.is_grad_enabled()
         compiled = torch.compiler.is_compiling()
+        if not compiled:
+            checks.gathered(self.layer_name, self.weight)
+        weight = self._as_conv(self._multiplied(self.weight))
+        check_tensors(input, weight, self.bias, groups)
+        dtype = compute_dtype(input, weight, self.bias)
         # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
         stored = self.multiplies_parameter
         generator, seed, memory = None, None, None
         if compiled and self.training:
             checks.traceable(self.layer_name, strategy)
         elif trains and not compiled:
+            if is_managed(self):
+                checks.shardable(self, self.layer_name, strategy, self.state)
             checks.started(self.layer_name, strategy, self.state, run)
             checks.ended(self.layer_name, strategy, run)
             run.calls += 1
@@ -270,8 +295,8 @@ class SparseLinear(SparseLayer, nn.Linear):
 
     dense_class: ClassVar[type[nn.Module]] = nn.Linear
 
-    def weight_as_conv(self) -> Tensor:
-        return self.weight[:, :, None, None]
+    def _as_conv(self, tensor: Tensor) -> Tensor:
+        return tensor[:, :, None, None]
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, ..., in_features) -> (N, ..., out_features)."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fst.basics.sharding import is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import residual
 
@@ -34,7 +35,7 @@ def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
     weight, strategy = layer.weight, layer.strategy
     mask = layer.run.decay_mask
     mask = layer.mask() if mask is None else mask
-    pull = residual(weight, mask.view(weight.shape))
+    pull = residual(weight, layer.laid_out(mask))
     if strategy.decay_mode == "decoupled":
         weight.sub_(pull, alpha=strategy.decay)
     else:
@@ -42,23 +43,38 @@ def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
         weight.grad.add_(pull, alpha=strategy.decay)
 
 
-def is_skipped(optimizer: Optimizer) -> bool:
-    """Whether the step under way changes no weight, because a GradScaler has found infinities.
+def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:
+    """Whether the step under way is none: a GradScaler has found infinities, or nobody trained.
 
-    Optimizers that unscale gradients themselves are called all the same; others are not. Nobody
-    waits for a GPU to say so: there such a step counts, and "decoupled" decay acts in it.
+    Optimizers that unscale gradients themselves are called for infinities all the same; others are
+    not. Nobody waits for a GPU to say so: there such a step counts, and "decoupled" decay acts in
+    it. `torch.distributed.checkpoint.state_dict` steps with a learning rate and gradients of zero,
+    so that an optimizer has a state to save or to load into.
     """
     found = getattr(optimizer, "found_inf", None)
-    return found is not None and not found.is_cuda and bool(found)
+    if found is not None and not found.is_cuda and bool(found):
+        return True
+    if any(not _is_zero(group.get("lr")) for group in optimizer.param_groups):
+        return False
+    weights = [layer.stored_weight() for layer in layers]
+    gradients = [w.grad for w in weights if w is not None and w.grad is not None]
+    return bool(gradients) and not any(bool(whole(grad.norm())) for grad in gradients)
+
+
+def _is_zero(rate: float | Tensor | None) -> bool:
+    """Whether a learning rate is known to be 0 without asking a device."""
+    if isinstance(rate, Tensor) and rate.device.type != "cpu":
+        return False
+    return rate is not None and not rate
 
 
 @torch.no_grad()
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if is_skipped(optimizer):
-        return None
     layers = [layer for layer in _held_by(optimizer) if not _is_nested(layer, optimizer)]
+    if is_skipped(optimizer, layers):
+        return None
     for layer in layers:
         if layer.run.frozen is not None:
             raise RuntimeError(
@@ -136,8 +152,31 @@ def _held_by(optimizer: Optimizer) -> Layers:
     layers = living_layers()
     if not layers:
         return []
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(map(is_sharded, parameters)):
+        _check_resharded(layers, optimizer, parameters)
+    held = set(map(id, parameters))
     return [layer for layer in layers if id(layer.stored_weight()) in held]
+
+
+def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+    """Raise RuntimeError where FSDP has left a weight gathered whose shards the optimizer holds.
+
+    Such shards are no layer's weight, but have the gathered one's shape.
+    """
+    weights = set(map(id, (layer.stored_weight() for layer in layers)))
+    loose = {p.shape for p in parameters if is_sharded(p) and id(p) not in weights}
+    for layer in layers:
+        weight = layer.stored_weight()
+        if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.run.calls:
+            continue
+        if weight.requires_grad and weight.shape in loose:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step: the weight of layer {layer.layer_name!r} is "
+                "gathered, and the optimizer would change shards that it is no longer made of: "
+                "call reshard() of its FSDP module first (after a forward pass without a backward "
+                "pass, or set_reshard_after_backward(False))."
+            )
 
 
 register_optimizer_step_pre_hook(_before_step)

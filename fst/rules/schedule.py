@@ -35,13 +35,19 @@ class PrunedLayer(Protocol):
     state: Remembered
 
     def weight_as_conv(self) -> Tensor:
-        """The weight as (Cout, Cin/groups, kh, kw)."""
+        """The whole weight as (Cout, Cin/groups, kh, kw)."""
+
+    def gradient_as_conv(self) -> Tensor:
+        """The whole gradient of the weight, likewise."""
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """A whole tensor of as many elements, shaped and sharded as the weight and its gradient."""
 
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is."""
 
     def mask_of_weight(self) -> Tensor:
-        """The kept mask, in the weight's shape."""
+        """The kept mask, shaped and sharded as the weight."""
 
     def keep(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` until another one is kept."""
@@ -132,12 +138,14 @@ class Schedule:
         needs: the arguments of `fst.attach` that it cannot do without.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
         removes_channels: whether the model gets smaller; Parameters are then replaced.
+        draws_masks: whether it draws masks at random.
     """
 
     acts_at_steps: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ()
     needs_trained_model: ClassVar[bool] = False
     removes_channels: ClassVar[bool] = False
+    draws_masks: ClassVar[bool] = False
 
     def attached(self, layers: Layers, run: Run) -> None:
         """At the end of `fst.attach`: refuse now what cannot work, register hooks."""

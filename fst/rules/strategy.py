@@ -133,6 +133,19 @@ class Strategy:
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
 
+    @property
+    def draws_masks(self) -> bool:
+        """Whether masks of the weight are drawn at random."""
+        rules = (self.output, self.grad_input)
+        drawn = any(r is not None and r.operand == "weight" and r.is_random for r in rules)
+        return drawn or (self.schedule is not None and self.schedule.draws_masks)
+
+    @property
+    def remembers_batches(self) -> bool:
+        """Whether layers remember something of batches, which is not the same on all ranks."""
+        counts = self.schedule is not None and not self.schedule.acts_at_steps
+        return self.has_memory or counts
+
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)
         decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""

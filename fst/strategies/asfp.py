@@ -59,9 +59,9 @@ class SoftFilters(Schedule):
         rate = asymptotic_rate(self.goal, done * run.steps_per_epoch / run.total_steps)
         for layer in layers:
             layer.state.schedule_state["epochs"] = done
-            filters = layer.weight.detach().flatten(1)
+            filters = layer.weight_as_conv().detach().flatten(1)
             kept = masks.largest_mask(filters.norm(dim=1), len(filters) - int(rate * len(filters)))
-            filters.mul_(kept[:, None])
+            layer.weight.mul_(layer.laid_out(kept[:, None].expand_as(filters)))
 
     def __str__(self) -> str:
         return f"filters zeroed after each epoch, {self.goal:g} in the end"

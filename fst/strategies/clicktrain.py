@@ -87,7 +87,7 @@ class PatternSelection(Schedule):
 
     def _select(self, layer: PrunedLayer) -> None:
         weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
-        scores = (weight * layer.weight.grad.reshape(weight.shape)).square()
+        scores = (weight * layer.gradient_as_conv()).square()
         layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
         layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
@@ -97,7 +97,7 @@ class PatternSelection(Schedule):
             pruned = weight * ~kept
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
-            layer.weight.grad.add_(pull.view_as(layer.weight), alpha=self.lasso)
+            layer.weight.grad.add_(layer.laid_out(pull), alpha=self.lasso)
 
     def __str__(self) -> str:
         times = f"chosen after {self.choose:.4g}, enforced after {self.enforce:.4g} of the training"

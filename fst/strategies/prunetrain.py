@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fst.basics.sharding import refuse_sharded
 from fst.layers.channels import (
     AXES,
     ChannelGroup,
@@ -76,6 +77,9 @@ class ChannelLasso(Schedule):
                 )
 
     def attached(self, layers: Layers, run: Run) -> None:
+        refuse_sharded(
+            run.model, "strategy 'prunetrain'", "it replaces Parameters; train in one process"
+        )
         require_tracing()
         ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
         if ranks or isinstance(run.model, nn.parallel.DistributedDataParallel):

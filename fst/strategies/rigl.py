@@ -63,6 +63,7 @@ class DropAndGrow(HeldMasks):
     end: float = 0.75
     allocation: str = "erk"
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
+    draws_masks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_interval(self.interval)
@@ -105,7 +106,7 @@ class DropAndGrow(HeldMasks):
 def _replace(layer: PrunedLayer, fraction: float) -> None:
     """Drop a share of the connections by magnitude, grow as many by the gradient's magnitude."""
     weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
-    gradient = layer.weight.grad.reshape(weight.shape)
+    gradient = layer.gradient_as_conv()
     connections = int(mask.sum())
     replaced = int(fraction * connections)
     kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)

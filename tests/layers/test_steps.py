@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import fst
 from tests.networks import batch, small_net
@@ -98,3 +99,18 @@ def test_a_step_that_a_scaler_skips_is_none(strategy, fused):
 
     for found, expected in zip(train(skipped=0.5), train(skipped=None), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_only_makes_an_optimizer_have_a_state_is_none():
+    """PyTorch takes one, without learning rate and gradients, to save and to load."""
+    net = small_net()
+    fst.convert(net, fst.get_strategy("srste", decay=0.1, decay_mode="decoupled"))
+    before = net[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    state = get_optimizer_state_dict(net, optimizer)["state"]
+    assert "momentum_buffer" in state["0.weight"]
+    assert net[0].state.step == 0 and torch.equal(net[0].weight, before)
+    optimizer.param_groups[0]["lr"] = 0.0  # a warm-up's first step is one
+    net(batch()).sum().backward()
+    optimizer.step()
+    assert net[0].state.step == 1 and not torch.equal(net[0].weight, before)

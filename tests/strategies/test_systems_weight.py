@@ -10,7 +10,7 @@ import fst
 from fst.ops.reference import reference_nm_mask
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
-from tests.networks import batch, small_net
+from tests.networks import attach, batch, small_net
 from tests.strategies.weight_systems import OPTIMIZERS, Training
 
 
@@ -137,6 +137,17 @@ def test_asfp_ends_with_the_goal_even_in_the_middle_of_an_epoch():
     training = Training("asfp", total=5, epoch=4, goal=0.5)
     training.steps(5)
     assert int((training.layers[0].weight == 0).flatten(1).all(1).sum()) == 4
+
+
+def test_asfp_zeroes_filters_of_channels_last_weights():
+    net = small_net().to(memory_format=torch.channels_last)
+    fst.convert(net, fst.get_strategy("asfp", goal=0.5))
+    attach(net, optimizer := torch.optim.SGD(net.parameters(), lr=0.05))
+    for step in range(5):
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
+    assert int((net[0].weight == 0).flatten(1).all(1).sum()) == int(8 * asymptotic_rate(0.5, 1 / 4))
+    assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 # ---------------------------------------------------------------- dpf

@@ -96,7 +96,7 @@ class SparsityHook(Hook):
     def before_run(self, runner: Any) -> None:
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
-            raise ValueError("FSDP is not supported: masks need whole weights; use DDP.")
+            raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
         root = self.root(runner)
         if not fst.sparse_layers(root):
             report = fst.convert(root, self.strategy, **self.choice)

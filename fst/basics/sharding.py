@@ -1,0 +1,89 @@
+"""Parameters of which each rank holds a part: `torch.distributed.fsdp.fully_shard` (FSDP2).
+
+Between calls such a Parameter is a DTensor; in the forward and backward pass of its module it is
+whole. FSDP1 (`FullyShardedDataParallel`) keeps flat parameters instead, without shapes or channels.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+ORDER = "call fst.convert, then fully_shard, then build the optimizer, then fst.attach"
+
+LOAD = (
+    "load get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) and "
+    "fst.sparsity_state(model) into a model that is converted, but not sharded"
+)
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A class of a module that somebody has imported; an empty tuple, of which nothing is one."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def is_sharded(tensor: Tensor | None) -> bool:
+    """Whether ``tensor`` is a DTensor."""
+    return isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
+
+
+def is_sharded_model(model: nn.Module) -> bool:
+    """Whether ``model`` or a part of it was given to `fully_shard`, or holds DTensors."""
+    sharding = _loaded("torch.distributed.fsdp", "FSDPModule")
+    return any(isinstance(m, sharding) for m in model.modules()) or any(
+        map(is_sharded, model.parameters())
+    )
+
+
+def is_managed(layer: nn.Module) -> bool:
+    """Whether FSDP, of either kind, gathers the parameters of ``layer``."""
+    return getattr(layer, "_is_fsdp_managed_module", False)
+
+
+def is_flat(layer: nn.Module) -> bool:
+    """Whether FSDP1 keeps the weight of ``layer`` in a flat parameter."""
+    weight = layer._parameters.get("weight", layer.__dict__.get("weight"))
+    is_own = isinstance(weight, nn.Parameter) and not hasattr(weight, "_fsdp_flattened")
+    return is_managed(layer) and weight is not None and not is_own
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """``tensor`` with the parts of all ranks, which all have to call this; else as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """The part of a whole ``tensor``, equal on all ranks, that fits to ``like``; no communication.
+
+    Args:
+        tensor: of the shape of ``like``.
+        like: a DTensor, or a tensor: then it is the whole.
+    """
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(like, DTensor)
+    mesh = like.device_mesh
+    copies = [Replicate()] * mesh.ndim
+    return DTensor.from_local(tensor, mesh, copies, run_check=False).redistribute(
+        placements=like.placements
+    )
+
+
+def reshard(model: nn.Module) -> None:
+    """Leave each rank its part of all of ``model``, outside its forward and backward pass."""
+    for module in model.modules():
+        if isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule")):
+            module.reshard()
+
+
+def refuse_sharded(model: nn.Module, function: str, advice: str) -> None:
+    """Raise ValueError where ``model`` is sharded, which a function cannot work on."""
+    if is_sharded_model(model):
+        raise ValueError(
+            f"{function}: {type(model).__name__} is sharded (fully_shard), so ranks hold parts of "
+            f"its weights: {advice}."
+        )
