@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
+from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.report import ConversionReport, describe_layer
+from fst.report import ConversionReport, coverage_of, describe_layer
 from fst.rules.by_name import planned_rules
 from fst.rules.rule import one_of
 from fst.rules.strategy import Strategy
@@ -35,6 +38,28 @@ UNSUPPORTED_CLASSES = (
 Selector = str | type[nn.Module]
 
 
+def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
+    """Class decorator: layers of exactly the type ``sparse.dense_class`` can become ``sparse``.
+
+    A subclass of `SparseConv2d` or `SparseLinear` and of that type, which computes what that type
+    computes: its `weight_as_conv` gives what is pruned, its forward pass prepares the input.
+    """
+    SPARSE_CLASSES[sparse.dense_class] = sparse
+    return sparse
+
+
+def sparse_class(kind: type[nn.Module]) -> type[SparseLayer] | None:
+    """What a layer of type ``kind`` becomes; None if it stays dense.
+
+    The classes of library L are registered by the module fst.integrations.L, if there is one.
+    """
+    if kind not in SPARSE_CLASSES:
+        module = f"fst.integrations.{kind.__module__.partition('.')[0]}"
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    return SPARSE_CLASSES.get(kind)
+
+
 def convert(
     model: nn.Module,
     strategy: str | Strategy,
@@ -43,6 +68,7 @@ def convert(
     exclude: Selector | Iterable[Selector] | None = None,
     plan: Mapping[str, Mapping[str, Any] | None] | None = None,
     layers: str = "conv",
+    example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -60,16 +86,19 @@ def convert(
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
             "all", both, without the patch embedding. Those with fewer input channels than the
             strategy asks for stay dense.
+        example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
+            report: the model runs on it once, dense, in eval mode.
 
     Returns:
-        A report of every convolution and linear layer: converted, or skipped and why. Weights of
-        `nn.MultiheadAttention`, which has no layers to convert, are named in it too.
+        A report of every convolution and linear layer: converted, or skipped and why; and which
+        share of the model that is. Weights of `nn.MultiheadAttention`, which has no layers to
+        convert, are named in it too.
 
     Raises:
         ValueError: nothing was converted, a pattern or a name in ``plan`` matches no layer, or
             ``layers`` is unknown, or given beside ``include``.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
-            ``plan`` no mapping.
+            ``plan`` no mapping, or ``example_input`` neither a tensor nor a tuple.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -91,7 +120,7 @@ def convert(
     impossible = never_called(model)
     dense = kept_dense(model, layers) if include is None else {}
     for name, module in candidates.items():
-        reason = impossible.pop(name, None) or _reason_to_skip(module)
+        reason = impossible.pop(name, None) or _reason_to_skip(module, strategy)
         if reason is None and name in excluded:
             reason = "excluded"
         if reason is None and include is not None and name not in included:
@@ -111,11 +140,13 @@ def convert(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
+    counted = None if example_input is None else multiply_adds(model, example_input)
     for name in chosen:
         own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
         module = candidates[name]
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
         report.layers.append(describe_layer(layer))
+    report.covered = coverage_of(model, report.skipped, counted)
     return report
 
 
@@ -135,6 +166,9 @@ def _listed(names: list[str]) -> str:
 
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
+
+    A layer of another class that was converted becomes that class again, unless that computes its
+    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``.
@@ -160,7 +194,7 @@ def _is_lazy(module: nn.Module) -> bool:
     return isinstance(getattr(module, "weight", None), UninitializedParameter)
 
 
-def _reason_to_skip(module: nn.Module) -> str | None:
+def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
     if _is_lazy(module):
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
@@ -169,10 +203,11 @@ def _reason_to_skip(module: nn.Module) -> str | None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):
         return f"{type(module).__name__} is not supported; only Conv2d and Linear are"
-    if type(module) not in SPARSE_CLASSES:
+    sparse = sparse_class(type(module))
+    if sparse is None:
         base = "Conv2d" if isinstance(module, nn.Conv2d) else "Linear"
         return f"{type(module).__name__} is a subclass of {base} that may compute something else"
-    return None
+    return sparse.obstacle(strategy)
 
 
 def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
