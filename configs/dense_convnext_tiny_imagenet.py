@@ -2,4 +2,4 @@
 
 _base_ = "_base_/convnext_tiny_imagenet.py"
 
-sparsity = dict(strategy="dense", include="stages.*.mlp.fc?")
+sparsity = dict(strategy="dense", layers="linear")

@@ -2,4 +2,4 @@
 
 _base_ = "_base_/vit_small_imagenet.py"
 
-sparsity = dict(strategy="dense", include="blocks")
+sparsity = dict(strategy="dense", layers="linear")

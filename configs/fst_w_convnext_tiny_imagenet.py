@@ -2,4 +2,4 @@
 
 _base_ = "_base_/convnext_tiny_imagenet.py"
 
-sparsity = dict(strategy="fst_w", include="stages.*.mlp.fc?")
+sparsity = dict(strategy="fst_w", layers="linear")

@@ -2,4 +2,4 @@
 
 _base_ = "_base_/vit_small_imagenet.py"
 
-sparsity = dict(strategy="fst_w", include="blocks")
+sparsity = dict(strategy="fst_w", layers="linear")

@@ -2,4 +2,4 @@
 
 _base_ = "_base_/convnext_tiny_imagenet.py"
 
-sparsity = dict(strategy="sdgp", include="stages.*.mlp.fc?")
+sparsity = dict(strategy="sdgp", layers="linear")
