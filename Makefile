@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: campaign demo test lint venv
+.PHONY: campaign demo docs lint test venv
 venv: $(STAMP)
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
@@ -20,7 +20,10 @@ demo: $(STAMP)
 	$(BIN)/python tools/demo.py $(DEMO_ARGS)
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -n --keep-going -q -d build/doctrees docs build/docs
 
 campaign: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --json work_dirs/campaign.json $(CAMPAIGN_ARGS)

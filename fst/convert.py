@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
+from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.report import ConversionReport, describe_layer
+from fst.report import ConversionReport, coverage_of, describe_layer
 from fst.rules.by_name import planned_rules
+from fst.rules.rule import one_of
 from fst.rules.strategy import Strategy
+from fst.selection import LAYERS, kept_dense, never_called
 from fst.strategies.registry import get_strategy
 
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
@@ -33,6 +38,28 @@ UNSUPPORTED_CLASSES = (
 Selector = str | type[nn.Module]
 
 
+def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
+    """Class decorator: layers of exactly the type ``sparse.dense_class`` can become ``sparse``.
+
+    A subclass of `SparseConv2d` or `SparseLinear` and of that type, which computes what that type
+    computes: its `weight_as_conv` gives what is pruned, its forward pass prepares the input.
+    """
+    SPARSE_CLASSES[sparse.dense_class] = sparse
+    return sparse
+
+
+def sparse_class(kind: type[nn.Module]) -> type[SparseLayer] | None:
+    """What a layer of type ``kind`` becomes; None if it stays dense.
+
+    The classes of library L are registered by the module fst.integrations.L, if there is one.
+    """
+    if kind not in SPARSE_CLASSES:
+        module = f"fst.integrations.{kind.__module__.partition('.')[0]}"
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    return SPARSE_CLASSES.get(kind)
+
+
 def convert(
     model: nn.Module,
     strategy: str | Strategy,
@@ -40,6 +67,8 @@ def convert(
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
     plan: Mapping[str, Mapping[str, Any] | None] | None = None,
+    layers: str = "conv",
+    example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -50,24 +79,32 @@ def convert(
         model: any module.
         strategy: a name or a `Strategy`.
         include: glob patterns on layer names (a pattern also matches everything below that name)
-            or layer types; if None, the strategy's own choice: every `nn.Conv2d` with enough
-            input channels. `nn.Linear` is converted only if included.
+            or layer types; if None, ``layers`` decides.
         exclude: likewise, what to leave dense.
         plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
             ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``.
+        layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
+            "all", both, without the patch embedding. Those with fewer input channels than the
+            strategy asks for stay dense.
+        example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
+            report: the model runs on it once, dense, in eval mode.
 
     Returns:
-        A report of every convolution and linear layer: converted, or skipped and why.
+        A report of every convolution and linear layer: converted, or skipped and why; and which
+        share of the model that is. Weights of `nn.MultiheadAttention`, which has no layers to
+        convert, are named in it too.
 
     Raises:
-        ValueError: nothing was converted, or a pattern or a name in ``plan`` matches no layer.
+        ValueError: nothing was converted, a pattern or a name in ``plan`` matches no layer, or
+            ``layers`` is unknown, or given beside ``include``.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
-            ``plan`` no mapping.
+            ``plan`` no mapping, or ``example_input`` neither a tensor nor a tuple.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     refuse_sharded(model, "convert", ORDER)
     strategy = get_strategy(strategy)
+    check_layers(layers, include)
     candidates = {
         name: module
         for name, module in model.named_modules()
@@ -80,32 +117,47 @@ def convert(
     excluded = _matches("exclude", exclude, candidates)
     report = ConversionReport(str(strategy))
     chosen: list[str] = []
+    impossible = never_called(model)
+    dense = kept_dense(model, layers) if include is None else {}
     for name, module in candidates.items():
-        reason = _reason_to_skip(module)
+        reason = impossible.pop(name, None) or _reason_to_skip(module, strategy)
         if reason is None and name in excluded:
             reason = "excluded"
         if reason is None and include is not None and name not in included:
             reason = "not included"
         if reason is None and include is None:
-            reason = _default_reason_to_skip(module, strategy)
+            reason = dense.get(name) or _too_few_channels(module, strategy)
         if reason is not None:
             report.skipped[name] = reason
             continue
         chosen.append(name)
+    report.skipped.update(impossible)
     missing = [name for name in planned if name not in chosen]
     if missing:
         raise ValueError(f"plan: {missing[0]!r} is no layer that is converted; {_listed(chosen)}")
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
-            f"include={include!r}, exclude={exclude!r}.\n{report}"
+            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
+    counted = None if example_input is None else multiply_adds(model, example_input)
     for name in chosen:
         own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
         module = candidates[name]
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
         report.layers.append(describe_layer(layer))
+    report.covered = coverage_of(model, report.skipped, counted)
     return report
+
+
+def check_layers(layers: str, include: Any = None) -> None:
+    """Raise ValueError unless `convert` takes ``layers`` beside ``include``."""
+    one_of("layers", layers, LAYERS)
+    if include is not None and layers != "conv":
+        raise ValueError(
+            f"layers={layers!r} beside include={include!r}: include names all that is converted. "
+            "Leave layers out, or leave out include and narrow the choice with exclude."
+        )
 
 
 def _listed(names: list[str]) -> str:
@@ -114,6 +166,9 @@ def _listed(names: list[str]) -> str:
 
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
+
+    A layer of another class that was converted becomes that class again, unless that computes its
+    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``.
@@ -139,7 +194,7 @@ def _is_lazy(module: nn.Module) -> bool:
     return isinstance(getattr(module, "weight", None), UninitializedParameter)
 
 
-def _reason_to_skip(module: nn.Module) -> str | None:
+def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
     if _is_lazy(module):
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
@@ -148,18 +203,18 @@ def _reason_to_skip(module: nn.Module) -> str | None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):
         return f"{type(module).__name__} is not supported; only Conv2d and Linear are"
-    if type(module) not in SPARSE_CLASSES:
+    sparse = sparse_class(type(module))
+    if sparse is None:
         base = "Conv2d" if isinstance(module, nn.Conv2d) else "Linear"
         return f"{type(module).__name__} is a subclass of {base} that may compute something else"
-    return None
+    return sparse.obstacle(strategy)
 
 
-def _default_reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
-    if isinstance(module, nn.Linear):
-        return "linear layers are converted only if included"
-    if module.in_channels < strategy.min_in_channels:
+def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
+    channels = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+    if channels < strategy.min_in_channels:
         return (
-            f"{module.in_channels} input channels; {strategy.name} converts from "
+            f"{channels} input channels; {strategy.name} converts from "
             f"{strategy.min_in_channels} on"
         )
     return None

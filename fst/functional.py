@@ -74,11 +74,12 @@ def sparse_linear(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """`sparse_conv2d` for fully connected layers: a 1x1 convolution over a sample's positions.
+    """`sparse_conv2d` for linear layers: a 1x1 convolution over a sample's positions.
 
     Args:
-        input: (N, ..., in_features). The axes between are the positions that rules of grad_weight
-            group or pair; a 2-D input has one position per sample, so nothing to prune there.
+        input: (..., in_features). The positions that rules of grad_weight group or pair are the
+            tokens of (N, T, C), or the map of (..., H, W, C); (N, C) has one position for each
+            sample, so nothing to prune there.
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """

@@ -80,6 +80,7 @@ class Choice:
 
     @property
     def loss(self) -> float:
+        """What a plan keeps small: `BIAS_WEIGHT` · bias + variance."""
         return BIAS_WEIGHT * self.bias + self.variance
 
 

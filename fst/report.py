@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,16 @@ from torch import nn
 
 from fst.backends import Decision, backend
 from fst.basics.text import table
+from fst.layers.coverage import (
+    NOT_CALLED,
+    NOT_N_M,
+    Coverage,
+    CoveredWeight,
+    exempt,
+    gemm_weights,
+    inside_groups,
+    size_of,
+)
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
 
@@ -60,11 +70,18 @@ class ConversionReport:
         strategy: the strategy, in words.
         layers: one `LayerReport` for each converted layer.
         skipped: name of each layer that was left dense -> reason.
+        covered: every weight of a convolution or linear layer: N:M, exempt, or skipped.
     """
 
     strategy: str
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    covered: Coverage = Coverage()
+
+    @property
+    def coverage(self) -> float:
+        """Share of the convolutions' and linear layers' weights in full N:M groups, 0 to 1."""
+        return self.covered.parameters
 
     @property
     def converted(self) -> dict[str, str]:
@@ -80,6 +97,9 @@ class ConversionReport:
             lines += ["", self.by_layer(merged=is_long)]
             reasons = {r.reason: r.mode for layer in self.layers for r in layer.gemms.values()}
             lines += ["", *sorted(f"{mode}: {reason}" for reason, mode in reasons.items())]
+        if self.covered.weights:
+            lines[0] += f"; coverage {self.coverage:.1%}"
+            lines += ["", str(self.covered)]
         if self.skipped:
             lines += ["", table(("skipped", "reason"), self.skipped.items())]
         return "\n".join(lines)
@@ -108,6 +128,37 @@ class ConversionReport:
             rows.setdefault((name, "x".join(map(str, layer.shape)), *modes), []).append(layer.name)
         named = [(_common_name(names), *row[1:]) for row, names in rows.items()]
         return table(("layer", "weight", *GEMMS), named)
+
+
+def coverage_of(
+    model: nn.Module, skipped: Mapping[str, str], multiply_adds: Mapping[str, int] | None = None
+) -> Coverage:
+    """Which weights of a converted model are N:M in the output GEMM, which not, and why.
+
+    Args:
+        model: converted.
+        skipped: name of each layer that was left dense -> reason.
+        multiply_adds: of each weight, as `fst.layers.coverage.multiply_adds` counts them.
+    """
+    layers, found = sparse_layers(model), []
+    for key, weight in gemm_weights(model).items():
+        name = key.rpartition(".")[0]
+        size, inside = size_of(weight), 0
+        if name in layers:
+            rule = layers[name].strategy.output
+            groups = None if rule is None else rule.weight_groups
+            label = NOT_N_M
+            if groups is not None and groups.n < groups.m:
+                inside = inside_groups(weight.shape, *groups)
+                label = f"{groups.n}:{groups.m}" if inside else exempt(groups.m)
+            if multiply_adds is not None and not multiply_adds[key]:
+                label, inside = NOT_CALLED, 0
+        else:
+            reason = skipped.get(key) or skipped.get(name) or "a bare Parameter, which is no layer"
+            label = f"skipped: {reason}"
+        macs = None if multiply_adds is None else multiply_adds[key]
+        found.append(CoveredWeight(key, size, inside, label, macs))
+    return Coverage(tuple(found))
 
 
 def _common_name(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from fst.basics.sharding import whole
 from fst.basics.text import suggest, table
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.layers.coverage import (
+    NOT_CALLED,
+    Coverage,
+    CoveredWeight,
+    exempt,
+    gemm_weights,
+    inside_groups,
+    multiply_adds,
+)
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
@@ -27,12 +36,16 @@ class LayerCheck:
     Attributes:
         density: share of non-zero elements.
         offence: the first offending group in words, or None.
+        group: elements in its longest group; fewer than m are exempt, as in depthwise layers.
+        inside: elements in full groups of m, of which the pattern prunes some.
     """
 
     name: str
     shape: tuple[int, ...]
     density: float
     offence: str | None
+    group: int
+    inside: int
 
     @property
     def ok(self) -> bool:
@@ -42,26 +55,48 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Result of `verify`; ``str()`` is a table that ends with the verdict."""
+    """Result of `verify`; ``str()`` is two tables and the verdict.
+
+    Attributes:
+        pattern: "N:M".
+        layers: the weights that were checked.
+        covered: all weights of convolutions and linear layers, checked or not.
+        min_coverage: what `coverage` must reach.
+    """
 
     pattern: str
     layers: tuple[LayerCheck, ...]
+    covered: Coverage
+    min_coverage: float = 0.0
+
+    @property
+    def coverage(self) -> float:
+        """Share of the convolutions' and linear layers' weights in full N:M groups, 0 to 1."""
+        return self.covered.parameters
 
     @property
     def ok(self) -> bool:
-        """Whether every checked weight satisfies the pattern."""
-        return all(layer.ok for layer in self.layers)
+        """Whether every checked weight satisfies the pattern, and enough of the model does."""
+        return all(layer.ok for layer in self.layers) and self.coverage >= self.min_coverage
 
     def __str__(self) -> str:
-        rows = [
-            (c.name, "x".join(map(str, c.shape)), f"{c.density:.3f}", c.offence or "ok")
-            for c in self.layers
-        ]
+        m = int(self.pattern.partition(":")[2])
         bad = sum(not layer.ok for layer in self.layers)
-        verdict = f"{len(rows)} weights are {self.pattern}"
+        short = sum(layer.ok and layer.group < m for layer in self.layers)
+        rows = []
+        for check in self.layers:
+            fine = "ok" if check.group >= m else f"exempt: group of {check.group}"
+            shape = "x".join(map(str, check.shape))
+            rows.append((check.name, shape, f"{check.density:.3f}", check.offence or fine))
+        verdict = f"{len(rows) - short} weights are {self.pattern}"
         if bad:
             verdict = f"{bad} of {len(rows)} weights are not {self.pattern}"
-        return f"{table(('weight', 'shape', 'density', self.pattern), rows)}\n\n{verdict}"
+        verdict += f", {short} are exempt (groups of fewer than {m})" if short else ""
+        verdict += f"; coverage {self.coverage:.1%}"
+        if self.coverage < self.min_coverage:
+            verdict += f", less than min_coverage={self.min_coverage}"
+        checked = table(("weight", "shape", "density", self.pattern), rows)
+        return f"{checked}\n\n{self.covered}\n\n{verdict}"
 
 
 def verify(
@@ -72,8 +107,14 @@ def verify(
     group_order: str = "channel",
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
+    min_coverage: float = 0.0,
+    example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> VerifyReport:
     """Check that every group of m consecutive weights has at most n non-zero ones.
+
+    The report also says which share of the model that is. A weight whose groups are shorter than m
+    (depthwise, images) is exempt: it has no offence, and nobody can use its zeros. ``include`` and
+    ``exclude`` choose what is checked; the coverage is that of all convolutions and linear layers.
 
     Args:
         target: a model (of converted layers S(W) is checked, what the model computes with), a
@@ -83,8 +124,12 @@ def verify(
         n, m: the pattern.
         group_order: "channel" (along input channels) or "im2col" (along Cin·kh·kw).
         include, exclude: glob patterns on parameter names such as "layer1.*.weight".
+        min_coverage: the report is not ok if its ``coverage`` is less (0 to 1).
+        example_input: for the multiply-adds in the report, if ``target`` is a model: one batch
+            (N, ...), or a tuple of inputs. The model runs on it once, in eval mode.
 
     Raises:
+        TypeError: ``target`` or ``example_input`` is none of these.
         ValueError: bad arguments, nothing to check, or a file that is not a checkpoint of tensors.
         FileNotFoundError: no such file.
         ImportError: a .safetensors file, but the package safetensors is not installed.
@@ -94,7 +139,15 @@ def verify(
         raise ValueError(
             f"group_order={group_order!r} is unknown.{suggest(group_order, GROUP_ORDERS)}"
         )
-    weights = _weights(target, group_order)
+    is_number = isinstance(min_coverage, int | float) and not isinstance(min_coverage, bool)
+    if not is_number or not 0 <= min_coverage <= 1:
+        raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
+    weights = everything = _weights(target, group_order)
+    counted: dict[str, int] = {}
+    if example_input is not None:
+        if not isinstance(target, nn.Module):
+            raise ValueError("example_input needs a model as target: weights alone cannot run.")
+        counted = multiply_adds(target, example_input)
     for argument, patterns in (("include", include), ("exclude", exclude)):
         if patterns is None:
             continue
@@ -105,11 +158,32 @@ def verify(
         keep = matched if argument == "include" else weights.keys() - matched
         weights = {k: v for k, v in weights.items() if k in keep}
     if include is None:
-        weights = {k: (w, o, True) for k, (w, o, wanted) in weights.items() if wanted}
+        weights = {k: found for k, found in weights.items() if found.is_checked}
     if not weights:
         raise ValueError("target has no convolution weight to verify; name others with include.")
-    checks = tuple(_check(name, w, n, m, order) for name, (w, order, _) in weights.items())
-    return VerifyReport(f"{n}:{m}", checks)
+    checks, covered = [], []
+    for name, found in everything.items():
+        if name not in weights and not found.is_counted:
+            continue
+        check = _check(name, found.weight, n, m, found.group_order)
+        label = _label(check, n, m)
+        if name in weights:
+            checks.append(check)
+        elif not check.ok:
+            label += ", not checked"
+        inside = check.inside if check.ok else 0
+        if found.is_sparse_layer and counted.get(name) == 0:
+            label, inside = NOT_CALLED, 0
+        covered.append(CoveredWeight(name, found.weight.numel(), inside, label, counted.get(name)))
+    return VerifyReport(f"{n}:{m}", tuple(checks), Coverage(tuple(covered)), min_coverage)
+
+
+def _label(check: LayerCheck, n: int, m: int) -> str:
+    if not check.ok:
+        return f"not {n}:{m}"
+    if check.group < m:
+        return exempt(m)
+    return f"{n}:{m}" if n < m else f"{n}:{m}, which prunes nothing"
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
@@ -132,15 +206,36 @@ def read_file(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{str(path)!r} is no .safetensors file: {error}.") from error
 
 
-def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool]]:
-    """Name -> (weight, group order, whether it is checked by default)."""
+class _Weight(NamedTuple):
+    """A weight, and what it is.
+
+    Attributes:
+        is_checked: by default.
+        is_counted: that of a convolution or linear layer, as far as its name and shape tell.
+        is_sparse_layer: that of a converted layer, pruned as in a call of the layer.
+    """
+
+    weight: Tensor
+    group_order: str
+    is_checked: bool
+    is_counted: bool
+    is_sparse_layer: bool = False
+
+
+def _weights(target: Any, group_order: str) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
-        found = _of_state_dict(target.state_dict(), group_order)
+        found, gemms = _of_state_dict(target.state_dict(), group_order), gemm_weights(target)
+        owners = {key.rpartition(".")[0] for key in gemms}
+        for key, weight in found.items():
+            is_gain = key not in gemms and key.rpartition(".")[0] in owners
+            found[key] = weight._replace(
+                is_counted=key in gemms, is_checked=weight.is_checked and not is_gain
+            )
         for name, layer in target.named_modules():
             if isinstance(layer, SparseLayer):
                 order = getattr(layer.strategy.output, "group_order", group_order)
                 key = f"{name}.weight" if name else "weight"
-                found[key] = (layer.effective_weight(), order, True)
+                found[key] = _Weight(layer.effective_weight(), order, True, True, True)
         return found
     if isinstance(target, Mapping):
         return _of_state_dict(state_dict_of(target, "target"), group_order)
@@ -152,9 +247,12 @@ def _weights(target: Any, group_order: str) -> dict[str, tuple[Tensor, str, bool
     )
 
 
-def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, Any]:
+def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, _Weight]:
+    """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
     return {
-        name: (value, group_order, value.dim() == 4)
+        name: _Weight(
+            value, group_order, value.dim() == 4, value.dim() == 4 or name.endswith("weight")
+        )
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
     }
@@ -174,4 +272,6 @@ def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> Layer
         flat = " of the im2col order" if group_order == "im2col" else ""
         offence = f"{int(counts[tuple(first)])} non-zero in group [{', '.join(index)}]{flat}"
     density = float(nonzero.double().mean())
-    return LayerCheck(name, tuple(weight.shape), density, offence)
+    inside = inside_groups(weight.shape, n, m, group_order)
+    group = min(m, nonzero.shape[1])
+    return LayerCheck(name, tuple(weight.shape), density, offence, group, inside)

@@ -17,7 +17,7 @@ FLOORS = (
     ("rules", "backends"),
     ("ops",),
     ("layers",),
-    ("strategies", "report", "verify", "state", "metrics"),
+    ("strategies", "report", "verify", "state", "metrics", "selection"),
     ("convert", "functional", "attach", "plan"),
     ("export",),
     ("",),  # the face: fst/__init__.py
@@ -80,11 +80,25 @@ def test_no_circles() -> None:
 def test_import_loads_no_kernel() -> None:
     """Neither Triton nor a module of the kernels: `import fst` is quick, and needs torch alone."""
     code = "import sys, fst; print(*(m for m in sys.modules if m.startswith('fst.kernels')))"
-    code += "; print(*(m for m in ('triton', 'mmengine', 'torchvision') if m in sys.modules))"
+    others = ("triton", "mmengine", "torchvision", "timm")
+    code += f"; print(*(m for m in {others} if m in sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not found.stdout.split()
+
+
+def test_timm_is_imported_by_its_integration_and_the_engine_alone() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in FILES
+        if module_of(file) != "fst.integrations.timm" and room(module_of(file)) != "engine"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", ""), *(alias.name for alias in node.names)]
+        if name.split(".")[0] == "timm"
+    ]
+    assert not wrong
 
 
 def test_nobody_asks_for_the_type_of_a_rule() -> None:

@@ -32,7 +32,7 @@ from fst.ops import sparse24
 from fst.ops.geometry import gradients
 from fst.ops.prune import prune_weight
 from fst.strategies.registry import get_strategy
-from fst.studies.benchmark import ConvShape, Timing, compare, conv_shapes, geometric_mean
+from fst.studies.benchmark import LayerShape, Timing, compare, geometric_mean, layer_shapes
 
 LEAST_CHANNELS, LEAST_GAIN = 64, 1.05
 CUDNN = "cuDNN"
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     packings: list[dict[str, Any]] = []
     for name in options.models:
         model, size = a_model(name)
-        shapes = conv_shapes(model, functools.partial(model.eval(), torch.zeros(1, 3, size, size)))
+        shapes = layer_shapes(model, functools.partial(model.eval(), torch.zeros(1, 3, size, size)))
         for shape, count in shapes.items():
             shape = shape._replace(batch=options.batch)
             channels = min(shape.in_channels, shape.out_channels) // shape.geometry.groups
@@ -102,7 +102,7 @@ def a_model(name: str) -> tuple[nn.Module, int]:
     return torchvision.models.get_model(base), int(size or 224)
 
 
-def unsupported(shape: ConvShape) -> str:
+def unsupported(shape: LayerShape) -> str:
     """Why the kernels cannot compute a convolution; "" if they can."""
     images = (shape.batch, shape.in_channels, shape.height, shape.width)
     size = (shape.batch, shape.out_channels, *shape.output_size)
@@ -110,7 +110,7 @@ def unsupported(shape: ConvShape) -> str:
 
 
 def layer_rows(
-    shape: ConvShape, device: torch.device, options: argparse.Namespace
+    shape: LayerShape, device: torch.device, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Times of one convolution's GEMMs, printed as they come."""
 
@@ -154,7 +154,7 @@ def layer_rows(
 
 
 def row(
-    shape: ConvShape,
+    shape: LayerShape,
     gemm: str,
     name: str,
     timing: Timing,

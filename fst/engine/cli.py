@@ -22,6 +22,7 @@ from fst.engine.config import check_config, load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
 from fst.engine.trained import trained_model
+from fst.layers.modules import folded_to_another_class
 from fst.verify import read_file
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
@@ -232,6 +233,13 @@ def fold(argv: Sequence[str] | None = None) -> int:
                 f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
                 "sparse training."
             )
+        changed = folded_to_another_class(fst.sparse_layers(root).values())
+        if changed:
+            raise ValueError(
+                f"folding changes layers ({changed}): the unconverted model would compute other "
+                "weights from the folded ones. Write the network itself: fst export CONFIG "
+                f"{arguments.checkpoint} model.onnx"
+            )
         folded = fst.fold(root)
         save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
     print(
@@ -245,8 +253,8 @@ def verify(argv: Sequence[str] | None = None) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
     parser = argparse.ArgumentParser(
         prog="fst verify",
-        description="Check that the weights of a checkpoint obey an N:M pattern "
-        "(exit status: 0 yes, 1 no, 2 error).",
+        description="Check that the weights of a checkpoint obey an N:M pattern, and say "
+        "which share of the model that is (exit status: 0 yes, 1 no, 2 error).",
     )
     parser.add_argument("checkpoint", help="folded checkpoint, any state_dict, or .safetensors")
     parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
@@ -259,6 +267,14 @@ def verify(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
     parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
+    parser.add_argument(
+        "--min-coverage",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="least share (0 to 1) of all convolutions' and linear layers' weights in full N:M "
+        "groups (default: 0)",
+    )
     add_traceback(parser)
     arguments = parser.parse_args(argv)
     with user_errors(arguments):
@@ -270,6 +286,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
             group_order=arguments.group_order,
             include=arguments.include,
             exclude=arguments.exclude,
+            min_coverage=arguments.min_coverage,
         )
     print(report)
     if not report.ok and isinstance(checkpoint, dict) and "sparsity" in checkpoint:

@@ -22,10 +22,10 @@ NOT_2_4 = "no: not 2:4"
 
 def tensorrt(shape: tuple[int, ...], groups: int, is_2_4: bool) -> str:
     """What TensorRT does with a weight (Cout, Cin/groups, ...)."""
-    if not is_2_4:
-        return NOT_2_4
     if groups > 1:
         return "no: grouped"
+    if not is_2_4:
+        return NOT_2_4
     is_large = shape[0] >= LARGE and math.prod(shape[1:]) >= LARGE
     return "eligible" if is_large else "eligible, but small"
 

@@ -17,7 +17,7 @@ from fst.checkpoint import commit_file
 from fst.convert import fold
 from fst.export import consumers
 from fst.export.formats import FORMATS, Format, Inputs
-from fst.layers.modules import SparseLayer, sparse_layers
+from fst.layers.modules import SparseLayer, folded_to_another_class, sparse_layers
 from fst.verify import verify
 
 LARGEST_DIFFERENCE = 1e-3  # of outputs, relative to the largest one
@@ -33,8 +33,9 @@ class ExportedWeight:
 
     Attributes:
         groups: of the convolution; 1 for linear layers.
-        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none.
-        is_2_4: whether the file's weight is 2:4 along input channels.
+        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none, or
+            no group is as long as M (depthwise).
+        is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
         density: share of non-zero elements in the file.
     """
 
@@ -53,11 +54,14 @@ class ExportReport:
     Attributes:
         difference: largest difference between the file's outputs and the model's, relative to the
             largest output; None where the file was not run.
+        changed: layers of which the file has the plain kind, because their own would compute
+            another weight from the folded one; "" if there are none.
     """
 
     path: str
     weights: tuple[ExportedWeight, ...]
     difference: float | None
+    changed: str = ""
 
     def __str__(self) -> str:
         header = ("weight", "shape", "density", "pattern", "TensorRT", "torch", "OpenVINO")
@@ -78,6 +82,8 @@ class ExportReport:
             run = f"its outputs differ by {self.difference:.1e} of the largest"
         kept = sum(bool(w.pattern) for w in self.weights)
         verdict = f"{self.path}: read back, {kept} of {len(rows)} weights keep their pattern; {run}"
+        if self.changed:
+            verdict += f"\nlayers of another kind than the model's: {self.changed}"
         return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
 
 
@@ -131,7 +137,8 @@ def export(
         commit_file(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return ExportReport(str(path), weights, difference)
+    changed = folded_to_another_class(layers.values())
+    return ExportReport(str(path), weights, difference, changed)
 
 
 def _several(example_input: Tensor | Inputs | None) -> Inputs:
@@ -160,7 +167,14 @@ def _weights(
         check = verify({key: weight}, include=key).layers[0]
         groups = getattr(module, "groups", 1)
         found.append(
-            ExportedWeight(key, tuple(weight.shape), groups, pattern, check.ok, check.density)
+            ExportedWeight(
+                key,
+                tuple(weight.shape),
+                groups,
+                pattern,
+                check.ok and check.inside > 0,
+                check.density,
+            )
         )
     return tuple(found)
 
@@ -195,7 +209,7 @@ def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
         raise RuntimeError(
             f"the file's weight {name!r} is not {pattern.n}:{pattern.m}: {check.offence}."
         )
-    return f"{pattern.n}:{pattern.m}"
+    return f"{pattern.n}:{pattern.m}" if check.inside else ""
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ class SparsityCallback(pl.Callback):
     Args:
         strategy: a name or a `fst.Strategy`.
         include, exclude: what to convert, see `fst.convert`; names begin at the LightningModule.
+        layers: "conv", "linear" or "all", see `fst.convert`.
         log_every: optimizer steps between two looks of `fst.metrics`; 0: none.
         seed: of strategies that draw; masks are then equal on all ranks.
         **overrides: arguments of the strategy, such as n and m.
@@ -42,6 +43,7 @@ class SparsityCallback(pl.Callback):
         strategy: str | fst.Strategy,
         include: Selector | list[Selector] | None = None,
         exclude: Selector | list[Selector] | None = None,
+        layers: str = "conv",
         log_every: int = 50,
         seed: int = 0,
         **overrides: Any,
@@ -54,7 +56,7 @@ class SparsityCallback(pl.Callback):
                 f"strategy {self.strategy.name!r} replaces Parameters, which Lightning's "
                 "optimizers and wrappers cannot follow."
             )
-        self.include, self.exclude = include, exclude
+        self.choice: dict[str, Any] = {"include": include, "exclude": exclude, "layers": layers}
         self.log_every, self.seed = log_every, seed
         self._attached: list[Attachment] = []
         self._frozen = ExitStack()
@@ -74,9 +76,7 @@ class SparsityCallback(pl.Callback):
                 f"{self.strategy}: leave the conversion to the callback."
             )
         if not layers:
-            report = fst.convert(
-                pl_module, self.strategy, include=self.include, exclude=self.exclude
-            )
+            report = fst.convert(pl_module, self.strategy, **self.choice)
             rank_zero_info(f"{report}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

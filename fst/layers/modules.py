@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -57,14 +59,24 @@ class SparseLayer(nn.Module):
         _LIVING[layer] = None
         return layer
 
+    @classmethod
+    def obstacle(cls, strategy: Strategy) -> str | None:
+        """Why layers of this class cannot follow ``strategy``; None if they can."""
+        return None
+
+    @property
+    def folded_class(self) -> type[nn.Module]:
+        """What multiplies with its weight as it is: the class that `densify` makes of the layer."""
+        return self.dense_class
+
     def densify(self, weight: Tensor) -> None:
-        """Become `dense_class` again, with the values of ``weight``."""
+        """Become `folded_class`, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
         for name in ("strategy", "layer_name", "state", "run"):
             delattr(self, name)
         _LIVING.pop(self, None)
-        self.__class__ = self.dense_class
+        self.__class__ = self.folded_class
 
     @property
     def conv_groups(self) -> int:
@@ -75,9 +87,16 @@ class SparseLayer(nn.Module):
         """A tensor of the weight's shape as (Cout, Cin/groups, kh, kw)."""
         return tensor
 
+    def _multiplied(self, weight: Tensor) -> Tensor:
+        """What the GEMMs multiply before pruning, from the stored weight."""
+        return weight
+
     def weight_as_conv(self) -> Tensor:
-        """The whole weight as (Cout, Cin/groups, kh, kw); of a sharded one, all ranks must ask."""
-        return self._as_conv(whole(self.weight))
+        """What is pruned and then multiplied, (Cout, Cin/groups, kh, kw): mostly the whole weight.
+
+        Of a sharded one, all ranks must ask.
+        """
+        return self._as_conv(self._multiplied(whole(self.weight)))
 
     def gradient_as_conv(self) -> Tensor:
         """The whole gradient of the weight, likewise."""
@@ -91,6 +110,12 @@ class SparseLayer(nn.Module):
         if tensor.shape != weight.shape:
             tensor = tensor.reshape(weight.shape)
         return laid_out_as(tensor, weight)
+
+    @property
+    def multiplies_parameter(self) -> bool:
+        """Whether that is a Parameter, which an optimizer steps, and nothing computed from one."""
+        parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
+        return isinstance(parameter, nn.Parameter) or replicated
 
     def stored_weight(self) -> nn.Parameter | None:
         """The Parameter that the weight is or is computed from, which an optimizer may hold."""
@@ -114,8 +139,9 @@ class SparseLayer(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        weight, mask = whole(self.weight.detach()), self.output_mask()
-        return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
+        weight, mask = self.weight_as_conv().detach(), self.mask()
+        pruned = weight.clone() if mask is None else weight.masked_fill(~mask, 0)
+        return pruned.reshape(self.weight.shape)
 
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
@@ -147,17 +173,17 @@ class SparseLayer(nn.Module):
 
     def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
         """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
-        weight, run = self._as_conv(self.weight), self.run
+        run = self.run
         groups, strategy = self.conv_groups, self.strategy
         trains = self.training and torch.is_grad_enabled()
         compiled = torch.compiler.is_compiling()
         if not compiled:
-            checks.gathered(self.layer_name, weight)
+            checks.gathered(self.layer_name, self.weight)
+        weight = self._as_conv(self._multiplied(self.weight))
         check_tensors(input, weight, self.bias, groups)
         dtype = compute_dtype(input, weight, self.bias)
         # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
-        parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
-        stored = isinstance(parameter, nn.Parameter) or replicated
+        stored = self.multiplies_parameter
         generator, seed, memory = None, None, None
         if compiled and self.training:
             checks.traceable(self.layer_name, strategy)
@@ -254,7 +280,7 @@ class SparseLayer(nn.Module):
 class SparseConv2d(SparseLayer, nn.Conv2d):
     """`nn.Conv2d` of which each GEMM's operands are pruned as its strategy says."""
 
-    dense_class = nn.Conv2d
+    dense_class: ClassVar[type[nn.Module]] = nn.Conv2d
 
     @property
     def conv_groups(self) -> int:
@@ -272,13 +298,13 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
 class SparseLinear(SparseLayer, nn.Linear):
     """`nn.Linear` of which each GEMM's operands are pruned as its strategy says."""
 
-    dense_class = nn.Linear
+    dense_class: ClassVar[type[nn.Module]] = nn.Linear
 
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, ..., in_features) -> (N, ..., out_features)."""
+        """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
         check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._call)
 
@@ -298,6 +324,16 @@ def converted_layers(model: nn.Module) -> dict[str, SparseLayer]:
     if not layers:
         raise ValueError(f"{type(model).__name__} has no converted layer; call fst.convert first.")
     return layers
+
+
+def folded_to_another_class(layers: Iterable[SparseLayer]) -> str:
+    """Those whose folded weight their own class would change, in words; "" if there is none."""
+    kinds = Counter(
+        f"{layer.dense_class.__name__} to {layer.folded_class.__name__}"
+        for layer in layers
+        if layer.folded_class is not layer.dense_class
+    )
+    return ", ".join(f"{count} from {kind}" for kind, count in kinds.items())
 
 
 def living_layers() -> list[SparseLayer]:

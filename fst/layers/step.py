@@ -129,7 +129,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
         if weight.grad is None:
             continue
         layer.run.has_gradient = True
-        if not strategy.decay or weight is not layer.weight or id(weight) in seen:
+        if not strategy.decay or not layer.multiplies_parameter or id(weight) in seen:
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -150,15 +151,25 @@ def _pruned_twice(
 def linear_as_conv(
     input: Tensor, weight: Tensor, convolution: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Run (N, ..., in_features) through a 1x1 convolution as (N, in_features, 1, positions)."""
+    """Run (..., in_features) through a 1x1 convolution as (N, in_features, height, width).
+
+    (N, C) has one position for each sample, (N, T, C) a row of tokens, (..., H, W, C) maps.
+    """
     check_linear(input, weight)
-    samples = input.shape[0] if input.dim() > 1 else 1
-    positions = input.shape[1:-1].numel() if input.dim() > 1 else 1
-    if not positions:  # nothing to compute, as in an empty batch
-        samples, positions = 0, 1
-    image = input.reshape(samples, 1, positions, input.shape[-1]).permute(0, 3, 1, 2)
+    *samples, height, width = as_maps(input.shape[:-1])
+    count = math.prod(samples)
+    if not height * width:  # nothing to compute, as in an empty batch
+        count, height, width = 0, 1, 1
+    image = input.reshape(count, height, width, input.shape[-1]).permute(0, 3, 1, 2)
     output = convolution(image)
     return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], weight.shape[0])
+
+
+def as_maps(shape: torch.Size) -> tuple[int, ...]:
+    """(..., height, width) of what stands before the features."""
+    if len(shape) < 2:
+        return (*shape, 1, 1) if shape else (1, 1, 1)
+    return (*shape[:-1], 1, shape[-1]) if len(shape) == 2 else tuple(shape)
 
 
 def convolve_pruned(

@@ -24,6 +24,7 @@ from fst.rules.rule import Lattice, Rule
 
 REDUCED = Lattice(0, 1, 0, 1)  # the positions of what `_kept_input` leaves
 KEEP_THEIR_RESULT = ("ReluBackward0", "SigmoidBackward0", "TanhBackward0")
+VIEWS = ("PermuteBackward0", "TransposeBackward0", "ViewBackward0")
 
 
 def keep(
@@ -52,11 +53,14 @@ def keep(
 
 
 def is_retained(input: Tensor) -> bool:
-    """Whether the operation that made ``input`` keeps it for its own backward pass.
+    """Whether the operation that made ``input``, or what it is a view of, keeps it for its own
+    backward pass.
 
     Not asked in compiled code, where the compiler decides what is saved.
     """
     maker = None if torch.compiler.is_compiling() else input.grad_fn
+    while maker is not None and maker.name() in VIEWS:
+        maker = maker.next_functions[0][0]
     return maker is not None and maker.name() in KEEP_THEIR_RESULT
 
 
@@ -97,7 +101,8 @@ def grad_weight(
 
     whole = kernel == (1, 1) and not kept.reduced  # what is kept of the input is yet to be taken
 
-    def with_program(name: str, in_place: bool = not (whole or kept.reduced)) -> Tensor:
+    def with_program(name: str, in_place: bool = False) -> Tensor:
+        in_place |= not kept.reduced and (not whole or name == "product")
         # A candidate's time includes the fold, which is itself a choice.
         folded = fold_grad_output(grad_output, kept)
         needed = _kept_input(inputs[0], kept, size) if whole and not in_place else inputs

@@ -37,6 +37,11 @@ _register(
 _register("grad_weight", "gemm", "one matrix product with the columns of the kept positions")
 _register(
     "grad_weight",
+    "product",
+    "one matrix product on views of both maps: 1x1 kernels and linear layers",
+)
+_register(
+    "grad_weight",
     "in_place",
     "the same as strided; 1x1 kernels read the kept half of the input where it lies",
 )

@@ -262,7 +262,8 @@ def _estimated_columns(
 ) -> Tensor:
     """Columns (N, Cin*kh*kw, P*Q) whose product with grad_output is the rule's grad_weight."""
     height, width = geometry.output
-    if height * width < rule.min_size**2:
+    narrow = isinstance(rule, Bands) and min(height - rule.block[0], width - rule.block[1]) < 0
+    if narrow or height * width < rule.min_size**2:
         return geometry.im2col(inputs)
     uneven = [after - before for before, after in geometry.padding]  # counts as image
     inputs, geometry = F.pad(inputs, (0, uneven[1], 0, uneven[0])), geometry.evened()
@@ -371,14 +372,16 @@ def reference_linear(
 ) -> ReferenceResult:
     """The same for a fully connected layer, as a 1x1 convolution over the positions of each sample.
 
-    ``input`` (N, *, in), ``weight`` (out, in), ``grad_output`` (N, *, out); the middle dimensions
-    are flattened to one row of P*Q positions, of which a 2-D input has a single one. Masks in
-    ``draws`` are shaped like the convolution's operands: (out, in, 1, 1), (N, out, 1, P*Q) and
-    (N, in, P*Q).
+    ``input`` (*, in), ``weight`` (out, in), ``grad_output`` (*, out). Of (N, in) each sample has
+    one position, of (N, T, in) a row of T; in (*, P, Q, in) the axes before P count as samples.
+    Masks in ``draws`` are shaped like the convolution's operands: (out, in, 1, 1), (N, out, P, Q)
+    and (N, in, P*Q).
     """
 
     def as_map(tensor: Tensor) -> Tensor:
-        return tensor.reshape(len(tensor), -1, tensor.shape[-1]).movedim(-1, 1).unsqueeze(2)
+        while tensor.dim() < 4:
+            tensor = tensor.unsqueeze(1 if tensor.dim() > 1 else 0)
+        return torch.stack([*tensor.flatten(0, -4).unbind(-1)], dim=1)
 
     result = reference_conv2d(
         as_map(input),
@@ -390,7 +393,7 @@ def reference_linear(
     )
 
     def as_features(tensor: Tensor, features: int) -> Tensor:
-        return tensor.squeeze(2).movedim(1, -1).reshape(*input.shape[:-1], features)
+        return tensor.movedim(1, -1).reshape(*input.shape[:-1], features)
 
     return ReferenceResult(
         as_features(result.output, weight.shape[0]),

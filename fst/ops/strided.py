@@ -1,12 +1,13 @@
-"""Dense weight gradients of convolutions with a large stride: three programs, one result.
+"""Dense weight gradients of convolutions with a large stride: several programs, one result.
 
 The library's kernel is the default, and on other devices than CPUs until something else is
 measured there. On a CPU, in float32, what is faster depends on oneDNN's kernel, so on the
 instructions that it has. With AVX2 alone one matrix product with the columns that are needed is
 faster from 64 channels on. With AVX-512 it is on small maps with many channels; elsewhere the
 kernel loses efficiency when a stride of 1 becomes a horizontal stride of 2, so the image is
-transposed first. Little work is left to one call of the library. `fst bench` shows what each shape
-gains.
+transposed first. Little work is left to one call of the library. Kernels of 1x1, and so linear
+layers, need no columns: there the maps are matrices whose rows lie a constant step apart, which the
+library's product reads in place. `fst bench` shows what each shape gains.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fst.ops.geometry import Geometry, gradients
@@ -28,9 +30,12 @@ ONLY_WEIGHT = (False, True, False)
 
 
 def program(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> str:
-    """Which program is the default: "strided", "transposed" or "gemm"."""
+    """Which program is the default: "strided", "transposed", "gemm" or "product"."""
     kernel = (weight.shape[2], weight.shape[3])
-    on_cpu = grad_output.device.type == "cpu" and grad_output.dtype == torch.float32
+    on_cpu = grad_output.device.type == "cpu"
+    if on_cpu and _is_product(grad_output, weight, geometry):
+        return "product"
+    on_cpu = on_cpu and grad_output.dtype == torch.float32
     if not on_cpu or geometry.groups > 1 or kernel == (1, 1):
         return "strided"
     if grad_output.numel() * math.prod(weight.shape[1:]) < LITTLE_WORK:
@@ -49,9 +54,14 @@ def programs(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> tuple[s
     """
     default = program(grad_output, weight, geometry)
     if weight.shape[2:] == (1, 1):
-        return (default,)
-    others = (name for name in PROGRAMS if name != default)
+        return ("product", "strided") if default == "product" else (default,)
+    others = (name for name in ("strided", "transposed", "gemm") if name != default)
     return (default, *(n for n in others if n != "gemm" or geometry.groups == 1))
+
+
+def _is_product(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether dW is one product of matrices, whose rows are positions in NHWC memory."""
+    return weight.shape[2:] == (1, 1) and geometry.groups == 1 and grad_output.stride(1) == 1
 
 
 class Piece(NamedTuple):
@@ -138,8 +148,26 @@ def _patches(piece: Piece, height: int, width: int) -> Tensor:
     )
 
 
+def _product(pieces: list[Piece], weight: Tensor) -> Tensor:
+    total: Tensor | None = None
+    for piece in pieces:
+        (rows, columns), (top, left), _, _ = piece.geometry
+        image = F.pad(piece.image, (left, left, top, top)) if top or left else piece.image
+        height, width = piece.grad_output.shape[2:]
+        seen = _matrix(image[:, :, ::rows, ::columns][:, :, :height, :width])
+        grads = _matrix(piece.grad_output).t()
+        total = grads @ seen if total is None else torch.addmm(total, grads, seen)
+    return total[:, :, None, None]
+
+
+def _matrix(maps: Tensor) -> Tensor:
+    """(N, C, P, Q) as (N·P·Q, C): a view where one step leads from each row to the next."""
+    return maps.permute(0, 2, 3, 1).flatten(0, 2)
+
+
 PROGRAMS: dict[str, Callable[[list[Piece], Tensor], Tensor]] = {
     "strided": _strided,
     "transposed": _transposed,
     "gemm": _gemm,
+    "product": _product,
 }

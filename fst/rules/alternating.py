@@ -63,6 +63,11 @@ class Alternating(Rule):
         found = (Lattice(0, 2, phase, 2), Lattice(1, 2, 1 - phase, 2))
         return tuple(p for p in found if p.row < height and p.column < width)
 
+    def leaves_dense(self, height: int, width: int) -> bool:
+        """Where no pair fits, as in a map that is one column."""
+        found = self.kept_positions(height, width, 0)
+        return sum(math.prod(lattice.size(height, width)) for lattice in found) == height * width
+
     def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output at the kept positions, with that of the dropped ones added (``restore``)."""
         if not self.restore:

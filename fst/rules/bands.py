@@ -31,7 +31,8 @@ class Bands(Rule):
         keep: the bands of all samples.
         sample: bands of which each sample has one, in turn over the batch.
         unbiased: multiply the sampled bands by their number, so that they are whole in the mean.
-        min_size: output maps of fewer than min_size² positions are left dense.
+        min_size: output maps of fewer than min_size² positions are left dense, and so are those
+            narrower than a block: tokens in a row need block=(1, 2).
         phase: which of ``sample`` the first samples have: "random" draws at each step.
     """
 
@@ -77,7 +78,8 @@ class Bands(Rule):
         return max(1, len(self.sample))
 
     def leaves_dense(self, height: int, width: int) -> bool:
-        return height * width < self.min_size**2
+        too_narrow = height < self.block[0] or width < self.block[1]
+        return too_narrow or height * width < self.min_size**2
 
     def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
         blocks = Lattice(0, self.block[0], 0, self.block[1])

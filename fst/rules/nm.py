@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.masks import RESCALES, check_pattern
-from fst.rules.rule import Pattern, Rule, check_interval, one_of
+from fst.rules.rule import Pattern, Rule, WeightGroups, check_interval, one_of
 from fst.rules.transposable_masks import transposable_mask
 
 GROUP_ORDERS = ("channel", "im2col")
@@ -121,6 +121,11 @@ class NM(Rule):
         return Pattern(self.n, self.m, self.rule, self.rescale) if along_channels else None
 
     @property
+    def weight_groups(self) -> WeightGroups | None:
+        is_weight = self.operand == "weight"
+        return WeightGroups(self.n, self.m, self.group_order) if is_weight else None
+
+    @property
     def density(self) -> float:
         return self.n / self.m
 
@@ -187,6 +192,10 @@ class Transposable(Rule):
     @property
     def keeps_mask_for(self) -> int:
         return self.interval
+
+    @property
+    def weight_groups(self) -> WeightGroups:
+        return WeightGroups(self.n, self.m, self.group_order)
 
     @property
     def density(self) -> float:

@@ -41,6 +41,14 @@ class Pattern(NamedTuple):
     rescale: str
 
 
+class WeightGroups(NamedTuple):
+    """N:M groups of a weight, along the axis ``group_order``: "channel" or "im2col"."""
+
+    n: int
+    m: int
+    group_order: str
+
+
 def draw_of(
     count: int, generator: torch.Generator | None, seed: int | None, fixed: Iterable[int]
 ) -> int:
@@ -194,6 +202,11 @@ class Rule:
 
     def pattern(self, gemm: str) -> Pattern | None:
         """The rule as N:M along channels in ``gemm``; None if it is something else."""
+        return None
+
+    @property
+    def weight_groups(self) -> WeightGroups | None:
+        """The N:M groups of a weight that the rule prunes in output; None where it has none."""
         return None
 
     @property

@@ -8,6 +8,8 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from timm.layers import StdConv2d
+from torch import nn
 
 import fst
 import fst.models
@@ -32,7 +34,10 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     assert fst.verify(folded).ok
 
     assert cli.verify([folded]) == 0
-    assert "2 weights are 2:4" in capsys.readouterr().out
+    assert "1 weights are 2:4, 1 are exempt" in capsys.readouterr().out
+    assert cli.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
+    assert cli.verify([folded, "--min-coverage", "0.6"]) == 1
+    assert "coverage 59.5%, less than min_coverage=0.6" in capsys.readouterr().out
     assert cli.verify([folded, "--n", "1"]) == 1
     assert cli.verify([checkpoint]) == 1
     out = capsys.readouterr().out
@@ -69,7 +74,10 @@ def test_errors(train, write_config, tmp_path, capsys):
         with pytest.raises(SystemExit) as stopped:
             cli.fold(arguments)
         assert stopped.value.code == 2 and message in capsys.readouterr().err
-    for arguments in (["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]):
+    for arguments in (
+        *(["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]),
+        [dense, "--min-coverage", "60"],
+    ):
         with pytest.raises(SystemExit) as stopped:
             cli.verify(arguments)
         assert stopped.value.code == 2
@@ -83,6 +91,22 @@ def error_of(capsys, command, arguments):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     return lines[0]
+
+
+def test_fold_refuses_what_the_dense_model_would_standardise_again(
+    write_config, tmp_path, capsys, monkeypatch
+):
+    def net(num_classes=10):
+        return nn.Sequential(StdConv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, num_classes))
+
+    monkeypatch.setattr(fst.models, "tiny_net", net)
+    model, checkpoint = net(), tmp_path / "epoch_1.pth"
+    fst.convert(model, "fst")
+    sparsity = fst.sparsity_state(model)
+    torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
+    line = error_of(capsys, cli.fold, [write_config(), checkpoint, tmp_path / "out.pth"])
+    assert "1 from StdConv2d to Conv2d" in line and "fst export" in line
+    assert not (tmp_path / "out.pth").exists()
 
 
 def test_every_command_ends_in_one_line(tmp_path, capsys):

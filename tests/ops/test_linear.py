@@ -1,4 +1,4 @@
-"""sparse_linear: a 1x1 convolution whose positions are a sample's middle dimensions."""
+"""sparse_linear: a 1x1 convolution over a sample's tokens, or over its map of them."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fst.ops.reference import reference_linear
 from tests.cases import error
 from tests.strategy_settings import DETERMINISTIC, KINDS, SETTINGS, rows_and_shapes, setting
 
-SHAPES = [(5, 12), (3, 7, 12), (2, 3, 4, 12), (1, 1, 12), (2, 9, 10)]
+SHAPES = [(5, 12), (3, 7, 12), (2, 3, 4, 12), (1, 1, 12), (2, 9, 10), (2, 1, 5, 3, 8), (7,)]
 
 
 def _operands(shape, outputs=9, dtype=torch.float64, bias=True):
@@ -35,7 +35,8 @@ def _run(function, operands, **options):
 
 
 @pytest.mark.parametrize(
-    ("row", "shape"), rows_and_shapes(DETERMINISTIC, SHAPES, [(2, 9, 10)], on_hard=KINDS)
+    ("row", "shape"),
+    rows_and_shapes(DETERMINISTIC, SHAPES, [(2, 9, 10), (2, 1, 5, 3, 8)], on_hard=KINDS),
 )
 def test_equals_reference(row, shape):
     operands = _operands(shape)

@@ -20,6 +20,7 @@ CASES = [
     (4, 8, (1, 7), (1, 2), (0, 3), (1, 1), 5, 9),
     (4, 8, (3, 3), (2, 4), (1, 1), (1, 1), 14, 14),
     (4, 8, (3, 2), (1, 2), (2, 1), (2, 1), 8, 10),
+    (4, 8, (1, 1), (1, 2), (0, 1), (1, 1), 5, 7),
 ]
 
 
@@ -35,9 +36,10 @@ def test_programs_agree(case, channels_last):
     output = F.conv2d(input, weight, None, *geometry)
     grad_output = torch.randn_like(output).to(memory_format=layout)
     (expected,) = torch.autograd.grad(output, weight, grad_output)
-    assert strided.PROGRAMS.keys() == {"strided", "transposed", "gemm"}
-    for run in strided.PROGRAMS.values():
-        actual = run([strided.Piece(grad_output, input, geometry)], weight)
+    programs = {"strided", "transposed", "gemm"} | ({"product"} if kernel == (1, 1) else set())
+    assert strided.PROGRAMS.keys() == programs | {"product"}
+    for name in programs:
+        actual = strided.PROGRAMS[name]([strided.Piece(grad_output, input, geometry)], weight)
         torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
 
@@ -57,8 +59,10 @@ def test_matrix_product_in_chunks(monkeypatch):
 def test_every_program_is_chosen_for_some_shape(instructions, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
 
-    def chosen(outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3), inputs=64):
-        grad_output = torch.empty(16, outputs, size, size, dtype=dtype)
+    def chosen(
+        outputs, size, stride, dtype=torch.float32, groups=1, kernel=(3, 3), inputs=64, **options
+    ):
+        grad_output = torch.empty(16, outputs, size, size, dtype=dtype).to(**options)
         weight = torch.empty(outputs, inputs, *kernel)
         return strided.program(grad_output, weight, Geometry(stride, (1, 1), (1, 1), groups))
 
@@ -71,6 +75,9 @@ def test_every_program_is_chosen_for_some_shape(instructions, monkeypatch):
     assert chosen(64, 56, (1, 2), groups=2) == "strided"
     assert chosen(64, 56, (1, 2), kernel=(1, 1)) == "strided"
     assert chosen(64, 2, (1, 2)) == "strided"
+    in_rows = {"kernel": (1, 1), "memory_format": torch.channels_last}
+    assert chosen(64, 56, (1, 2), **in_rows) == "product"
+    assert chosen(64, 56, (1, 2), groups=2, **in_rows) == "strided"
 
 
 def test_candidates_begin_with_the_default(monkeypatch):

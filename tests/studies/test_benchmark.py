@@ -53,12 +53,16 @@ def test_report(tmp_path, capsys, _small_rates):
             assert set(layer["times"][gemm]) == {"torch", "fst", "sdgp"}
             assert all(t["median"] > 0 for t in layer["times"][gemm].values())
             assert set(layer["bounds"][gemm]) >= {"torch", "fst", "sdgp"}
-        chosen = layer["decisions"]["grad_weight"]["fst"]["grad_weight"]
         others = {a["forced"]["grad_weight"]: a for a in layer["alternatives"]}
-        named = {"strided", "transposed", "gemm", "in_place", "masked"}
+        chosen = layer["decisions"]["grad_weight"]["fst"].get("grad_weight")
+        if chosen is None:  # an output map of one position has no pairs
+            assert not others and layer["layer"].split()[-1] in ("1x1", "2x2")
+            continue
+        named = {"strided", "transposed", "gemm", "product", "in_place", "masked"}
         assert {chosen["backend"], *others} == named
         for name, other in others.items():
-            impossible = name == "in_place" or " 1x1 " in layer["layer"]
+            pointwise = " 1x1 " in layer["layer"]
+            impossible = name != "strided" if pointwise else name in ("in_place", "product")
             assert (other["timing"] is None) == impossible == bool(other["reason"])
         assert layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]["backend"] == "torch"
     for measured in (report["steps"]["step"], report["memory"], report["breakdown"]):
@@ -166,7 +170,7 @@ def test_shapes_are_counted_with_their_input():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
     )
-    shapes = benchmark.conv_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
+    shapes = benchmark.layer_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
     assert [str(shape) for shape in shapes] == ["3->8 3x3 s2 17x21", "8->8 3x3 s1 8x10"]
     assert list(shapes.values()) == [1, 2]
     assert all(shape.batch == 5 for shape in shapes)
@@ -287,7 +291,7 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
     assert {"new", "absent"}.isdisjoint(verified["grad_weight"])
     assert set(named["grad_weight"]) - set(verified["grad_weight"]) == {"new"}
     assert "new" in benchmark.runnable_backends({}, unverified=True)["grad_weight"]
-    shape = benchmark.ConvShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    shape = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
     layer = benchmark.time_layer(
         shape,
         1,
@@ -342,7 +346,7 @@ def sparse_names(monkeypatch) -> dict[str, str]:
 
 
 def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
-    shape = benchmark.ConvShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    shape = benchmark.LayerShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
     strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
     layer = benchmark.time_layer(
         shape,
@@ -454,3 +458,26 @@ def test_bad_options_of_strategies(capsys):
     with pytest.raises(SystemExit):
         tool.parser().parse_args(["--strategies", "sampled,keeps=4"])
     assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err
+
+
+def test_linear_layers_are_timed_as_linear_layers():
+    """Those that would be converted, on tokens as the model sees them, against F.linear."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2))
+    model = nn.ModuleDict({"stem": model, "mlp": nn.Linear(8, 16), "head": nn.Linear(16, 4)})
+    tokens = torch.randn(2, 9, 8)
+    shapes = benchmark.layer_shapes(
+        model, lambda: model["head"](model["mlp"](tokens).mean(1)), "linear"
+    )
+    ((shape, count),) = shapes.items()
+    assert count == 1 and str(shape) == "8->16 linear, 9 tokens"
+    times = benchmark.time_layer(
+        shape,
+        count,
+        {"fst": fst.get_strategy("fst")},
+        device=CPU,
+        dtype=torch.float32,
+        memory_format=torch.channels_last,
+        repeats=2,
+    )
+    assert all(set(times.times[gemm]) == {"torch", "fst"} for gemm in GEMMS)
+    assert times.decisions["grad_weight"]["fst"]["grad_weight"].backend == "product"

@@ -18,7 +18,7 @@ GEMMS = ("output", "grad_input", "grad_weight")
 
 def test_bound_of_a_dense_convolution():
     """Against the sums of products, done by hand, of 8 -> 6 channels on 4 images of 10x12."""
-    shape = benchmark.ConvShape(8, 6, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2), 4, 10, 12)
+    shape = benchmark.LayerShape(8, 6, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2), 4, 10, 12)
     assert shape.output_size == (10, 12)
     flops = 2 * 4 * (10 * 12) * 6 * (8 // 2) * 9
     moved = 2 * (4 * 8 * 120 + 4 * 6 * 120 + 6 * 4 * 9)
@@ -37,7 +37,7 @@ def test_bound_of_a_dense_convolution():
 @pytest.mark.parametrize("pairing", ["row", "flat"])
 def test_alternating_needs_the_kept_positions_alone(kernel, width, stride, pairing):
     geometry = Geometry((stride, stride), (kernel // 2,) * 2, (1, 1), 1)
-    shape = benchmark.ConvShape(4, 4, (kernel, kernel), geometry, 1, 9, width)
+    shape = benchmark.LayerShape(4, 4, (kernel, kernel), geometry, 1, 9, width)
     strategy = fst.get_strategy("fst", pairing=pairing)
     height, width_out = shape.output_size
     dense = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1))
@@ -56,7 +56,7 @@ def test_alternating_needs_the_kept_positions_alone(kernel, width, stride, pairi
 
 
 def test_an_accelerated_backend_has_half_the_weight_to_move_and_the_sparse_rate():
-    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
+    shape = benchmark.LayerShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
     strategy = fst.get_strategy("fst")
     options = ("output", torch.bfloat16, Rates(1e3, 1e12, 2e3), strategy)
     simulated = gemm_bound(shape, *options)
@@ -71,7 +71,7 @@ def test_bounds_of_a_layer_know_which_backend_is_accelerated(monkeypatch):
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
     fast = backends.Backend("grad_input", "fast", "", True, lambda: "", accelerated=True)
     backends.register_backend(fast)
-    shape = benchmark.ConvShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
+    shape = benchmark.LayerShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
     decision = backends.Decision("grad_input", "", "fast", "forced", {})
     chosen = {"grad_input": {"wg": {"grad_input": decision}}}
     layer = benchmark.LayerTimes(shape, 1, {}, chosen)

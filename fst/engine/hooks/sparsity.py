@@ -18,6 +18,7 @@ from torch import nn
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root
@@ -50,6 +51,7 @@ class SparsityHook(Hook):
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
         plan: How layers prune grad_weight, as `fst.plan` returns it.
+        layers: "conv", "linear" or "all", see `fst.convert`.
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
@@ -64,6 +66,7 @@ class SparsityHook(Hook):
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         plan: dict[str, dict[str, Any] | None] | None = None,
+        layers: str = "conv",
         log_interval: int = 50,
         from_scratch: str = "warn",
         **overrides: Any,
@@ -78,8 +81,9 @@ class SparsityHook(Hook):
             )
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
-        planned_rules(plan)  # a wrong one is said before anything is built
-        self.choice = {"include": include, "exclude": exclude, "plan": plan}
+        planned_rules(plan)  # what is wrong is said before anything is built
+        check_layers(layers, include)
+        self.choice = {"include": include, "exclude": exclude, "plan": plan, "layers": layers}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
         self._layers: dict[str, nn.Module] = {}

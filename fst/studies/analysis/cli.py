@@ -8,6 +8,7 @@ from types import ModuleType
 
 from fst.basics.arguments import add_traceback, user_errors
 from fst.studies.analysis.commands import (
+    coverage,
     entropy,
     gradients,
     macs,
@@ -24,6 +25,7 @@ from fst.studies.arguments import command_of
 from fst.studies.reporting.figures import SMALL, style
 
 COMMANDS: dict[str, ModuleType] = {
+    "coverage": coverage,
     "macs": macs,
     "entropy": entropy,
     "similarity": similarity,

@@ -7,6 +7,7 @@ compute (frozen weights, inputs that need no gradient) cost nothing. Such counts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from fst.basics.text import table
 from fst.layers.modules import SparseLayer
+from fst.ops.conv import as_maps
 from fst.report import NOT_COMPUTED, describe_layer, group_names
 from fst.rules.rule import Rule
 from fst.rules.strategy import GEMMS
@@ -44,8 +46,8 @@ class LayerMacs(NamedTuple):
     Attributes:
         group: the module of the model that it belongs to, such as "backbone".
         kind: "conv" or "linear".
-        maps: samples and height x width of the output, for each call (positions of a linear layer:
-            1 x length).
+        maps: samples and height x width of the output, for each call (tokens: 1 x their
+            number).
     """
 
     name: str
@@ -196,8 +198,8 @@ class _LayerCall:
         if isinstance(layer, nn.Conv2d):
             self.map = (output.shape[:-3].numel(), output.shape[-2], output.shape[-1])
         else:
-            samples = input.shape[0] if input.dim() > 1 else 1
-            self.map = (samples, 1, input.shape[1:-1].numel())
+            *samples, height, width = as_maps(input.shape[:-1])
+            self.map = (math.prod(samples), height, width)
         self.missing = {"output": ""}
         self.missing["grad_input"] = "" if input.requires_grad else "the input needs no gradient"
         self.missing["grad_weight"] = "" if layer.weight.requires_grad else "the weight is frozen"

@@ -117,7 +117,7 @@ def saliency(
         loss: computes the scalar of a model and a batch.
         root: the part of a model that is converted, and by whose names layers go.
         reference: see `Approximation.prepare_reference`.
-        selectors: include and exclude of `fst.convert`.
+        selectors: include, exclude and other choices of `fst.convert`.
         seed: of everything that a step draws (dropout, random rules), the same for both.
     """
     chosen, precision = dict(selectors or {}), precision or Precision()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from fst.rules.strategy import Strategy
 from fst.studies.analysis.errors import error_of
 from fst.studies.analysis.record import LayerRecord
 from fst.studies.benchmark.layers import padded_input
+
+MOST_PREFIX_TOKENS = 5  # a class token and four registers
 
 
 class Similarity(NamedTuple):
@@ -30,6 +33,70 @@ class Similarity(NamedTuple):
     reconstruction: float
     restored: float
     dropped: float
+
+
+class Neighbours(NamedTuple):
+    """Mean |difference| of neighbouring positions over that of any two positions of a map.
+
+    1 says that neighbours are no more alike than strangers; None, that there are no neighbours.
+
+    Attributes:
+        positions: height and width, or a number of tokens.
+        sequence: along the order in which a layer's positions are stored, row by row.
+        rows: of left and right neighbours, within a row of the map.
+        columns: of upper and lower neighbours.
+    """
+
+    positions: str
+    sequence: float | None
+    rows: float | None
+    columns: float | None
+
+
+def neighbours(features: Tensor, *, channels_last: bool = False) -> Neighbours | None:
+    """The numbers of features (N, C, H, W), or with ``channels_last`` (N, T, C) or (N, H, W, C).
+
+    Of T tokens the last ones are a square grid of patches, if at most `MOST_PREFIX_TOKENS` are left
+    over in front of it. None where positions are too few, or all values of each map are equal.
+    """
+    if channels_last:
+        features = features.movedim(-1, 1)
+    if features.dim() == 4:
+        return _neighbours(features, "x".join(map(str, features.shape[2:])))
+    tokens = features.shape[2]
+    found, (grid, prefix) = _neighbours(features[:, :, None], str(tokens)), patch_grid(tokens)
+    if found is None or not grid:
+        return found
+    inside = _neighbours(features[:, :, prefix:].unflatten(2, (grid, grid)), "")
+    words = f"{tokens} = {f'{prefix} + ' if prefix else ''}{grid}x{grid}"
+    across = (inside.rows, inside.columns) if inside else (None, None)
+    return Neighbours(words, found.sequence, *across)
+
+
+def patch_grid(tokens: int) -> tuple[int, int]:
+    """Side of the square grid of patches among ``tokens``, 0 if there is none, and what is left."""
+    side = math.isqrt(tokens)
+    prefix = tokens - side**2
+    return (side, prefix) if side > 1 and prefix <= MOST_PREFIX_TOKENS else (0, 0)
+
+
+def _neighbours(maps: Tensor, positions: str) -> Neighbours | None:
+    flat = maps.flatten(2).double()
+    count = flat.shape[2]
+    if count < 2:
+        return None
+    ordered = flat.sort(2).values
+    ranks = torch.arange(1 - count, count, 2, dtype=flat.dtype, device=flat.device)
+    any_two = (ordered * ranks).sum(2).mean() / (count * (count - 1) / 2)
+    if not any_two:
+        return None
+
+    def ratio(values: Tensor, axis: int) -> float | None:
+        if values.shape[axis] < 2:
+            return None
+        return float(values.double().diff(dim=axis).abs().mean() / any_two)
+
+    return Neighbours(positions, ratio(flat, 2), ratio(maps, 3), ratio(maps, 2))
 
 
 def adjacent_difference(features: Tensor) -> Tensor:

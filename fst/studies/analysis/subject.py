@@ -37,7 +37,7 @@ class Subject:
         batches: preprocessed, ready for the model.
         loss: the scalar that a training step derives, of a model and one of ``batches``.
         strategy: the config's, or None.
-        selectors: ``include`` and ``exclude`` of `fst.convert`.
+        selectors: ``include``, ``exclude`` and other choices of `fst.convert`.
         masks: sparsity state of the checkpoint, if it has one.
         shape: of the images where ``batches`` do not hold them.
     """

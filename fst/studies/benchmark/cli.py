@@ -1,12 +1,13 @@
-"""Time convolutions, GEMM by GEMM and backend by backend, and training steps, eager and compiled.
+"""Time layers, GEMM by GEMM and backend by backend, and training steps, eager and compiled.
 
     fst bench --batch 16
+    fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --no-steps
     fst bench --model resnet50 --batch 256 --dtype bfloat16 --device cuda
     fst bench --backends --no-steps --strategies fst
     fst bench --config configs/detection/fst_ssd300_voc0712.py --no-layers --batch 2
 
 Everything is compared in one run, in turns, on random data. Prints Markdown tables: ratios to
-torch's dense convolution and training step (above 1 is faster), the backends chosen and why, the
+torch's dense layer and training step (above 1 is faster), the backends chosen and why, the
 share of the roofline bound, where a step's time goes, and memory. Writes them to OUT.md, with all
 times to OUT.json, and as charts to OUT.png and OUT_layers.png (where matplotlib is installed).
 """
@@ -31,13 +32,13 @@ import torch
 from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import add_traceback, positive, usable_device, user_errors
-from fst.basics.text import suggest
+from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
 from fst.studies.benchmark.measurements import Measurements, as_json, describe
 from fst.studies.benchmark.run import (
     from_config,
-    from_torchvision,
+    from_name,
     measure,
     rate_words,
     strategy_of,
@@ -66,7 +67,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.manual_seed(0)
     wants_memory = options.device.type == "cpu" and not options.default_allocator
     keeps_memory = wants_memory and keep_freed_memory()
-    training, subject = from_config(options) if options.config else from_torchvision(options)
+    training, subject = from_config(options) if options.config else from_name(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -125,16 +126,6 @@ class Size(argparse.Action):
         setattr(namespace, self.dest, (values[0], values[-1]))
 
 
-def model_name(text: str) -> str:
-    """A model of torchvision."""
-    import torchvision
-
-    known = torchvision.models.list_models(module=torchvision.models)
-    if text not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown.{suggest(text, known)}")
-    return text
-
-
 def strategy_text(text: str) -> str:
     """NAME or NAME,OPTION=VALUE,...: a strategy that can be made."""
     try:
@@ -186,12 +177,21 @@ def parser() -> argparse.ArgumentParser:
         prog="fst bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument(
-        "--model", type=model_name, default="resnet18", help="a torchvision classifier (resnet18)"
+        "--model",
+        default="resnet18",
+        metavar="[timm:]NAME",
+        help="a classifier of torchvision, or of timm (resnet18)",
+    )
+    made.add_argument(
+        "--layers",
+        choices=LAYERS,
+        default="conv",
+        help="which layers of --model are sparse and timed (conv; a config says it itself)",
     )
     made.add_argument(
         "--config",
         metavar="PATH",
-        help="a training config instead of --model: its model, and its sparsity's include/exclude",
+        help="a training config instead of --model: its model, and its sparsity's choice of layers",
     )
     made.add_argument("--classes", type=positive, default=1000, help="number of classes (1000)")
     made.add_argument("--batch", type=positive, default=16, help="batch size (16)")

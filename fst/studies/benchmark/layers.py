@@ -1,8 +1,9 @@
-"""Timing one convolution GEMM by GEMM: torch's, each strategy's, each backend's."""
+"""Timing one layer GEMM by GEMM: torch's, each strategy's, each backend's."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 
 from fst.backends import Decision, backends, dispatch, force
 from fst.backends.timing import Function, Timing, compare
-from fst.functional import sparse_conv2d
+from fst.functional import sparse_conv2d, sparse_linear
 from fst.ops import gemms
 from fst.ops.arguments import padded_geometry
-from fst.ops.conv import convolve_pruned
+from fst.ops.conv import as_maps, convolve_pruned, linear_as_conv
 from fst.ops.geometry import Geometry
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.sparse24 import PackedWeight
 from fst.rules.strategy import GEMMS, Strategy
+from fst.selection import kept_dense, never_called
 
 PLAIN = "torch"
 PRUNING = "pruning"
@@ -29,8 +31,8 @@ DRAWS = 4  # of a random rule, in turns: some are dearer than others
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
-class ConvShape(NamedTuple):
-    """A convolution and its input: what its time depends on."""
+class LayerShape(NamedTuple):
+    """A convolution, or a linear layer, and its input: what its time depends on."""
 
     in_channels: int
     out_channels: int
@@ -39,6 +41,7 @@ class ConvShape(NamedTuple):
     batch: int
     height: int
     width: int
+    linear: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -49,6 +52,9 @@ class ConvShape(NamedTuple):
         return height, width
 
     def __str__(self) -> str:
+        if self.linear:
+            tokens = f"{self.height}x{self.width}" if self.height > 1 else f"{self.width}"
+            return f"{self.in_channels}->{self.out_channels} linear, {tokens} tokens"
         kernel, stride = "x".join(map(str, self.kernel)), self.geometry.stride[0]
         size = f"{self.height}x{self.width}"
         groups = f" g{self.geometry.groups}" if self.geometry.groups > 1 else ""
@@ -83,18 +89,18 @@ class Alternative(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of one distinct convolution.
+    """Times of one distinct layer.
 
     Attributes:
         count: how often the model has this shape.
         times: GEMM, "pruning" (S(W) and S(Wᵀ)) or "op" (the backward pass of
             `fst.sparse_conv2d` for the weight alone) -> contestant -> timing; the contestant
-            "torch" is `F.conv2d` itself.
+            "torch" is `F.conv2d` or `F.linear` itself.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
         alternatives: other backends.
     """
 
-    shape: ConvShape
+    shape: LayerShape
     count: int
     times: dict[str, dict[str, Timing]]
     decisions: dict[str, dict[str, dict[str, Decision]]] = field(default_factory=dict)
@@ -115,19 +121,23 @@ def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
     return padded_geometry(input, layer.weight, *options)
 
 
-def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
-    """The distinct calls of `nn.Conv2d` of ``model`` while ``run`` runs it, and their numbers."""
-    found: dict[ConvShape, int] = {}
+def layer_shapes(model: nn.Module, run: Function, layers: str = "conv") -> dict[LayerShape, int]:
+    """The distinct calls of layers of ``model`` while ``run`` runs it, and their numbers.
 
-    def record(module: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        image, geometry = padded_input(module, inputs[0])
-        kernel = (module.kernel_size[0], module.kernel_size[1])
-        batch, _, height, width = image.shape
-        channels = (module.in_channels, module.out_channels)
-        shape = ConvShape(*channels, kernel, geometry, batch, height, width)
+    ``layers``: "conv", "linear" or "all", see `fst.convert`.
+    """
+    found: dict[LayerShape, int] = {}
+    left_out = {**kept_dense(model, layers), **never_called(model)}
+
+    def record(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        shape = _shape_of(module, inputs[0])
         found[shape] = found.get(shape, 0) + 1
 
-    hooks = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    hooks = [
+        module.register_forward_hook(record)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear) and name not in left_out
+    ]
     try:
         with torch.no_grad():
             run()
@@ -135,6 +145,19 @@ def conv_shapes(model: nn.Module, run: Function) -> dict[ConvShape, int]:
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _shape_of(module: nn.Module, input: Tensor) -> LayerShape:
+    if isinstance(module, nn.Linear):
+        *samples, height, width = as_maps(input.shape[:-1])
+        channels = (module.in_features, module.out_features)
+        plain = Geometry((1, 1), (0, 0), (1, 1), 1)
+        return LayerShape(*channels, (1, 1), plain, math.prod(samples), height, width, True)
+    image, geometry = padded_input(module, input)
+    kernel = (module.kernel_size[0], module.kernel_size[1])
+    batch, _, height, width = image.shape
+    channels = (module.in_channels, module.out_channels)
+    return LayerShape(*channels, kernel, geometry, batch, height, width)
 
 
 def summary(error: Exception, limit: int = 300) -> str:
@@ -154,11 +177,11 @@ def runnable_backends(named: Mapping[str, str], *, unverified: bool) -> dict[str
 
 
 class _Layer:
-    """A convolution on random operands."""
+    """A layer on random operands."""
 
     def __init__(
         self,
-        shape: ConvShape,
+        shape: LayerShape,
         device: torch.device,
         dtype: torch.dtype,
         memory_format: torch.memory_format,
@@ -167,40 +190,61 @@ class _Layer:
 
         def random(*size: int) -> Tensor:
             values = torch.randn(size, generator=generator).to(device, dtype)
-            return values.contiguous(memory_format=memory_format)
+            return values if shape.linear else values.contiguous(memory_format=memory_format)
 
-        self.geometry = shape.geometry
+        self.linear, self.geometry = shape.linear, shape.geometry
+        if self.linear:
+            tokens = (shape.batch, shape.height, shape.width)
+            self.images = random(*tokens, shape.in_channels)
+            self.weight = random(shape.out_channels, shape.in_channels)
+            self.grad_output = random(*tokens, shape.out_channels)
+            return
         channels = shape.in_channels // shape.geometry.groups
         self.images = random(shape.batch, shape.in_channels, shape.height, shape.width)
         self.weight = random(shape.out_channels, channels, *shape.kernel)
         self.grad_output = random(shape.batch, shape.out_channels, *shape.output_size)
 
     def plain(self, parts: Collection[str]) -> dict[str, Function]:
-        """The GEMMs of `F.conv2d`."""
+        """The GEMMs of `F.conv2d`, or of `F.linear`."""
 
         def convolution(x: Tensor, w: Tensor) -> Tensor:
             return F.conv2d(x, w, None, *self.geometry)
 
-        return self._op(convolution) if OP in parts else self._gemms(convolution, parts)
+        function = F.linear if self.linear else convolution
+        return self._op(function) if OP in parts else self._gemms(function, parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
         if OP in parts:
-            return self._op(lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy))
+            return self._op(self._as_user(strategy))
+        weight = self._as_conv(self.weight)
 
         def prune() -> tuple[PrunedWeight, PackedWeight | None]:
-            packed = gemms.pack([self.weight], [groups], strategy, dtype)
-            return prune_weight(self.weight, strategy, groups, dtype), packed[0]
+            packed = gemms.pack([weight], [groups], strategy, dtype)
+            return prune_weight(weight, strategy, groups, dtype), packed[0]
 
         pruned, packed = prune()
-        functions = self._gemms(
-            lambda x, w: convolve_pruned(
+
+        def convolution(x: Tensor, w: Tensor) -> Tensor:
+            return convolve_pruned(
                 x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
-            ),
-            parts,
-        )
+            )
+
+        def linear(x: Tensor, w: Tensor) -> Tensor:
+            return linear_as_conv(x, w, lambda image: convolution(image, self._as_conv(w)))
+
+        functions = self._gemms(linear if self.linear else convolution, parts)
         return {**functions, PRUNING: prune} if PRUNING in parts else functions
+
+    def _as_conv(self, weight: Tensor) -> Tensor:
+        return weight[:, :, None, None] if self.linear else weight
+
+    def _as_user(self, strategy: Strategy) -> Convolution:
+        """The functional op as a user calls it."""
+        if self.linear:
+            return lambda x, w: sparse_linear(x, w, strategy=strategy)
+        return lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy)
 
     def _op(self, convolution: Convolution) -> dict[str, Function]:
         """The backward pass for the weight alone, as a user calls it: decay included."""
@@ -228,7 +272,7 @@ class _Layer:
 
 
 def time_layer(
-    shape: ConvShape,
+    shape: LayerShape,
     count: int,
     strategies: Mapping[str, Strategy],
     *,
@@ -240,7 +284,7 @@ def time_layer(
     forced: Mapping[str, str] | None = None,
     parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
-    """Time the GEMMs and the pruning of one convolution under each strategy, on random data.
+    """Time the GEMMs and the pruning of one layer under each strategy, on random data.
 
     Args:
         tried: operation -> backends; those that were not chosen are timed too, one by one.

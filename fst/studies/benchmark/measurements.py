@@ -126,6 +126,8 @@ def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
         "all, geometric mean": layers,
     }
     for title, group in groups.items():
+        if not group:
+            continue
         means = [geometric_mean(layer.ratio(gemm, name) for layer in group) for name in strategies]
         rows.append([f"**{title}**", "", "", *(f"**{mean:.2f}**" for mean in means)])
     return rows

@@ -17,7 +17,7 @@ from fst.backends import backend
 from fst.backends.timing import sample
 from fst.rules.rule import Lattice
 from fst.rules.strategy import GEMMS, Strategy
-from fst.studies.benchmark.layers import PLAIN, ConvShape, LayerTimes
+from fst.studies.benchmark.layers import PLAIN, LayerShape, LayerTimes
 
 MATMUL_SIZE = {"cuda": 8192}
 COPY_BYTES = {"cuda": 2**31}
@@ -65,7 +65,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype, repeats: int = 15) -
 
 
 def gemm_bound(
-    shape: ConvShape,
+    shape: LayerShape,
     gemm: str,
     dtype: torch.dtype,
     rates: Rates,
@@ -107,7 +107,7 @@ def gemm_bound(
     return Bound(flops, moved, max(compute, memory) * 1e3, limit)
 
 
-def _touched(shape: ConvShape, lattice: Lattice) -> float:
+def _touched(shape: LayerShape, lattice: Lattice) -> float:
     """Share of the input that the kernel sees from the lattice's positions."""
     steps = (lattice.row_step, lattice.column_step)
     axes = zip(shape.kernel, shape.geometry.stride, steps, strict=True)

@@ -25,13 +25,11 @@ from fst.studies.benchmark.roofline import Rates
 from fst.studies.benchmark.steps import Training
 
 
-def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
-    """A classifier of torchvision on random images, and what the report says of it."""
-    import torchvision
-
+def from_name(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
+    """A classifier of torchvision or timm on random images, and what the report says of it."""
+    model = build_named(options.model, options.classes)
     height, width = options.size or (224, 224)
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
-    model = torchvision.models.get_model(options.model, num_classes=options.classes)
     model = model.to(options.device, memory_format=memory_format)
     images = torch.randn(options.batch, 3, height, width, device=options.device)
     images = images.contiguous(memory_format=memory_format)
@@ -44,9 +42,24 @@ def from_torchvision(options: argparse.Namespace) -> tuple[Training, dict[str, A
         "model": options.model,
         "batch": options.batch,
         "size": f"{height}x{width}",
+        "layers": options.layers,
         "memory_format": str(memory_format),
     }
-    return Training(model, loss, amp_dtype=amp_dtype(options.dtype)), subject
+    selection = {"layers": options.layers}
+    training = Training(model, loss, selection=selection, amp_dtype=amp_dtype(options.dtype))
+    return training, subject
+
+
+def build_named(name: str, classes: int) -> nn.Module:
+    """The model "NAME" of torchvision, or "timm:NAME".
+
+    Raises:
+        ValueError: unknown name.
+    """
+    from fst.engine.classifier import build_architecture
+
+    source, _, rest = name.rpartition(":")
+    return build_architecture(source or "torchvision", rest, num_classes=classes)
 
 
 def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -117,7 +130,7 @@ def time_layers(
     strategies: dict[str, Strategy],
     found: Measurements,
 ) -> None:
-    """The times of each distinct convolution and their bounds; with --op those of the op."""
+    """The times of each distinct layer and their bounds; with --op those of the op."""
     dtype = getattr(torch, options.dtype)
     if not options.op:
         found.rates = _rates(options, dtype)
@@ -126,7 +139,11 @@ def time_layers(
         named = options.force_backends
         tried = benchmark.runnable_backends(named, unverified=options.all_backends)
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
-    shapes = benchmark.conv_shapes(training.model, lambda: training.loss(training.model))
+    shapes = benchmark.layer_shapes(
+        training.model,
+        lambda: training.loss(training.model),
+        training.selection.get("layers", "conv"),
+    )
     for index, (shape, count) in enumerate(shapes.items(), 1):
         print(f"layer {index} of {len(shapes)}: {shape} …", file=sys.stderr, flush=True)
         times = benchmark.time_layer(

@@ -31,7 +31,7 @@ class Training:
         model: the dense model.
         loss: its training loss on a fixed batch, for the model or a copy of it.
         root: the part of a model that is converted.
-        selection: ``include`` and ``exclude`` of `fst.convert`.
+        selection: ``include``, ``exclude`` and other choices of `fst.convert`.
         amp_dtype: autocast's type, or None without autocast.
     """
 

@@ -8,7 +8,9 @@ pytest.importorskip("mmengine")
 pytest.importorskip("matplotlib")
 
 import torch
+from timm import create_model
 
+import fst
 from fst.engine import cli
 from fst.studies.analysis.cli import COMMANDS, main
 from fst.studies.analysis.subject import from_config, from_name, images_of
@@ -61,6 +63,18 @@ def test_on_a_named_model(command, tmp_path):
     arguments = ["--model", "fst:resnet9", "--size", "16", "--batch-size", "2", "--classes", "10"]
     main([command, *arguments, *extra, "--out", str(tmp_path)])
     check(tmp_path)
+
+
+def test_coverage_of_named_models(tmp_path):
+    names = ["timm:test_efficientnet", "fst:resnet9"]
+    main(["coverage", "--models", *names, "--size", "32", "--out", str(tmp_path)])
+    default, everything = check(tmp_path, figures=0).tables
+    model = create_model("test_efficientnet")
+    report = fst.convert(model, "fst")
+    cells = [names[0], len(report.layers), f"{report.coverage:.1%}"]
+    assert [default.rows[0][i] for i in (0, 1, 4)] == cells
+    assert [row[3] for row in default.rows] == [1, 1] and default.rows[0][2] > 0
+    assert [row[3] for row in everything.rows] == [0, 0]
 
 
 def test_macs_of_a_config_without_data(write_config, tmp_path):
@@ -157,6 +171,9 @@ def test_help_and_bad_arguments(write_config, tmp_path, capsys):
         (["macs", "--model", "resnet81"], "resnet81"),
         (["macs", "--model", "resnet18", "--checkpoint", "x"], "--checkpoint needs a config"),
         (["macs", config, "--strategy", "dy"], "no registered strategy"),
+        (["coverage", "--models", "timm:resnet81"], "resnet81"),
+        (["coverage", "--strategy", "fts"], "fst"),
+        (["coverage", "--size", "0"], "--size"),
         (["saliency", config, "--strategies", "fts"], "fst"),
         (["gradients", config, "--show", "9"], "'9' is none of: 0, 2, 6"),
         (["gradients", config, "--group", "9"], "--group 9"),

@@ -12,7 +12,13 @@ from fst.studies.analysis.gradients import RULES, rule_effects
 from fst.studies.analysis.overhead import pruning_functions
 from fst.studies.analysis.record import record_step
 from fst.studies.analysis.runtime import gemm_shares, layer_runtimes, totals
-from fst.studies.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
+from fst.studies.analysis.similarity import (
+    adjacent_difference,
+    layer_similarity,
+    neighbours,
+    patch_grid,
+    reconstruction,
+)
 from fst.studies.analysis.time_to_accuracy import (
     EQUAL_SHARES,
     Pace,
@@ -204,3 +210,27 @@ def test_timing_is_read_from_logs(tmp_path):
     assert read_pace(tmp_path, by_epoch=False).per_epoch is None
     with pytest.raises(ValueError, match="no time per iteration"):
         read_pace(tmp_path / "1", by_epoch=True)
+
+
+def test_neighbours_against_any_two_positions():
+    """Literally, over all pairs; tokens as pixels once the class token is left out."""
+    torch.manual_seed(0)
+    maps = torch.randn(2, 3, 4, 4).cumsum(3).double()
+    flat = maps.flatten(2)
+    pairs = [(i, j) for i in range(16) for j in range(i)]
+    any_two = torch.stack([(flat[..., i] - flat[..., j]).abs() for i, j in pairs]).mean()
+    found = neighbours(maps)
+    assert found.positions == "4x4" and found.rows < found.columns
+    rows = (maps[..., 1:] - maps[..., :-1]).abs().mean() / any_two
+    columns = (maps[:, :, 1:] - maps[:, :, :-1]).abs().mean() / any_two
+    sequence = (flat[..., 1:] - flat[..., :-1]).abs().mean() / any_two
+    expected = [float(sequence), float(rows), float(columns)]
+    assert list(found[1:]) == pytest.approx(expected)
+    images = maps.permute(0, 2, 3, 1)
+    assert neighbours(images, channels_last=True) == found
+    tokens = torch.cat([torch.full((2, 1, 3), 100.0), images.flatten(1, 2)], 1)
+    with_class = neighbours(tokens, channels_last=True)
+    assert with_class.positions == "17 = 1 + 4x4" and with_class.sequence != found.sequence
+    assert with_class[2:] == found[2:]
+    assert patch_grid(197) == (14, 1) and patch_grid(49) == (7, 0) and patch_grid(77) == (0, 0)
+    assert neighbours(torch.ones(2, 3, 4, 4)) is None and neighbours(torch.ones(2, 3, 1, 1)) is None

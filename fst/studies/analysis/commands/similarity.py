@@ -6,10 +6,11 @@ import argparse
 from fnmatch import fnmatchcase
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fst.basics.arguments import positive
 from fst.engine.model import sparse_root
+from fst.selection import classifier_heads
 from fst.studies.analysis import plots
 from fst.studies.analysis.commands.options import add_layers, add_subject, subject_of
 from fst.studies.analysis.record import (
@@ -18,9 +19,16 @@ from fst.studies.analysis.record import (
     record_step,
     same_draws,
     spread,
+    visit_inputs,
 )
 from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.similarity import adjacent_difference, layer_similarity, reconstruction
+from fst.studies.analysis.similarity import (
+    adjacent_difference,
+    layer_similarity,
+    neighbours,
+    reconstruction,
+)
+from fst.studies.analysis.subject import Subject
 
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution
 
@@ -80,6 +88,15 @@ def run(options: argparse.Namespace) -> Result:
         "(information restoration, Eq. 10) and with the position merely dropped (Eq. 7), for the "
         "exact grad_output.",
     )
+    result.add_table(
+        "Neighbouring positions against any two",
+        ["layer", "kind", "positions", "in sequence", "within rows", "within columns"],
+        _neighbour_rows(subject, model, options),
+        "Mean |difference| of the inputs of neighbouring positions over that of any two positions "
+        "of the same map and channel: 1 where neighbours are no more alike. In sequence: pixels "
+        "row by row, tokens in their order, a class token in front; rows and columns of tokens "
+        "are those of the grid of patches.",
+    )
     shown = _shown(records, options.show)
     figure = plots.features({name: _images(record, options) for name, record in shown.items()})
     caption = (
@@ -89,6 +106,31 @@ def run(options: argparse.Namespace) -> Result:
     )
     result.plots.append(Plot("Features and their reconstruction", "similarity", caption, figure))
     return result
+
+
+def _neighbour_rows(
+    subject: Subject, model: nn.Module, options: argparse.Namespace
+) -> list[list[object]]:
+    """Convolutions that are analysed, and linear layers but the heads, by their first call."""
+    root = sparse_root(model)
+    modules = dict(root.named_modules())
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
+    if options.layers is not None:
+        linear = {n for n in linear if any(fnmatchcase(n, p) for p in options.layers)}
+    names = [*conv_names(root, options.layers), *(linear - classifier_heads(root))]
+    found: dict[str, list[object]] = {}
+
+    def visit(name: str, input: Tensor) -> None:
+        if name in found or input.dim() < 3:
+            return
+        kind = "linear" if name in linear else "conv"
+        numbers = neighbours(input, channels_last=kind == "linear")
+        if numbers is not None:
+            found[name] = [name, kind, *("" if n is None else n for n in numbers)]
+
+    with same_draws(options.seed, subject.device):
+        visit_inputs(root, names, lambda: subject.loss(model, subject.batches[0]), visit)
+    return [found[name] for name in modules if name in found]
 
 
 def _shown(records: dict[str, LayerRecord], patterns: list[str] | None) -> dict[str, LayerRecord]:

@@ -1,0 +1,153 @@
+"""The API reference: the face by purpose, and each room's modules with what they define."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from pages import fence, linked, page, table, toctree
+
+import fst
+
+FACE = {
+    "Convert and train": ("convert", "attach", "plan", "frozen", "seed_random_rules"),
+    "Look at it": ("metrics", "sparse_layers"),
+    "Check and ship": ("verify", "fold", "export"),
+    "Save and resume": ("sparsity_state", "load_sparsity_state"),
+    "Strategies": ("list_strategies", "get_strategy", "register_strategy"),
+    "What strategies are made of": ("Strategy", "NM", "Rule", "Schedule"),
+    "The operation itself": ("sparse_conv2d", "sparse_linear"),
+    "Version": ("__version__",),
+}
+# Of a package with __all__ that is documented, of any other all of its modules.
+ROOMS = {
+    "reports": ("fst.report", "fst.convert", "fst.attach", "fst.plan", "fst.verify", "fst.metrics"),
+    "rules": ("fst.rules",),
+    "strategies": ("fst.strategies",),
+    "layers": ("fst.layers.modules", "fst.layers.remembered", "fst.layers.channels"),
+    "export": ("fst.export",),
+    "integrations": ("fst.integrations",),
+    "backends": ("fst.backends",),
+    "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
+    "engine": ("fst.engine",),
+    "detection": ("fst.detection.data", "fst.detection.metric", "fst.detection.drawing"),
+    "studies": ("fst.studies.analysis", "fst.studies.benchmark"),
+}
+DATA = {
+    "fst.__version__": "The version, as in `pip show fst-train`.",
+    "fst.backends.OPERATIONS": "Name of each operation that has several programs -> what it is.",
+    "fst.studies.benchmark.PLAIN": "The contestant that is measured against: plain PyTorch.",
+    "fst.studies.benchmark.Function": "What is timed: a function without arguments.",
+}
+TITLES = {
+    "reports": "Reports and checks",
+    "layers": "Layers",
+    "models": "Models",
+    "detection": "Detection",
+    "studies": "Studies",
+}
+INTRODUCTION = """\
+What users and extensions call. Modules that are not listed here are for the package itself and
+change without notice. `import fst` needs torch alone; a room that needs more says so when it is
+imported."""
+
+
+def pages() -> dict[str, str]:
+    """Path under docs/ -> text."""
+    rooms = {room: _room(room, names) for room, names in ROOMS.items()}
+    rows = [(f"[{_title(room)}]({room}.md)", _summary(names)) for room, names in ROOMS.items()]
+    index = page(
+        "# API reference",
+        INTRODUCTION,
+        table(("page", "what it holds"), [("[fst](fst.md)", _first_line(fst)), *rows]),
+        toctree(["fst", *ROOMS]),
+    )
+    return {
+        "api/index.md": index,
+        "api/fst.md": _face(),
+        **{f"api/{room}.md": text for room, text in rooms.items()},
+    }
+
+
+def modules(name: str) -> list[ModuleType]:
+    """A module; of a package without ``__all__`` its modules."""
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__") or hasattr(module, "__all__"):
+        return [module]
+    inner = pkgutil.iter_modules(module.__path__, f"{name}.")
+    return [importlib.import_module(info.name) for info in inner]
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """``__all__``, or the classes and functions that the module itself defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+    ]
+
+
+def _face() -> str:
+    named = [name for names in FACE.values() for name in names]
+    if set(named) != set(fst.__all__):
+        wrong = sorted(set(named) ^ set(fst.__all__))
+        raise ValueError(f"FACE in docs/_ext/api_pages.py and fst.__all__ differ in {wrong}.")
+    sections = [
+        part for title, names in FACE.items() for part in (f"## {title}", _directives(fst, names))
+    ]
+    return page("# fst", "What `import fst` brings.", *sections)
+
+
+def _title(room: str) -> str:
+    return TITLES.get(room, ROOMS[room][0])
+
+
+def _first_line(module: ModuleType) -> str:
+    return linked((inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " "))
+
+
+def _summary(names: tuple[str, ...]) -> str:
+    return " ".join(_first_line(importlib.import_module(name)) for name in names[:1])
+
+
+def _room(room: str, names: tuple[str, ...]) -> str:
+    sections = [part for name in names for module in modules(name) for part in _module(module)]
+    package = importlib.import_module(names[0])
+    lead = linked(inspect.getdoc(package) or "") if len(names) == 1 else ""
+    return page(f"# {_title(room)}", lead, *sections)
+
+
+def _module(module: ModuleType) -> Iterator[str]:
+    """Heading, docstring and members; nothing of what the face has, but a word that it does."""
+    names = public_names(module)
+    face = [name for name in names if getattr(fst, name, None) is getattr(module, name)]
+    own = [name for name in names if name not in face]
+    if not own:
+        return
+    if not hasattr(module, "__path__"):
+        yield f"## {module.__name__}"
+        yield linked(inspect.getdoc(module) or "")
+    if face:
+        yield "On the face: " + ", ".join(f"{{py:obj}}`fst.{name}`" for name in face) + "."
+    yield _directives(module, own)
+
+
+def _directives(module: ModuleType, names: Iterator[str] | list[str] | tuple[str, ...]) -> str:
+    lines = []
+    for name in names:
+        value = getattr(module, name)
+        if inspect.isclass(value):
+            lines += [f".. autoclass:: {module.__name__}.{name}", "   :members:", ""]
+        elif inspect.isroutine(value):
+            lines += [f".. autofunction:: {module.__name__}.{name}", ""]
+        else:
+            text = DATA[f"{module.__name__}.{name}"]
+            lines += [f".. py:data:: {module.__name__}.{name}", "", f"   {text}", ""]
+    return fence("{eval-rst}", "\n".join(lines).rstrip())

@@ -1,0 +1,107 @@
+"""What share of a network becomes N:M, what is exempt, and what stays dense."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+import fst
+from fst.basics.arguments import positive
+from fst.engine.classifier import build_architecture
+from fst.report import ConversionReport
+from fst.strategies.registry import get_strategy
+from fst.studies.analysis.result import Result
+
+NETWORKS = (
+    "torchvision:resnet50",
+    "torchvision:vgg16_bn",
+    "torchvision:densenet121",
+    "torchvision:mobilenet_v3_large",
+    "torchvision:efficientnet_b0",
+    "torchvision:regnet_y_400mf",
+    "torchvision:shufflenet_v2_x1_0",
+    "torchvision:convnext_tiny",
+    "torchvision:swin_t",
+    "torchvision:vit_b_16",
+    "timm:resnetblur50",
+    "timm:tf_efficientnet_b0",
+    "timm:tf_mobilenetv3_large_100",
+    "timm:resnetv2_50x1_bit",
+    "timm:nf_resnet50",
+    "timm:dm_nfnet_f0",
+    "timm:convnext_tiny",
+    "timm:vit_small_patch16_224",
+    "timm:swin_tiny_patch4_window7_224",
+    "timm:ghostnet_100",
+)
+CAPTION = (
+    "Converted: layers that the strategy takes; exempt: those of them whose groups are all shorter "
+    "than M; skipped: left dense. Coverage: share of the weights of all convolutions and linear "
+    "layers that lies in full N:M groups; multiply-adds: the share of those layers' forward pass "
+    "that they stand for; ≤ where the model multiplies with some of their weights without calling "
+    "the layer, so that nobody counted it."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=list(NETWORKS),
+        metavar="SOURCE:NAME",
+        help="classifiers of torchvision, timm or fst (default: twenty of them)",
+    )
+    parser.add_argument("--strategy", default="fst", help="registered strategy (default: fst)")
+    parser.add_argument("--size", type=positive, default=224, help="of images (default: 224)")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Convert each network twice on the meta device, where nothing is computed."""
+    get_strategy(options.strategy)
+    result = Result(
+        "Coverage",
+        f"Strategy {options.strategy}, images of {options.size}x{options.size}.",
+    )
+    reports = {
+        name: [convert(name, options.strategy, options.size, include) for include in (None, "*")]
+        for name in options.models
+    }
+    columns = ["network", "converted", "exempt", "skipped", "coverage", "multiply-adds"]
+    for title, which in (("Default layers", 0), ("Linear layers included", 1)):
+        rows = [[name, *_cells(found[which])] for name, found in reports.items()]
+        result.add_table(title, columns, rows, CAPTION)
+    left: dict[str, list[str]] = {}
+    for name, (_, included) in reports.items():
+        for label in dict.fromkeys(w.label for w in included.covered.weights if not w.inside):
+            left.setdefault(label, []).append(name)
+    rows = [[label, len(names), ", ".join(names[:3])] for label, names in left.items()]
+    result.add_table("What is left, linear layers included", ["weights", "networks", "first"], rows)
+    return result
+
+
+def convert(name: str, strategy: str, size: int, include: str | None) -> ConversionReport:
+    """The report of converting a classifier "[torchvision:|timm:|fst:]NAME".
+
+    Raises:
+        ValueError: unknown source or name.
+    """
+    source, _, architecture = name.rpartition(":")
+    model = build_architecture(source or "torchvision", architecture).to("meta")
+    images = torch.empty(1, 3, size, size, device="meta")
+    return fst.convert(model, strategy, include=include, example_input=images)
+
+
+def _cells(report: ConversionReport) -> Sequence[object]:
+    exempt = sum(w.label.startswith("exempt") for w in report.covered.weights)
+    skipped = len(report.covered.weights) - len(report.layers)
+    share = _percent(report.covered.multiply_adds or 0.0)
+    if not all(weight.multiply_adds for weight in report.covered.weights):
+        share = f"≤ {share}"
+    return len(report.layers), exempt, skipped, _percent(report.coverage), share
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
