@@ -127,7 +127,7 @@ def test_bad_examples() -> None:
 
 
 def test_a_layer_that_is_never_called_is_not_covered() -> None:
-    """Some models read the weight of a layer, and nobody prunes it then (torchvision's Swin)."""
+    """Some models read the weight of a layer, in a way that `convert` cannot see."""
 
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -135,7 +135,10 @@ def test_a_layer_that_is_never_called_is_not_covered() -> None:
             self.called, self.read = nn.Linear(8, 8, False), nn.Linear(8, 8, False)
 
         def forward(self, input: Tensor) -> Tensor:
-            return F.linear(self.called(input), self.read.weight)
+            return product(self.called(input), self.read)
+
+    def product(input: Tensor, layer: nn.Linear) -> Tensor:
+        return F.linear(input, layer.weight)
 
     model = Reads()
     report = fst.convert(model, "srste", include="*", example_input=torch.zeros(1, 8))

@@ -28,9 +28,9 @@ def test_decay_by_hand():
     layer = decaying(nn.Conv2d(4, 1, 1, bias=False).double())
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([1.0, 7, -3, 2]).reshape(1, 4, 1, 1))
-    layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum().backward()
-    assert layer.weight.grad.flatten().tolist() == [0, 0, 0, 0]  # the loss's alone
-    assert stepped_gradients(layer)["weight"].flatten().tolist() == [0.5, 0, 0, 1.0]
+    layer(torch.ones(1, 4, 2, 2, dtype=torch.float64)).sum().backward()
+    assert layer.weight.grad.flatten().tolist() == [4, 4, 4, 4]  # the loss's alone
+    assert stepped_gradients(layer)["weight"].flatten().tolist() == [4.5, 4, 4, 5.0]
     assert layer.weight.flatten().tolist() == [1, 7, -3, 2]
 
 
