@@ -23,12 +23,13 @@ class Attachment:
         self, optimizer: torch.optim.Optimizer, layers: list[SparseLayer], run: Run
     ) -> None:
         self._layers, self._run = layers, run
-        self._scheduled: dict[Strategy, list[SparseLayer]] = {}
+        self._scheduled: dict[Strategy, tuple[Schedule, list[SparseLayer]]] = {}
         for layer in layers:
-            if _acts_at_steps(layer.strategy):
-                self._scheduled.setdefault(layer.strategy, []).append(layer)
-        for strategy, scheduled in self._scheduled.items():
-            strategy.schedule.attached(scheduled, run)
+            schedule = _acting_schedule(layer.strategy)
+            if schedule is not None:
+                self._scheduled.setdefault(layer.strategy, (schedule, []))[1].append(layer)
+        for schedule, scheduled in self._scheduled.values():
+            schedule.attached(scheduled, run)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -53,7 +54,9 @@ class Attachment:
 
     def _before_call(self, model: nn.Module, _: Any) -> None:
         """Start schedules while weights are the optimizer's."""
-        if model.training and torch.is_grad_enabled() and any(map(_new, self._scheduled.values())):
+        if not model.training or not torch.is_grad_enabled():
+            return
+        if any(_new(layers) for _, layers in self._scheduled.values()):
             for layer in self._layers:
                 checks.shardable(layer, layer.layer_name, layer.strategy, layer.state)
             reshard(model)
@@ -61,7 +64,7 @@ class Attachment:
 
     @torch.no_grad()
     def _start(self) -> None:
-        for strategy, layers in self._scheduled.items():
+        for strategy, (schedule, layers) in self._scheduled.items():
             new = _new(layers)
             if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
                 raise RuntimeError(
@@ -69,7 +72,7 @@ class Attachment:
                     "fst.attach the model that is called in training and was given to fully_shard."
                 )
             if new:
-                strategy.schedule.start(new, self._run)
+                schedule.start(new, self._run)
             for layer in new:
                 layer.state.schedule_state["started"] = True
 
@@ -90,13 +93,15 @@ class Attachment:
 
     def _trained(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
         """The schedules whose layers have had a training step."""
-        for strategy, layers in self._scheduled.items():
+        for schedule, layers in self._scheduled.values():
             if all("started" in layer.state.schedule_state for layer in layers):
-                yield strategy.schedule, layers
+                yield schedule, layers
 
 
-def _acts_at_steps(strategy: Strategy) -> bool:
-    return strategy.schedule is not None and strategy.schedule.acts_at_steps
+def _acting_schedule(strategy: Strategy) -> Schedule | None:
+    """The schedule, if it works at the optimizer's steps."""
+    schedule = strategy.schedule
+    return schedule if schedule is not None and schedule.acts_at_steps else None
 
 
 def _new(layers: list[SparseLayer]) -> list[SparseLayer]:
@@ -135,7 +140,7 @@ def attach(
     layers = converted_layers(model)
     if any(layer.run.start is not None for layer in layers.values()):
         raise ValueError("model is attached to an optimizer already; remove() that handle first.")
-    run = Run(optimizer, total_steps, steps_per_epoch, model)
+    run = Run(optimizer, model, total_steps, steps_per_epoch)
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     owners: dict[int, str] = {}
     for name, layer in layers.items():
@@ -147,12 +152,13 @@ def attach(
                     f"the weight of layer {name!r} is gathered by FSDP: call reshard() of its "
                     "module before the optimizer is built."
                 )
-        if not _acts_at_steps(strategy):
+        schedule = _acting_schedule(strategy)
+        if schedule is None:
             continue
         if layer.weight.requires_grad and id(layer.weight) not in owned:
             order = f": {ORDER}" if is_sharded(layer.weight) else ""
             raise ValueError(f"optimizer does not hold the weight of layer {name!r}{order}.")
-        for argument in strategy.schedule.needs:
+        for argument in schedule.needs:
             if getattr(run, argument) is None:
                 raise ValueError(
                     f"{argument}=None: strategy {strategy.name!r} plans by it; "

@@ -9,7 +9,7 @@ import re
 import struct
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -60,14 +60,14 @@ class _Kind(_Discarded):
 class _Array(_Discarded):
     """Takes the place of `numpy.ndarray`; `numpy.asarray` makes one of it, if it holds numbers."""
 
-    def __setstate__(self, state: object) -> None:
+    def __setstate__(self, state: Any) -> None:
         """Keep the state as it is."""
         self.state = state
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         import numpy as np
 
-        _, shape, kind, is_fortran, content = self.state  # type: ignore[misc]
+        _, shape, kind, is_fortran, content = self.state
         if not kind.is_number:
             raise ValueError(f"an array of kind {kind.name!r} in a checkpoint holds no numbers.")
         values = np.frombuffer(content, kind.order + kind.name)
@@ -151,7 +151,7 @@ def _check_file(path: Path) -> None:
 
 
 class _Bounded:
-    """A file that is never asked for more bytes than ``most``, whatever length it claims."""
+    """A file, as pickletools reads one, never asked for more than ``most`` bytes at a time."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self.read = lambda count: file.read(min(count, most))
@@ -160,9 +160,9 @@ class _Bounded:
 
 def _check_names(file: _Bounded) -> None:
     try:
-        for opcode, argument, _ in pickletools.genops(file):
-            if opcode.name == "GLOBAL" and UNBOUNDED.fullmatch(argument):
-                raise pickle.UnpicklingError(f"GLOBAL {argument.replace(' ', '.')}")
+        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], file)):
+            if opcode.name == "GLOBAL" and UNBOUNDED.fullmatch(name := str(argument)):
+                raise pickle.UnpicklingError(f"GLOBAL {name.replace(' ', '.')}")
     except ValueError as error:
         raise pickle.UnpicklingError(str(error)) from error
 

@@ -211,7 +211,8 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
 
 
 def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
-    channels = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+    width = "in_features" if isinstance(module, nn.Linear) else "in_channels"
+    channels: int = getattr(module, width)
     if channels < strategy.min_in_channels:
         return (
             f"{channels} input channels; {strategy.name} converts from "

@@ -44,7 +44,7 @@ class _Estimates:
     """What a choice made of one layer's gradients: sums over batches, in float64."""
 
     count: int = 0
-    total: Tensor | float = 0.0
+    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     squares: float = 0.0
 
     def add(self, value: Tensor) -> None:
@@ -186,13 +186,11 @@ def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
-    converted = sparse_layers(model)
-    named = converted.items() if converted else model.named_modules()
-    kinds = (SparseConv2d,) if converted else (nn.Conv2d,)
+    kind: type[nn.Conv2d] = SparseConv2d if sparse_layers(model) else nn.Conv2d
     return {
         name: m
-        for name, m in named
-        if type(m) in kinds and m.padding_mode == "zeros" and m.weight.requires_grad
+        for name, m in model.named_modules()
+        if type(m) is kind and m.padding_mode == "zeros" and m.weight.requires_grad
     }
 
 
@@ -238,17 +236,21 @@ class Gradients:
 
     def of(self, rule: Rule | None, phase: int) -> Tensor:
         """dW under ``rule``; None: exactly."""
-        total: Tensor | None = None
-        for image, grad_output, geometry in self.calls:
-            size = (grad_output.shape[2], grad_output.shape[3])
-            if rule is None or rule.leaves_dense(*size):
-                needed = (False, True, False)
-                part = gradients(grad_output, image, self.weight, geometry, needed)[1]
-            else:
-                kept, inputs = positions.keep(rule, phase, image, self.weight, size, geometry)
-                part = positions.grad_weight(grad_output, inputs, self.weight, kept)
-            total = part if total is None else total + part
-        return total
+        return functools.reduce(torch.add, (self._of_call(rule, phase, *c) for c in self.calls))
+
+    def _of_call(
+        self, rule: Rule | None, phase: int, image: Tensor, grad_output: Tensor, geometry: Geometry
+    ) -> Tensor:
+        size = (grad_output.shape[2], grad_output.shape[3])
+        if rule is None or rule.leaves_dense(*size):
+            needed = (False, True, False)
+            exact = gradients(grad_output, image, self.weight, geometry, needed)[1]
+            assert exact is not None  # needed
+            return exact
+        kept, inputs = positions.keep(rule, phase, image, self.weight, size, geometry)
+        if kept is None:
+            raise ValueError(f"choices: {rule} does not know beforehand which positions it keeps.")
+        return positions.grad_weight(grad_output, inputs, self.weight, kept)
 
     def estimate(self, choice: Choice) -> None:
         """Add the error of the mean over all draws, and the variance of a draw."""
@@ -266,7 +268,9 @@ class Gradients:
         left = 0.0
         for _, grad_output, geometry in self.calls:
             size = grad_output.shape[2:]
-            part, whole = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
+            kept = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
+            assert kept is not None  # it depends on a mask for rules of the weight alone
+            part, whole = kept
             left += part / whole * grad_output[:, 0].numel()
         return left * self.weight.numel() / self.multiply_adds
 
@@ -284,10 +288,11 @@ class Gradients:
 def phases_of(rule: Rule | None) -> list[tuple[int, Rule | None]]:
     """Each draw of a rule, and the rule with it."""
     phase = getattr(rule, "phase", 0)
-    if phase != "random":
+    if rule is None or phase != "random":
         return [(int(phase), rule)]
     count = getattr(rule, "draws", 2)
-    return [(phase, replace(rule, phase=phase)) for phase in range(count)]
+    draws: list[dict[str, Any]] = [{"phase": draw} for draw in range(count)]
+    return [(draw, replace(rule, **options)) for draw, options in enumerate(draws)]
 
 
 def _rate(choices: list[Choice], exact: _Estimates, batches: int) -> None:

@@ -23,6 +23,7 @@ from fst.layers.coverage import (
     size_of,
 )
 from fst.layers.modules import SparseLayer, sparse_layers
+from fst.rules.rule import Pattern, Rule
 from fst.rules.strategy import GEMMS
 
 NOT_COMPUTED = "not computed"
@@ -204,8 +205,8 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
         report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
     elif rule.acceleration:
         report = GemmReport("accelerated", str(rule), rule.acceleration)
-    elif _keeps_all(layer, gemm):
-        reason = f"the reduction axis has at most n={rule.pattern(gemm).n} channels: all are kept"
+    elif pattern := _pattern_that_keeps_all(layer, rule, gemm):
+        reason = f"the reduction axis has at most n={pattern.n} channels: all are kept"
         report = GemmReport("dense", str(rule), reason)
     else:
         report = GemmReport("simulated", str(rule), rule.simulation)
@@ -220,12 +221,12 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     return report._replace(decision=decision)
 
 
-def _keeps_all(layer: SparseLayer, gemm: str) -> bool:
-    """Whether no group of M is longer than N."""
+def _pattern_that_keeps_all(layer: SparseLayer, rule: Rule, gemm: str) -> Pattern | None:
+    """The rule's N:M, if no group of M is longer than N."""
     outputs, channels = layer.weight.shape[:2]
     axis = {"output": channels, "grad_input": outputs // layer.conv_groups}
-    pattern = layer.strategy.rule(gemm).pattern(gemm)
-    return pattern is not None and axis[gemm] <= pattern.n
+    pattern = rule.pattern(gemm)
+    return pattern if pattern is not None and axis[gemm] <= pattern.n else None
 
 
 def backends_table(model: nn.Module) -> str:

@@ -109,9 +109,9 @@ def _weights_read(module: nn.Module) -> Iterator[str]:
     chain: list[str] | None = None
     below: Mapping[str, nn.Module] | None = None
     for step in (*dis.get_instructions(code), None):
-        attribute = step is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        if attribute and chain is not None:
-            chain.append(step.argval)
+        name, value = ("", "") if step is None else (step.opname, step.argval)
+        if chain is not None and name in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain.append(value)
             continue
         if chain and "weight" in chain:
             below = dict(module.named_modules()) if below is None else below
@@ -120,5 +120,5 @@ def _weights_read(module: nn.Module) -> Iterator[str]:
             if isinstance(below.get(path), nn.Linear | nn.Conv2d) and at:
                 if not DESCRIPTIONS & set(rest):
                     yield path
-        first = step is not None and step.opname.startswith("LOAD_FAST")
-        chain = [] if first and step.argval == code.co_varnames[0] else None
+        first = name.startswith("LOAD_FAST") and value == code.co_varnames[0]
+        chain = [] if first else None

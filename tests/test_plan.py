@@ -113,6 +113,7 @@ def test_own_loss_and_own_choices(model):
         ({"cost": "flops"}, "cost='flops' is unknown"),
         ({"batches": []}, "at least one batch"),
         ({"choices": [{"rule": "sampled", "keep": 8}]}, "keep=8 is unknown"),
+        ({"choices": [fst.NM(operand="grad_output")]}, "does not know beforehand which positions"),
     ],
 )
 def test_bad_arguments(model, arguments, message):

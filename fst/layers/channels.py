@@ -67,7 +67,7 @@ def require_tracing() -> Any:
 
 
 def channel_groups(
-    model: nn.Module, example: Tensor, producers: Collection[nn.Module]
+    model: nn.Module, example: Tensor, producers: Collection[object]
 ) -> list[ChannelGroup]:
     """All groups of ``model``; it runs once in eval mode on ``example`` and stays as it is.
 
@@ -112,7 +112,7 @@ def _group(
     graph: Any,
     names: Mapping[Any, str],
     ends: Sequence[Any],
-    producers: Collection[nn.Module],
+    producers: Collection[object],
     found: Any,
 ) -> ChannelGroup:
     members: list[Member] = []

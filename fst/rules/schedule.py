@@ -32,7 +32,10 @@ class PrunedLayer(Protocol):
 
     weight: Tensor
     strategy: Any
-    state: Remembered
+
+    @property
+    def state(self) -> Remembered:
+        """What holds from step to step."""
 
     def weight_as_conv(self) -> Tensor:
         """The whole weight as (Cout, Cin/groups, kh, kw)."""
@@ -64,9 +67,9 @@ class Run:
 
     Args:
         optimizer: holds the weights of the layers.
+        model: the converted model.
         total_steps: optimizer steps of the whole training, or None if nobody said.
         steps_per_epoch: likewise of one epoch; a fraction where steps span epochs.
-        model: the converted model.
 
     Attributes:
         loss: what `Attachment.report_loss` was told last.
@@ -77,18 +80,18 @@ class Run:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
+        model: nn.Module,
         total_steps: int | None = None,
         steps_per_epoch: float | None = None,
-        model: nn.Module | None = None,
     ) -> None:
         for name, value in (("total_steps", total_steps), ("steps_per_epoch", steps_per_epoch)):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and 0 < value < float("inf")):
                 raise ValueError(f"{name}={value!r} must be a number > 0, or None.")
         self.optimizer = optimizer
+        self.model = model
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
-        self.model = model
         self.loss: Tensor | None = None
         self.hooks: list[RemovableHandle] = []
         self.notes: dict[str, Any] = {}

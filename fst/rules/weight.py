@@ -14,10 +14,11 @@ from fst.rules.rule import Rule, one_of
 
 def check_share(name: str, value: object, *, up_to_all: bool = False) -> None:
     """Raise ValueError unless 0 <= value < 1, or 0 <= value <= 1 with ``up_to_all``."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= 1 or (value == 1 and not up_to_all):
-        limit = "<=" if up_to_all else "<"
-        raise ValueError(f"{name}={value!r} must be a number with 0 <= {name} {limit} 1.")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if 0 <= value < 1 or (value == 1 and up_to_all):
+            return
+    limit = "<=" if up_to_all else "<"
+    raise ValueError(f"{name}={value!r} must be a number with 0 <= {name} {limit} 1.")
 
 
 @dataclass(frozen=True)

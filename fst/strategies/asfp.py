@@ -51,12 +51,14 @@ class SoftFilters(Schedule):
         check_share("goal", self.goal)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
-        done = int(step / run.steps_per_epoch + 1e-6)
-        if step >= run.total_steps:
-            done = max(done, math.ceil(run.total_steps / run.steps_per_epoch - 1e-6))
+        total, per_epoch = run.total_steps, run.steps_per_epoch
+        assert total is not None and per_epoch is not None  # in needs
+        done = int(step / per_epoch + 1e-6)
+        if step >= total:
+            done = max(done, math.ceil(total / per_epoch - 1e-6))
         if all(layer.state.schedule_state.get("epochs", 0) == done for layer in layers):
             return
-        rate = asymptotic_rate(self.goal, done * run.steps_per_epoch / run.total_steps)
+        rate = asymptotic_rate(self.goal, done * per_epoch / total)
         for layer in layers:
             layer.state.schedule_state["epochs"] = done
             filters = layer.weight_as_conv().detach().flatten(1)

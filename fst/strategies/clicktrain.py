@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
@@ -60,6 +61,7 @@ class PatternSelection(Schedule):
             layer.keep(torch.ones((), dtype=torch.bool))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
+        assert run.total_steps is not None  # in needs
         if step <= self.choose * run.total_steps:
             return
         for layer in layers:
@@ -70,11 +72,12 @@ class PatternSelection(Schedule):
                 mask_gradients([layer])
             elif "patterns" in state:
                 run.check_unscaled()
-                self._add_lasso(layer)
+                self._add_lasso(layer, layer.weight.grad)
             else:
                 self._select(layer)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
+        assert run.total_steps is not None  # in needs
         if step < self.enforce * run.total_steps:
             return
         chosen = [layer for layer in layers if "patterns" in layer.state.schedule_state]
@@ -91,13 +94,13 @@ class PatternSelection(Schedule):
         layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
         layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
-    def _add_lasso(self, layer: PrunedLayer) -> None:
+    def _add_lasso(self, layer: PrunedLayer, gradient: Tensor) -> None:
         weight = layer.weight_as_conv().detach()
         for kept in (layer.state.schedule_state["patterns"], layer.state.schedule_state["kernels"]):
             pruned = weight * ~kept
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
-            layer.weight.grad.add_(layer.laid_out(pull), alpha=self.lasso)
+            gradient.add_(layer.laid_out(pull), alpha=self.lasso)
 
     def __str__(self) -> str:
         times = f"chosen after {self.choose:.4g}, enforced after {self.enforce:.4g} of the training"

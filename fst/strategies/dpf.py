@@ -55,6 +55,7 @@ class GrowingSparsity(Schedule):
             self._prune(layers, run, step)
 
     def _prune(self, layers: Layers, run: Run, step: int) -> None:
+        assert run.total_steps is not None  # in needs
         sparsity = self.sparsity(layers[0].strategy.output.sparsity, step, run.total_steps)
         weights = [layer.weight_as_conv().detach() for layer in layers]
         if self.allocation == "uniform":

@@ -111,22 +111,21 @@ class ChannelLasso(Schedule):
 
     def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weight, norms of its slices along one axis, and which of them count; to broadcast."""
-        masks: dict[tuple[str, str], Tensor] = {}
+        found: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         for group in run.notes["channels"].groups():
             for member, weight in weighted(run.model, group):
-                axis = AXES[member.side]
-                mask = masks.setdefault(
-                    (member.name, member.side), weight.new_zeros(weight.shape[axis])
-                )
+                mask = weight.new_zeros(weight.shape[AXES[member.side]])
+                _, mask = found.setdefault((member.name, member.side), (weight, mask))
                 mask[member.positions.to(mask.device)] = 1
-        for (name, side), mask in masks.items():
-            weight, axis = run.model.get_submodule(name).weight, AXES[side]
+        for (_, side), (weight, mask) in found.items():
+            axis = AXES[side]
             shape = [-1 if d == axis else 1 for d in range(weight.dim())]
             others = [d for d in range(weight.dim()) if d != axis]
             norms = weight.detach().square().sum(others).add(TINY).sqrt()
             yield weight, norms.view(shape), mask.view(shape)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
+        assert run.steps_per_epoch is not None  # in needs
         due = int(step / run.steps_per_epoch + 1e-6) // self.interval
         state = layers[0].state.schedule_state
         if state.get("removals", 0) >= due:
@@ -169,6 +168,11 @@ class TracedChannels:
     def groups(self) -> list[ChannelGroup]:
         """The groups without an obstacle, of the model as it is."""
         if self._groups is None:
+            if self._size is None:
+                raise RuntimeError(
+                    "strategy 'prunetrain' follows channels through the model that fst.attach was "
+                    f"given, and this {type(self.model).__name__} has not been called."
+                )
             weight = next(self.model.parameters())
             example = weight.new_zeros(1, *self._size)
             groups = channel_groups(self.model, example, self.layers)

@@ -97,8 +97,9 @@ def _fits(value: object, allowed: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if origin is tuple and Ellipsis not in parts:
-        is_sequence = isinstance(value, tuple | list) and len(value) == len(parts)
-        return is_sequence and all(map(_fits, value, parts))
+        if not isinstance(value, tuple | list) or len(value) != len(parts):
+            return False
+        return all(map(_fits, value, parts))
     if allowed in (int, float):
         return isinstance(value, int | allowed) and not isinstance(value, bool)
     kind = origin or allowed

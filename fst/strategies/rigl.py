@@ -89,6 +89,7 @@ class DropAndGrow(HeldMasks):
         return self.alpha / 2 * (1 + math.cos(math.pi * step / last)) if step < last else 0.0
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
+        assert run.total_steps is not None  # in needs
         fraction = self.drop_fraction(step - 1, run.total_steps)
         if (step - 1) % self.interval or not fraction:
             super().before_update(layers, run, step)
@@ -106,6 +107,7 @@ class DropAndGrow(HeldMasks):
 def _replace(layer: PrunedLayer, fraction: float) -> None:
     """Drop a share of the connections by magnitude, grow as many by the gradient's magnitude."""
     weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
+    assert mask is not None  # kept from `start` on
     gradient = layer.gradient_as_conv()
     connections = int(mask.sum())
     replaced = int(fraction * connections)

@@ -304,6 +304,14 @@ def test_penalty_is_the_share_of_the_first_loss_and_enters_the_gradient():
     assert net[0].state.schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
 
 
+def test_a_model_that_was_never_called_has_no_channels_to_follow():
+    net = small_net()
+    optimizer, _ = _attached(net)
+    net[0](batch()).sum().backward()
+    with pytest.raises(RuntimeError, match="this Sequential has not been called"):
+        optimizer.step()
+
+
 def _build_shrinking():
     """A network that loses channels every ten steps from about step 50 on."""
     net = small_net()
