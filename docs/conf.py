@@ -36,7 +36,7 @@ default_role = "py:obj"
 nitpicky = True
 # Documented elsewhere, and nothing is fetched while the site is built.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|nn|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?"),
+    (r"py:.*", r"(torch|nn|timm|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?"),
     (r"py:.*", r"(Tensor|Path|Any|Callable|Iterable|Iterator|Mapping|Sequence)"),
     (r"py:.*", r"(collections|pathlib|os|types|typing|argparse|weakref)\..*"),
     (r"py:.*", r"fst\.(ops|basics)\..*|.*\._\w+"),
@@ -47,6 +47,7 @@ nitpick_ignore = [
     ("py:class", "Contestant"),
     ("py:class", "Geometry"),
     ("py:class", "fst.backends.timing.Samples"),
+    ("py:class", "fst.layers.coverage.Coverage"),
 ]
 suppress_warnings = ["myst.header"]  # reports of commands begin their tables at the third level
 autodoc_inherit_docstrings = False

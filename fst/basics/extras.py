@@ -8,13 +8,14 @@ from contextlib import contextmanager
 EXTRA_OF = {
     **dict.fromkeys(
         "mmengine torchvision timm torch_pruning torchmetrics numpy cv2 PIL yaml sklearn "
-        "tensorboard matplotlib rich".split(),
+        "tensorboard matplotlib rich jinja2".split(),
         "train",
     ),
     **dict.fromkeys(("webdataset", "datasets"), "data"),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     "submitit": "cluster",
+    **dict.fromkeys(("sphinx", "furo", "myst_parser", "myst_nb", "sphinx_design"), "docs"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
 }
 

@@ -7,7 +7,8 @@ faster from 64 channels on. With AVX-512 it is on small maps with many channels;
 kernel loses efficiency when a stride of 1 becomes a horizontal stride of 2, so the image is
 transposed first. Little work is left to one call of the library. Kernels of 1x1, and so linear
 layers, need no columns: there the maps are matrices whose rows lie a constant step apart, which the
-library's product reads in place. `fst bench` shows what each shape gains.
+library's product reads in place. Compiled code has the library's kernel, transposed or not. `fst
+bench` shows what each shape gains.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ def program(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> str:
     on_cpu = on_cpu and grad_output.dtype == torch.float32
     if not on_cpu or geometry.groups > 1 or kernel == (1, 1):
         return "strided"
-    if grad_output.numel() * math.prod(weight.shape[1:]) < LITTLE_WORK:
-        return "strided"
-    if weight.shape[0] >= MANY_OUTPUTS:
-        return "gemm"
-    if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        return "gemm" if weight.shape[1] >= MANY_CHANNELS else "strided"
+    if not torch.compiler.is_compiling():  # there sizes may be symbols, which a choice would pin
+        if grad_output.numel() * math.prod(weight.shape[1:]) < LITTLE_WORK:
+            return "strided"
+        if weight.shape[0] >= MANY_OUTPUTS:
+            return "gemm"
+        if torch.backends.cpu.get_cpu_capability() == "AVX2":
+            return "gemm" if weight.shape[1] >= MANY_CHANNELS else "strided"
     return "transposed" if geometry.stride[1] == 2 and kernel[1] > 1 else "strided"
 
 

@@ -65,8 +65,9 @@ class Alternating(Rule):
 
     def leaves_dense(self, height: int, width: int) -> bool:
         """Where no pair fits, as in a map that is one column."""
-        found = self.kept_positions(height, width, 0)
-        return sum(math.prod(lattice.size(height, width)) for lattice in found) == height * width
+        if self.block == (1, 2) and self.pairing == "row":
+            return width == 1
+        return height == 1 if self.block == (2, 1) else height * width == 1
 
     def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output at the kept positions, with that of the dropped ones added (``restore``)."""

@@ -264,7 +264,7 @@ def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
 def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     for operation in backends.OPERATIONS:
         assert backends.backends(operation)[0].usable_by_default
-    for_cpus = ("torch", "strided", "transposed", "gemm", "in_place", "masked", "cpp")
+    for_cpus = ("torch", "strided", "transposed", "gemm", "in_place", "product", "masked", "cpp")
     kernels = [b for b in backends.backends() if b.name not in for_cpus]
     assert len(kernels) >= 4
     assert {b.state for b in kernels} == {"unverified"}

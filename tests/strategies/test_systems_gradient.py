@@ -221,7 +221,7 @@ def test_resprop_threshold_never_gets_stuck_at_zero():
     input = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     for _ in range(60):
         net(input).backward(torch.zeros(2, 6, 5, 5, dtype=torch.float64))
-        end_step(net)
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
     assert net[0].state.memories[0]["threshold"].item() == pytest.approx(LEAST_THRESHOLD)
 
 

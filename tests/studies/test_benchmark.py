@@ -80,7 +80,7 @@ def test_report(tmp_path, capsys, _small_rates):
 
 def test_op_as_a_user_calls_it(tmp_path, capsys):
     out = tmp_path / "op"
-    arguments = "--op --batch 1 --size 32 --repeats 1 --classes 10 --strategies fst sampled"
+    arguments = "--op --batch 2 --size 32 --repeats 1 --classes 10 --strategies fst sampled"
     arguments += " --processor-time"
     tool.main([*arguments.split(), "--out", str(out)])
     assert "## op: dense time over" in (text := capsys.readouterr().out)
@@ -301,19 +301,18 @@ def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
         memory_format=torch.channels_last,
         repeats=2,
         tried=named,
-        forced={"grad_weight": "strided", "fold_grad_output": "torch"},
+        forced={"grad_weight": "transposed", "fold_grad_output": "torch"},
     )
     chosen = layer.decisions["grad_weight"]["fst"]
-    assert chosen["grad_weight"].backend == "transposed"
+    assert chosen["grad_weight"].backend == "strided"
     assert layer.decisions["grad_weight"]["srste"] == {}
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
     found = {a.name: a for a in layer.alternatives}
-    together = "fst, grad_weight=strided, fold_grad_output=torch"
-    alone = {
-        f"fst, grad_weight={name}" for name in ("strided", "gemm", "in_place", "masked", "new")
-    }
+    together = "fst, grad_weight=transposed, fold_grad_output=torch"
+    names = ("transposed", "gemm", "in_place", "product", "masked", "new")
+    alone = {f"fst, grad_weight={name}" for name in names}
     assert found.keys() == {*alone, together}
-    impossible = {f"fst, grad_weight={name}" for name in ("in_place", "new")}
+    impossible = {f"fst, grad_weight={name}" for name in ("in_place", "product", "new")}
     assert all("forced but cannot compute" in found[name].reason for name in impossible)
     assert all(a.timing or name in impossible for name, a in found.items())
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}

@@ -68,13 +68,14 @@ def test_on_a_named_model(command, tmp_path):
 def test_coverage_of_named_models(tmp_path):
     names = ["timm:test_efficientnet", "fst:resnet9"]
     main(["coverage", "--models", *names, "--size", "32", "--out", str(tmp_path)])
-    default, everything = check(tmp_path, figures=0).tables
+    default, everything, left = check(tmp_path, figures=0).tables
     model = create_model("test_efficientnet")
     report = fst.convert(model, "fst")
     cells = [names[0], len(report.layers), f"{report.coverage:.1%}"]
     assert [default.rows[0][i] for i in (0, 1, 4)] == cells
     assert [row[3] for row in default.rows] == [1, 1] and default.rows[0][2] > 0
     assert [row[3] for row in everything.rows] == [0, 0]
+    assert left.rows and all(row[1] >= 1 for row in left.rows)
 
 
 def test_macs_of_a_config_without_data(write_config, tmp_path):
