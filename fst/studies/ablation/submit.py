@@ -13,6 +13,8 @@ from fst.basics.extras import extra_named
 from fst.engine.checkpoint import newest_checkpoint
 from fst.studies.ablation.folders import LOG
 
+# configured by submitit, logging would close the files that other loggers write
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 with extra_named():
     import submitit
     from submitit.helpers import DelayedSubmission
