@@ -8,9 +8,9 @@ model = dict(
         source="timm",
         name="convnext_tiny",
         num_classes=10,
-        patch_size=1,
+        patch_size=2,
         depths=(1, 1, 2, 1),
-        dims=(12, 24, 48, 96),
+        dims=(16, 32, 64, 128),
         ls_init_value=None,  # 1e-6 as published needs a longer training
     )
 )

@@ -11,7 +11,7 @@ model = dict(
         img_size=32,
         patch_size=4,
         embed_dim=64,
-        depth=4,
+        depth=3,
         num_heads=2,
     )
 )
