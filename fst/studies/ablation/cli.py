@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich import box
@@ -68,14 +66,11 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     work_dir.mkdir(parents=True, exist_ok=True)
     write_text_atomically(json.dumps(invocation, indent=1) + "\n", work_dir / INVOCATION)
     failures: list[Failure] = []
-    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         failures = trainer.train(runs)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; the same command goes on from here[/]")
         return STOPPED
-    finally:
-        signal.signal(signal.SIGTERM, before)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
     _report(grid, work_dir, made, command, console)
     for failure in failures:
@@ -203,10 +198,6 @@ def _put_changed_aside(
                 "again with --rerun, or give another --work-dir."
             )
         console.print(f"{folder.path} has another config: now {folder.put_aside().name}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _report(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -104,6 +105,15 @@ class _Started:
     start: float
 
 
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Trainer:
     """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on.
 
@@ -134,7 +144,10 @@ class Trainer:
         return RunFolder.of(self.work_dir, run.setting, run.seed)
 
     def train(self, runs: Sequence[PlannedRun]) -> list[Failure]:
-        """Train what is not finished; return what failed. An exception stops all processes."""
+        """Train what is not finished; return what failed.
+
+        An exception stops all processes, and so does SIGTERM, which raises KeyboardInterrupt here.
+        """
         self._done = {_key(run) for run in runs if self.folder(run).state(run) == "finished"}
         self._waiting = [run for run in runs if _key(run) not in self._done]
         self._failures = {}
@@ -150,7 +163,7 @@ class Trainer:
         task = progress.add_task("", total=len(self._waiting))
         total = len(self._waiting)
         try:
-            with progress:
+            with _interrupted_by_sigterm(), progress:
                 while self._waiting or self._running:
                     self._start_ready()
                     self._collect()

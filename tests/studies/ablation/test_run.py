@@ -79,7 +79,8 @@ def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp
     assert len(calls("dense")) == 1
 
 
-def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_resumed(how, write_grid, ablate, stand_in, tmp_path, calls):
     grid, work = write_grid(settings={"waits": DENSE}, seeds=[0]), tmp_path / "work"
     code = (
         "import pathlib, signal, sys\nfrom fst.studies.ablation.cli import main\n"
@@ -97,7 +98,7 @@ def test_interrupted_and_resumed(write_grid, ablate, stand_in, tmp_path, calls):
         from fst.studies.ablation.folders import RunFolder
 
         RunFolder.of(work, "waits", 0).lock()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     assert process.wait(60) == 130
     (first,) = calls("waits")
     assert first["argv"] == []
