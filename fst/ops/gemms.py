@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +14,9 @@ from fst.backends import dispatch, registry
 from fst.ops import positions, sparse24
 from fst.ops.geometry import Geometry, convolve, gradients, input_gradient, output_shape
 from fst.ops.kept import KeptPositions
+from fst.ops.prune import prune_columns
 from fst.ops.sparse24 import PackedWeight
+from fst.rules.masks import samples_in_cache
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
@@ -133,14 +136,26 @@ def _of_pruned_columns(
     rule: Rule,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """dW = dY · S(Xᵀ), which needs im2col(X) itself: kh·kw times the memory of the input."""
+    """dW = dY · S(Xᵀ), which needs im2col(X) itself: kh·kw times the memory of the input.
+
+    On a CPU only of some samples at a time, unless masks are drawn for all of them at once.
+    """
     stride, padding, dilation, groups = geometry
-    channels = grad_output.shape[1]
-    columns = rule.prune_columns(F.unfold(input, kernel, dilation, padding, stride), generator)
-    columns = columns.unflatten(1, (groups, columns.shape[1] // groups))
-    rows = grad_output.flatten(2).unflatten(1, (groups, channels // groups))
-    product = torch.einsum("ngol,ngkl->gok", rows, columns)
-    return product.reshape(channels, input.shape[1] // groups, *kernel)
+    channels, taps = grad_output.shape[1], input.shape[1] // groups * math.prod(kernel)
+    size = len(input)
+    if not rule.is_random:
+        size = samples_in_cache(input, groups * taps * math.prod(grad_output.shape[2:]))
+    wide = torch.promote_types(input.dtype, torch.float32)
+    product = input.new_zeros((groups, channels // groups, taps), dtype=wide)
+    for part, rows in zip(input.split(size), grad_output.split(size), strict=True):
+        columns = prune_columns(F.unfold(part, kernel, dilation, padding, stride), rule, generator)
+        columns = columns.unflatten(1, (groups, taps))
+        rows = rows.flatten(2).unflatten(1, (groups, channels // groups))
+        if len(part) < len(input):  # few samples: a product each costs no copy of the columns
+            product += torch.matmul(rows, columns.transpose(2, 3)).sum(0)
+        else:
+            product += torch.einsum("ngol,ngkl->gok", rows, columns)
+    return product.to(input.dtype).reshape(channels, input.shape[1] // groups, *kernel)
 
 
 def is_readable(input: Tensor) -> bool:

@@ -18,7 +18,8 @@ def _register(operation: str, name: str, computes: str, *, accelerated: bool | N
 
 for _operation, _computes in {
     "prune_weight": "S(W) and S(Wᵀ)",
-    "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP)",
+    "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP) or positions",
+    "prune_columns": "N:M pruning of the input's columns along the positions (FST, S(Xᵀ))",
     "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
     "grad_weight": "the weight gradient over kept positions",
     "output": "the output GEMM with 2:4 weights",
@@ -63,6 +64,7 @@ for _operation, _computes in {
 for _operation, _computes in {
     "prune_weight": "C++ for CPUs: both directions from one read",
     "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
+    "prune_columns": "C++ for CPUs: one read, one write",
 }.items():
     register_backend(Backend(_operation, cpp.BACKEND, _computes, True, cpp.missing))
 

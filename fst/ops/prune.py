@@ -152,6 +152,10 @@ def prune_grad_output(
     def with_torch() -> Tensor:
         return rule.prune_grad_output(grad_output, gemm, groups, generator, memory)
 
+    if rule.pattern_of_positions(gemm) is not None:
+        rows = grad_output.flatten(2)
+        pruned = _along_positions("prune_grad_output", rows, rule, gemm, with_torch)
+        return pruned.reshape(grad_output.shape)
     if pattern is None:
         return with_torch()
     candidates = {"torch": with_torch}
@@ -174,3 +178,30 @@ def prune_grad_output(
         (*pattern, groups),
         tunable=not rule.is_random,
     )
+
+
+def prune_columns(columns: Tensor, rule: Rule, generator: torch.Generator | None) -> Tensor:
+    """`Rule.prune_columns` by the backend that is chosen."""
+
+    def with_torch() -> Tensor:
+        return rule.prune_columns(columns, generator)
+
+    if rule.pattern_of_positions("grad_weight") is None:
+        return with_torch()
+    return _along_positions("prune_columns", columns, rule, "grad_weight", with_torch)
+
+
+def _along_positions(
+    operation: str, rows: Tensor, rule: Rule, gemm: str, with_torch: Callable[[], Tensor]
+) -> Tensor:
+    """``rows`` (N, K, L) pruned by magnitude along L: kernels take L for the channels."""
+    pattern = rule.pattern_of_positions(gemm)
+    across = rows.transpose(1, 2).unsqueeze(3)
+    candidates = {"torch": with_torch}
+    if cpp.takes_grad_output(across, pattern.m, pattern.rule, pattern.rescale):
+
+        def with_cpp() -> Tensor:
+            return cpp.prune_grad_output(across, *pattern, 1, None).squeeze(3).transpose(1, 2)
+
+        candidates = {cpp.BACKEND: with_cpp, **candidates}
+    return dispatch.run(operation, candidates, (rows,), (*pattern, gemm))

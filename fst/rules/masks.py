@@ -221,15 +221,17 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
     yield from zip(values.split(step, axis), mask.split(step, axis), strict=True)
 
 
-def samples_in_cache(tensor: Tensor) -> int:
+def samples_in_cache(tensor: Tensor, elements: int | None = None) -> int:
     """How many samples of (N, ...) are best pruned at a time: several passes go over them.
 
-    On a CPU as many as its cache holds, elsewhere all.
+    On a CPU as many as its cache holds, elsewhere all. ``elements`` are those of what is made of
+    one sample, by default its own.
     """
     on_cpu = tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not on_cpu or tensor.numel() <= CPU_PART:
+    if not on_cpu or not tensor.numel():
         return len(tensor)
-    return max(1, CPU_PART // tensor[0].numel())
+    part = max(1, CPU_PART // (elements or tensor[0].numel()))
+    return min(len(tensor), part)
 
 
 def _keep_largest(scores: Tensor, n: int, m: int, dim: int, mask: Tensor) -> None:

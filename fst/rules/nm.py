@@ -120,6 +120,11 @@ class NM(Rule):
         along_channels = gemm != "grad_weight" and self.group_order == "channel"
         return Pattern(self.n, self.m, self.rule, self.rescale) if along_channels else None
 
+    def pattern_of_positions(self, gemm: str) -> Pattern | None:
+        if self.operand == "weight" or self.rule != "magnitude" or self.pattern(gemm) is not None:
+            return None
+        return Pattern(self.n, self.m, self.rule, self.rescale)
+
     @property
     def weight_groups(self) -> WeightGroups | None:
         is_weight = self.operand == "weight"

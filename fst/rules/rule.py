@@ -29,7 +29,7 @@ Signs = tuple[tuple[int, ...], ...]
 
 
 class Pattern(NamedTuple):
-    """N:M groups along channels, as pruning kernels and sparse tensor cores read them.
+    """N:M groups along one axis, as pruning kernels and sparse tensor cores read them.
 
     Attributes:
         n, m, rule, rescale: as in `NM`.
@@ -143,7 +143,10 @@ class Rule:
         raise TypeError(f"{self} does not prune grad_output.")
 
     def prune_columns(self, columns: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """im2col(X) (N, Cin·kh·kw, P·Q) pruned for grad_weight."""
+        """im2col(X) (N, Cin·kh·kw, P·Q) pruned for grad_weight.
+
+        Unless the rule `is_random`, N may be a part of the batch.
+        """
         raise TypeError(f"{self} does not prune the columns of the input.")
 
     def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...] | None:
@@ -202,6 +205,10 @@ class Rule:
 
     def pattern(self, gemm: str) -> Pattern | None:
         """The rule as N:M along channels in ``gemm``; None if it is something else."""
+        return None
+
+    def pattern_of_positions(self, gemm: str) -> Pattern | None:
+        """The rule as N:M of magnitudes along the flattened positions; None if it is another."""
         return None
 
     @property

@@ -22,7 +22,7 @@ import fst
 from fst import NM, Strategy, backends
 from fst.backends import registry, sources
 from fst.ops import cpp
-from fst.ops.prune import prune_grad_output, prune_weight
+from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
 from tests.kernels.values import awkward, bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,7 +62,8 @@ def kernels(built, monkeypatch):
 
 
 def _with_torch(function, *arguments):
-    with fst.backends.force(prune_weight="torch", prune_grad_output="torch"):
+    operations = ("prune_weight", "prune_grad_output", "prune_columns")
+    with fst.backends.force(**dict.fromkeys(operations, "torch")):
         return function(*arguments)
 
 
@@ -116,6 +117,29 @@ def test_gradients_bit_for_bit(n, m, memory, kernels):
     for shape, groups in shapes:
         for dtype in DTYPES:
             _assert_same_gradient(awkward(shape, dtype, memory), n, m, groups)
+
+
+@pytest.mark.parametrize("memory", LAYOUTS)
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4)])
+def test_groups_along_positions_bit_for_bit(n, m, memory, kernels):
+    """Of grad_output in grad_weight, and of the columns of the input."""
+    of_gradient, of_input = NM("grad_output", n, m), NM("input", n, m)
+    for shape in ((2, 16, 3, 5), (1, 18, 2, 4), (3, 5, 1, 1), (3, 33, 7, 7)):
+        for dtype in DTYPES:
+            values = awkward(shape, dtype, memory)
+            columns = values.flatten(2)
+            for operation, prune in {
+                "prune_grad_output": lambda v=values: prune_grad_output(
+                    v, of_gradient, "grad_weight", 1, None
+                ),
+                "prune_columns": lambda c=columns: prune_columns(c, of_input, None),
+            }.items():
+                with fst.backends.force(**{operation: "cpp"}):
+                    pruned = prune()
+                with fst.backends.force(**{operation: "torch"}):
+                    expected = prune()
+                assert torch.equal(bits(pruned), bits(expected))
+                assert pruned.shape == expected.shape
 
 
 @given(
@@ -236,12 +260,13 @@ def _gradients(strategy: str, compiled: bool = False) -> tuple[torch.nn.Module, 
     return model, [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("strategy", ["fst", "srste", "sdgp"])
+@pytest.mark.parametrize("strategy", ["fst", "srste", "sdgp", "gx"])
 def test_layers_use_them_by_default_and_say_so(strategy, kernels):
     """Eager and compiled, with the gradients that the operators give."""
     model, gradients = _gradients(strategy)
-    operation = "prune_grad_output" if strategy == "sdgp" else "prune_weight"
-    assert model[1].run.decisions[operation].backend == "cpp"
+    operations = {"sdgp": ["prune_grad_output"], "gx": ["prune_grad_output", "prune_columns"]}
+    for operation in operations.get(strategy, ["prune_weight"]):
+        assert model[1].run.decisions[operation].backend == "cpp"
     assert "cpp" in fst.report.backends_table(model)
     _, expected = _with_torch(_gradients, strategy)
     _, compiled = _gradients(strategy, compiled=True)

@@ -116,6 +116,18 @@ def test_random_strategies_follow_the_generator(row, the_case):
         assert a is b is None or torch.equal(a, b)
 
 
+@pytest.mark.parametrize("the_case", [case("basic"), case("odd_nhwc"), case("depthwise")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_sorted_columns_of_some_samples_at_a_time(the_case, dtype, monkeypatch):
+    """As on a CPU's large layers, whose columns do not fit into its cache."""
+    operands = the_case.operands(dtype)
+    whole = run(the_case, operands, setting("wx").build())[2]
+    monkeypatch.setattr(fst.rules.masks, "CPU_PART", 1)
+    expected = _reference(setting("wx").build(), the_case, operands).grad_weight
+    parts = run(the_case, operands, setting("wx").build())[2]
+    assert error(parts, expected) <= max(1e-12, 2 * error(whole, expected))
+
+
 # ---------------------------------------------------------------- dense, bit for bit
 
 

@@ -7,7 +7,6 @@ import torch
 
 import fst
 
-
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
 )

@@ -68,7 +68,7 @@ def test_on_a_named_model(command, tmp_path):
 def test_coverage_of_named_models(tmp_path):
     names = ["timm:test_efficientnet", "fst:resnet9"]
     main(["coverage", "--models", *names, "--size", "32", "--out", str(tmp_path)])
-    default, everything, left = check(tmp_path, figures=0).tables
+    default, _, everything, left = check(tmp_path, figures=0).tables
     model = create_model("test_efficientnet")
     report = fst.convert(model, "fst")
     cells = [names[0], len(report.layers), f"{report.coverage:.1%}"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -36,6 +37,11 @@ NETWORKS = (
     "timm:swin_tiny_patch4_window7_224",
     "timm:ghostnet_100",
 )
+CHOICES: dict[str, Mapping[str, Any]] = {
+    "Default layers": {},
+    'layers="all"': {"layers": "all"},
+    'include="*"': {"include": "*"},
+}
 CAPTION = (
     "Converted: layers that the strategy takes; exempt: those of them whose groups are all shorter "
     "than M; skipped: left dense. Coverage: share of the weights of all convolutions and linear "
@@ -59,31 +65,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Convert each network twice on the meta device, where nothing is computed."""
+    """Convert each network on the meta device, where nothing is computed, once for each choice."""
     get_strategy(options.strategy)
     result = Result(
         "Coverage",
         f"Strategy {options.strategy}, images of {options.size}x{options.size}.",
     )
     reports = {
-        name: [convert(name, options.strategy, options.size, include) for include in (None, "*")]
+        name: [convert(name, options.strategy, options.size, **c) for c in CHOICES.values()]
         for name in options.models
     }
     columns = ["network", "converted", "exempt", "skipped", "coverage", "multiply-adds"]
-    for title, which in (("Default layers", 0), ("Linear layers included", 1)):
+    for which, title in enumerate(CHOICES):
         rows = [[name, *_cells(found[which])] for name, found in reports.items()]
         result.add_table(title, columns, rows, CAPTION)
     left: dict[str, list[str]] = {}
-    for name, (_, included) in reports.items():
-        for label in dict.fromkeys(w.label for w in included.covered.weights if not w.inside):
+    for name, found in reports.items():
+        for label in dict.fromkeys(w.label for w in found[-1].covered.weights if not w.inside):
             left.setdefault(label, []).append(name)
     rows = [[label, len(names), ", ".join(names[:3])] for label, names in left.items()]
-    result.add_table("What is left, linear layers included", ["weights", "networks", "first"], rows)
+    result.add_table("What is left with all included", ["weights", "networks", "first"], rows)
     return result
 
 
-def convert(name: str, strategy: str, size: int, include: str | None) -> ConversionReport:
+def convert(name: str, strategy: str, size: int, **choice: Any) -> ConversionReport:
     """The report of converting a classifier "[torchvision:|timm:|fst:]NAME".
+
+    ``choice`` are `fst.convert`'s arguments that choose layers.
 
     Raises:
         ValueError: unknown source or name.
@@ -91,7 +99,7 @@ def convert(name: str, strategy: str, size: int, include: str | None) -> Convers
     source, _, architecture = name.rpartition(":")
     model = build_architecture(source or "torchvision", architecture).to("meta")
     images = torch.empty(1, 3, size, size, device="meta")
-    return fst.convert(model, strategy, include=include, example_input=images)
+    return fst.convert(model, strategy, example_input=images, **choice)
 
 
 def _cells(report: ConversionReport) -> Sequence[object]:
