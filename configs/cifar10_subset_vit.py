@@ -16,6 +16,7 @@ model = dict(
     )
 )
 
+train_cfg = dict(val_interval=10)
 optim_wrapper = dict(
     _delete_=True,
     optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.05),
