@@ -12,7 +12,7 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.ops import cpp, triton
 from fst.rules.masks import apply_mask, remove_kept
-from fst.rules.rule import Rule
+from fst.rules.rule import Pattern, Rule
 from fst.rules.strategy import Strategy
 from fst.rules.two_of_four import takes, two_of_four
 
@@ -152,9 +152,9 @@ def prune_grad_output(
     def with_torch() -> Tensor:
         return rule.prune_grad_output(grad_output, gemm, groups, generator, memory)
 
-    if rule.pattern_of_positions(gemm) is not None:
-        rows = grad_output.flatten(2)
-        pruned = _along_positions("prune_grad_output", rows, rule, gemm, with_torch)
+    along = rule.pattern_of_positions(gemm)
+    if along is not None:
+        pruned = _along_positions("prune_grad_output", grad_output.flatten(2), along, with_torch)
         return pruned.reshape(grad_output.shape)
     if pattern is None:
         return with_torch()
@@ -186,22 +186,23 @@ def prune_columns(columns: Tensor, rule: Rule, generator: torch.Generator | None
     def with_torch() -> Tensor:
         return rule.prune_columns(columns, generator)
 
-    if rule.pattern_of_positions("grad_weight") is None:
+    along = rule.pattern_of_positions("grad_weight")
+    if along is None:
         return with_torch()
-    return _along_positions("prune_columns", columns, rule, "grad_weight", with_torch)
+    return _along_positions("prune_columns", columns, along, with_torch)
 
 
 def _along_positions(
-    operation: str, rows: Tensor, rule: Rule, gemm: str, with_torch: Callable[[], Tensor]
+    operation: str, rows: Tensor, pattern: Pattern, with_torch: Callable[[], Tensor]
 ) -> Tensor:
-    """``rows`` (N, K, L) pruned by magnitude along L: kernels take L for the channels."""
-    pattern = rule.pattern_of_positions(gemm)
+    """``rows`` (N, K, L) pruned by magnitude along L, which kernels take for the channels."""
     across = rows.transpose(1, 2).unsqueeze(3)
     candidates = {"torch": with_torch}
     if cpp.takes_grad_output(across, pattern.m, pattern.rule, pattern.rescale):
 
         def with_cpp() -> Tensor:
-            return cpp.prune_grad_output(across, *pattern, 1, None).squeeze(3).transpose(1, 2)
+            pruned = cpp.prune_grad_output(across, *pattern, groups=1, seed=None)
+            return pruned.squeeze(3).transpose(1, 2)
 
         candidates = {cpp.BACKEND: with_cpp, **candidates}
-    return dispatch.run(operation, candidates, (rows,), (*pattern, gemm))
+    return dispatch.run(operation, candidates, (rows,), pattern)
