@@ -1,5 +1,7 @@
 """CPU time of pruning all that a ResNet-18 step prunes, by the operators and by the C++ kernel.
 
+Columns of the input are pruned as many samples at a time as the op does it.
+
     python -m fst.ops build --cpu
     python benchmarks/cpu/pruning.py --batch 16
 
@@ -17,7 +19,8 @@ import torch
 
 from fst import backends, get_strategy
 from fst.basics.machine import processor
-from fst.ops.prune import prune_grad_output, prune_weight
+from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
+from fst.rules.masks import samples_in_cache
 
 # (output channels, input channels, kernel, size of the output map, how many), the first layer apart
 LAYERS = (
@@ -53,23 +56,32 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     memory = torch.contiguous_format if options.contiguous else torch.channels_last
-    fst, rule = get_strategy("fst"), get_strategy("sdgp").grad_input
-    total = dict.fromkeys(("torch", "cpp"), 0.0), dict.fromkeys(("torch", "cpp"), 0.0)
+    fst, rule, sort = (
+        get_strategy("fst"),
+        get_strategy("sdgp").grad_input,
+        get_strategy("wx").grad_weight,
+    )
+    operations = ("prune_weight", "prune_grad_output", "prune_columns")
+    total = [dict.fromkeys(("torch", "cpp"), 0.0) for _ in operations]
     for outputs, inputs, kernel, size, count in LAYERS:
         weight = torch.randn(outputs, inputs, kernel, kernel).contiguous(memory_format=memory)
         shape = (options.batch, outputs, size, size)
         grad_output = torch.randn(shape).contiguous(memory_format=memory)
+        rows, positions = inputs * kernel**2, size**2
+        columns = torch.randn(samples_in_cache(grad_output, rows * positions), rows, positions)
         runs = (
-            lambda weight=weight: prune_weight(weight, fst, 1, weight.dtype),
-            lambda dy=grad_output: prune_grad_output(dy, rule, "grad_input", 1, None),
+            (1, lambda weight=weight: prune_weight(weight, fst, 1, weight.dtype)),
+            (1, lambda dy=grad_output: prune_grad_output(dy, rule, "grad_input", 1, None)),
+            (options.batch / len(columns), lambda x=columns: prune_columns(x, sort, None)),
         )
         for name in ("torch", "cpp"):
-            with backends.force(prune_weight=name, prune_grad_output=name):
-                for run, sums in zip(runs, total, strict=True):
-                    sums[name] += count * thread_time(run, options.repeats)
+            with backends.force(**dict.fromkeys(operations, name)):
+                for (times, run), sums in zip(runs, total, strict=True):
+                    sums[name] += count * times * thread_time(run, options.repeats)
     print(f"{processor()}, torch {torch.__version__}, batch {options.batch}, float32, {memory}\n")
     print("| what | torch ms | cpp ms | ratio |\n|---|---|---|---|")
-    for what, times in zip(("S(W) and S(Wᵀ), fst", f"{rule}, sdgp"), total, strict=True):
+    names = ("S(W) and S(Wᵀ), fst", f"{rule}, sdgp", f"{sort} of columns, wx")
+    for what, times in zip(names, total, strict=True):
         ratio = times["torch"] / times["cpp"]
         print(f"| {what} | {times['torch']:.1f} | {times['cpp']:.1f} | {ratio:.1f} |")
 
