@@ -38,12 +38,13 @@ def keep(
     """The positions that ``rule`` keeps, if it knows them, and the inputs to save for grad_weight.
 
     Of 1x1 convolutions only the kept part is saved, unless the operation that made ``input`` keeps
-    the whole anyway.
+    the whole anyway, or the part that a recomputation keeps may be another one.
     """
     lattices = rule.kept_positions(*output_size, phase)
     if lattices is None:
         return None, [input]
     reduced = weight.shape[2:] == (1, 1) and not is_retained(input)
+    reduced = reduced and not (rule.is_random and may_be_recomputed())
     input_size = (input.shape[2], input.shape[3])
     kept = KeptPositions(rule, phase, lattices, geometry, input_size, reduced)
     if not reduced:
@@ -62,6 +63,19 @@ def is_retained(input: Tensor) -> bool:
     while maker is not None and maker.name() in VIEWS:
         maker = maker.next_functions[0][0]
     return maker is not None and maker.name() in KEEP_THEIR_RESULT
+
+
+def may_be_recomputed() -> bool:
+    """Whether somebody packs what is saved, such as activation checkpointing.
+
+    It calls the layer again in the backward pass and puts what that call saves in the place of
+    what the first one saved, while the rest of the first call stays: its draw, for one. With a
+    seed of its own the second call draws another.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None  # an older PyTorch does not say
 
 
 def _kept_input(input: Tensor, kept: KeptPositions, size: tuple[int, int]) -> list[Tensor]:

@@ -128,6 +128,30 @@ def test_activation_checkpointing_changes_nothing(row, reentrant):
     assert_close(gradients(net), expected)
 
 
+@pytest.mark.parametrize("tokens", [6, 7])
+@pytest.mark.parametrize("strategy", ["sampled", "fst_sampled"])
+def test_activation_checkpointing_keeps_a_seeded_draw(strategy, tokens):
+    """Of 1x1 kernels what is saved depends on the draw, and the recomputation draws again."""
+
+    def gradient(seed, use_reentrant=None):
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(8, 8)).double()
+        fst.convert(layer, fst.get_strategy(strategy, min_size=0), include="0")
+        fst.seed_random_rules(layer, seed)
+        input = torch.randn(3, tokens, 8, dtype=torch.float64, requires_grad=True)
+        if use_reentrant is None:
+            output = layer(input)
+        else:
+            output = checkpoint(layer, input, use_reentrant=use_reentrant)
+        output.square().sum().backward()
+        return layer[0].weight.grad
+
+    for seed in range(6):
+        expected = gradient(seed)
+        for use_reentrant in (True, False):
+            torch.testing.assert_close(gradient(seed, use_reentrant), expected)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_looking_in_the_middle_of_a_step_changes_nothing(autocast):
     """S(W) is asked for in float32 while the step itself may run in bfloat16."""
