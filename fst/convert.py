@@ -175,12 +175,20 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         inplace: change ``model`` itself; its dense weights are lost.
 
     Raises:
-        ValueError: no layer of ``model`` is converted.
+        ValueError: no layer of ``model`` is converted, or the weight of one is computed from other
+            parameters.
     """
     layers = sparse_layers(model)
     if not layers:
         raise ValueError(f"{type(model).__name__} has no converted layer: nothing to fold.")
     refuse_sharded(model, "fold", LOAD)
+    for name, layer in layers.items():
+        if layer._parameters.get("weight") is None:
+            raise ValueError(
+                f"layer {name!r}: its weight is computed from other parameters, which would not "
+                "hold S(W): call torch.nn.utils.parametrize.remove_parametrizations, "
+                "remove_weight_norm, remove_spectral_norm or prune.remove first."
+            )
     weights = {name: layer.effective_weight() for name, layer in layers.items()}
     if not inplace:
         model = copy.deepcopy(model)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import fst
 from fst import NM
@@ -107,6 +108,30 @@ def test_fold_of_tied_weights():
     assert folded[0].weight is folded[1].weight
     input = torch.randn(1, 8, 5, 5)
     torch.testing.assert_close(folded(input), net.eval()(input))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "wrap, unwrap",
+    [
+        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 9), prune.remove),
+        (nn.utils.parametrizations.weight_norm, parametrize.remove_parametrizations),
+    ],
+    ids=["weight_norm-hook", "prune", "parametrization"],
+)
+def test_fold_refuses_computed_weights(wrap, unwrap):
+    """From S(W) in their place the folded layer would compute another weight again."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3)).eval()
+    fst.convert(model, "srste")
+    wrap(model[0])
+    with torch.no_grad():
+        model(torch.randn(1, 8, 8, 8))
+    with pytest.raises(ValueError, match="layer '0': its weight is computed"):
+        fst.fold(model)
+    unwrap(model[0], *([] if unwrap is nn.utils.remove_weight_norm else ["weight"]))
+    input = torch.randn(1, 8, 8, 8)
+    torch.testing.assert_close(fst.fold(model)(input), model(input))
 
 
 def test_fold_needs_a_converted_model():
