@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 from fst.basics.autocast import autocast_dtype
 from fst.ops.geometry import Geometry
@@ -124,6 +124,11 @@ def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: in
 
 def _check_are_tensors(input: object, weight: object, bias: object) -> None:
     for name, value in (("input", input), ("weight", weight), ("bias", bias)):
+        if isinstance(value, fx.Proxy):
+            raise TypeError(
+                f"{name}={value!r}: torch.fx cannot trace converted layers. Trace first (so does "
+                "torchvision's create_feature_extractor), and convert what comes of it; or fold."
+            )
         if not isinstance(value, Tensor) and not (name == "bias" and value is None):
             raise TypeError(f"{name}={value!r} must be a torch.Tensor.")
         if value is not None and value.layout != torch.strided:

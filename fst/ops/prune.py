@@ -46,6 +46,11 @@ def prune_weight(
     if strategy.output is None and not _is_of_weight(strategy.grad_input):
         dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow how weights "
+            "are pruned: trace fst.fold(model)."
+        )
     candidates: dict[str, Callable[[], PrunedWeight]] = {
         "torch": lambda: _prune_with_torch(weight, strategy, groups, dtype, generator, mask)
     }

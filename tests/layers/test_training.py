@@ -221,6 +221,19 @@ def test_functional_call_sees_the_weights_it_is_given():
     assert torch.equal(net(batch()), own)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_tracers_are_told_what_to_trace():
+    net = small_net().eval()
+    fst.convert(net, "fst")
+    with pytest.raises(RuntimeError, match=r"torch.jit.trace.*fst.fold\(model\)"):
+        torch.jit.trace(net, batch())
+    with pytest.raises(TypeError, match="torch.fx cannot trace converted layers"):
+        torch.fx.symbolic_trace(net)
+    traced = torch.fx.symbolic_trace(small_net())
+    assert fst.convert(traced, "fst").converted
+    assert torch.jit.trace(fst.fold(net), batch())
+
+
 def test_averaged_model():
     net = small_net()
     fst.convert(net, "fst")
