@@ -1,6 +1,7 @@
 """What describes the package says the same everywhere: version, Pythons, extras, issue forms."""
 
 import configparser
+import importlib
 import re
 from pathlib import Path
 
@@ -44,6 +45,28 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert "run on a GPU" in text.split("\n\n")[2]
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert not [target for target in targets if not (ROOT / target).exists()]
+
+
+def test_names_in_the_documentation_can_be_reached():
+    """As written: ``fst.convert`` is the function, which hides the module of that name."""
+    named = set()
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        named |= set(re.findall(r"`(fst(?:\.[A-Za-z_]\w*)+)", page.read_text(encoding="utf-8")))
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "fst").rglob("*.py")
+    }
+    missing = []
+    for name in named - modules:
+        found, path = fst, "fst"
+        for part in name.split(".")[1:]:
+            path = f"{path}.{part}"
+            if path in modules and not hasattr(found, part):
+                importlib.import_module(path)
+            found = getattr(found, part, None)
+        if found is None:
+            missing.append(name)
+    assert not missing
 
 
 def test_every_requirement_is_pinned(setup):
