@@ -20,7 +20,7 @@ from fst.ops import positions
 from fst.ops.arguments import padded_geometry
 from fst.ops.geometry import Geometry, gradients
 from fst.rules.bands import Bands
-from fst.rules.by_name import grad_weight_rule, options_of
+from fst.rules.by_name import chosen_rule, options_of
 from fst.rules.rule import Rule
 from fst.rules.sampled import Sampled
 
@@ -134,6 +134,7 @@ def plan(
     Raises:
         ValueError: the budget cannot be met, an argument has a bad value, or there is nothing to
             plan.
+        TypeError: an argument is of a wrong type.
     """
     check_budget(budget, cost)
     measured = measure(model, batches, loss=loss, choices=choices)
@@ -150,7 +151,12 @@ def measure(
     choices: Iterable[Rule | Mapping[str, Any]] = CHOICES,
 ) -> dict[str, Measured]:
     """What each choice costs and loses in each convolution; arguments and errors as in `plan`."""
-    rules = [grad_weight_rule(c) if isinstance(c, Mapping) else c for c in choices]
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    rules = [chosen_rule(choice) for choice in choices]
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        kind = type(batches).__name__
+        raise TypeError(f"batches is a {kind}; it must be a batch (inputs, targets), or some.")
     batches = [batches] if isinstance(batches, tuple | Mapping) else list(batches)
     if not batches:
         raise ValueError("batches=[] must hold at least one batch.")

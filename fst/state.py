@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 
@@ -54,6 +55,14 @@ def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
     """Draw random rules from (seed, layer, step) instead of torch's default generator.
 
     Masks of the weight are then equal on all ranks; those of grad_output and input differ.
+
+    Raises:
+        TypeError: ``seed`` or ``rank`` is no integer.
+        ValueError: no layer of ``model`` is converted.
     """
+    for name, value in (("seed", seed), ("rank", rank)):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+            raise TypeError(f"{name}={value!r} must be an integer.")
+    seed, rank = operator.index(seed), operator.index(rank)
     for layer in converted_layers(model).values():
         layer.state.seed = (seed, rank)

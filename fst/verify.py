@@ -151,7 +151,11 @@ def verify(
     for argument, patterns in (("include", include), ("exclude", exclude)):
         if patterns is None:
             continue
-        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+            patterns = [patterns]
+        patterns = list(patterns)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"{argument}={patterns!r} must be a pattern on names, or some of them.")
         matched = {k for k in weights if any(fnmatchcase(k, p) for p in patterns)}
         if not matched:
             raise ValueError(f"{argument}={patterns!r} matches no weight of: {', '.join(weights)}.")

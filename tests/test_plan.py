@@ -122,6 +122,20 @@ def test_bad_arguments(model, arguments, message):
         fst.plan(model, **given)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(batches=torch.zeros(2, 3)), "batches is a Tensor"),
+        (dict(batches=None), "batches is a NoneType"),
+        (dict(choices=["sampled"]), "choices: 'sampled' must be a fst.Rule"),
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_type(model, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        fst.plan(model, **{"batches": smooth(2), **arguments})
+
+
 def test_nothing_to_plan():
     with pytest.raises(ValueError, match="has no convolution"):
         fst.plan(nn.Linear(2, 2), smooth(1), log=print)

@@ -283,6 +283,8 @@ def test_nothing_to_verify_is_an_error(target):
         (dict(group_order="nhwc"), ["group_order", "nhwc", "channel"]),
         (dict(include="nothing"), ["include", "nothing", "3.weight"]),
         (dict(exclude="nothing.*"), ["exclude", "nothing.*"]),
+        (dict(include=nn.Conv2d), ["include", "Conv2d", "pattern"]),
+        (dict(exclude=["*", 3]), ["exclude", "3", "pattern"]),
     ],
     ids=str,
 )
@@ -291,6 +293,15 @@ def test_bad_options(options, words):
         fst.verify(_net(), **options)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+@pytest.mark.parametrize(
+    "function", [fst.fold, fst.metrics, fst.sparse_layers, fst.sparsity_state, fst.plan], ids=str
+)
+def test_what_is_no_model_is_refused_by_name(function):
+    arguments = [[(torch.zeros(1), torch.zeros(1))]] if function is fst.plan else []
+    with pytest.raises(TypeError, match="model is a dict; it must be a torch.nn.Module"):
+        function({"state_dict": {}}, *arguments)
 
 
 @pytest.mark.parametrize("target", [None, 3, [torch.zeros(4, 4, 1, 1)]])

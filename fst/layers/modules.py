@@ -311,6 +311,8 @@ class SparseLinear(SparseLayer, nn.Linear):
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:
     """The converted layers of ``model`` by name."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)}
 
 

@@ -39,6 +39,19 @@ def grad_weight_rule(options: Mapping[str, Any] | None) -> Rule | None:
     return RULES[name](**given)
 
 
+def chosen_rule(choice: Rule | Mapping[str, Any]) -> Rule:
+    """A rule to choose from, which its options may stand for.
+
+    Raises:
+        ValueError: as `grad_weight_rule`.
+        TypeError: it is neither.
+    """
+    rule = grad_weight_rule(choice) if isinstance(choice, Mapping) else choice
+    if not isinstance(rule, Rule):
+        raise TypeError(f"choices: {rule!r} must be a fst.Rule, or options as in a plan.")
+    return rule
+
+
 def planned_rules(plan: Mapping[str, Mapping[str, Any] | None] | None) -> dict[str, Rule | None]:
     """The rule of each layer that a plan names.
 

@@ -124,6 +124,18 @@ def test_random_masks_follow_seed_layer_and_step():
     assert not torch.equal(net[0].output_mask(), net[1].output_mask()), "each layer its own"
 
 
+@pytest.mark.parametrize("wrong", [None, 1.5, "1", True])
+def test_a_seed_is_an_integer(wrong):
+    net = small_net()
+    fst.convert(net, "sampled")
+    with pytest.raises(TypeError, match=f"seed={wrong!r} must be an integer"):
+        fst.seed_random_rules(net, wrong)
+    with pytest.raises(TypeError, match=f"rank={wrong!r} must be an integer"):
+        fst.seed_random_rules(net, 1, wrong)
+    fst.seed_random_rules(net, torch.tensor(3))  # of any kind, and the same draws
+    assert net[0].state.seed == (3, 0) and type(net[0].state.seed[0]) is int
+
+
 def test_random_gradient_masks_differ_between_ranks_and_calls():
     def masks(rank):
         torch.manual_seed(0)
