@@ -136,8 +136,14 @@ def attach(
         ValueError: the model is attached already, a weight that needs it is not among the
             optimizer's parameters or belongs to two layers, FSDP has gathered a weight or flattened
             it (FSDP1), or a schedule needs to know ``total_steps`` or ``steps_per_epoch``.
+        TypeError: ``model`` is no module, or ``optimizer`` none of torch's.
     """
     layers = converted_layers(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer: of a "
+            "wrapper, the one inside."
+        )
     if any(layer.run.start is not None for layer in layers.values()):
         raise ValueError("model is attached to an optimizer already; remove() that handle first.")
     run = Run(optimizer, model, total_steps, steps_per_epoch)

@@ -262,6 +262,14 @@ def test_attach_notices_the_wrong_optimizer():
         fst.attach(small_net(), torch.optim.SGD(net.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("optimizer", [None, "sgd", torch.optim.SGD])
+def test_attaching_to_no_optimizer_is_refused(optimizer):
+    net = small_net()
+    fst.convert(net, "srste")
+    with pytest.raises(TypeError, match="optimizer is a .*; it must be a torch.optim.Optimizer"):
+        fst.attach(net, optimizer)
+
+
 def test_attaching_twice_is_refused():
     net = _decoupled(small_net())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
