@@ -207,7 +207,7 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
         return f"already converted ({module.strategy.name})"
-    if parametrize.is_parametrized(module):
+    if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):
         return f"{type(module).__name__} is not supported; only Conv2d and Linear are"

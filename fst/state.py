@@ -6,9 +6,10 @@ import operator
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from fst.layers.modules import converted_layers, sparse_layers
+from fst.layers.modules import SparseLayer, converted_layers, sparse_layers
 
 
 def sparsity_state(model: nn.Module) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Restore what `sparsity_state` returned.
 
     Raises:
-        ValueError: the state belongs to other layers or to another strategy.
+        ValueError: the state belongs to other layers or to another strategy, or a value in it is
+            impossible; nothing is restored then.
     """
     layers = converted_layers(model)
     fields = {"strategy", "step", "kept_mask"}
@@ -45,10 +47,35 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
                 f"layer {name!r} was saved with strategy {state[name]['strategy']}, but the model "
                 f"is converted with {layer.strategy}: resume with the same strategy."
             )
+        _check_entry(name, layer, state[name])
     for name, layer in layers.items():
         layer.state.restore(state[name], layer.weight.device)
         if not layer.strategy.keeps_masks:
             layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
+
+
+def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:
+    step, mask, size = entry["step"], entry["kept_mask"], layer.weight.numel()
+    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == size
+    expected = {
+        "step": (
+            type(step) is int and step >= 0,
+            "0, 1, 2, ...",
+        ),
+        "kept_mask": (mask is None or is_mask, f"None or a mask of the weight's {size} elements"),
+        **{
+            field: (isinstance(entry.get(field, {}), Mapping), "a dictionary")
+            for field in ("schedule_state", "memories")
+        },
+    }
+    for field, (is_valid, allowed) in expected.items():
+        if not is_valid:
+            found = entry[field]
+            if isinstance(found, Tensor):
+                found = f"{found.dtype} {tuple(found.shape)}"
+            raise ValueError(
+                f"layer {name!r}: {field}={found!r:.200} in the state must be {allowed}."
+            )
 
 
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:

@@ -12,7 +12,7 @@ def suggest(name: object, known: Iterable[str]) -> str:
     near = [known for known in names if sorted(known) == sorted(str(name))]
     near += difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{hint} Known: {', '.join(names)}."
+    return f"{hint} Known: {', '.join(names) or 'none'}."
 
 
 def table(

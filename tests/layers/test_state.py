@@ -231,3 +231,24 @@ def test_a_foreign_state_is_refused(broken):
     fst.convert(net, "tsm")
     with pytest.raises((ValueError, TypeError), match="state"):
         fst.load_sparsity_state(net, broken)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", -3),
+        ("step", "a"),
+        ("step", True),
+        ("kept_mask", torch.ones(3, dtype=torch.bool)),
+        ("kept_mask", torch.ones(8, 8)),
+        ("schedule_state", 3),
+        ("memories", [1]),
+    ],
+)
+def test_impossible_states_are_refused_before_anything_is_restored(field, value):
+    layer, _ = _identity_layer("tsm")
+    state = fst.sparsity_state(layer)
+    fst.load_sparsity_state(layer, {"0": {**state["0"], "step": 5}})
+    with pytest.raises(ValueError, match=f"layer '0': {field}=.* must be"):
+        fst.load_sparsity_state(layer, {"0": {**state["0"], field: value}})
+    assert layer[0].state.step == 5
