@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 
 import torch
 
+PROGRAMS = (".pt2", ".onnx")
 ZIP_START = b"PK\3\4"
 CHUNK = 1 << 20
 LEGACY_PICKLES = 4  # torch's old format: a magic number, its version, the machine, the content
@@ -103,11 +104,17 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is corrupt, or needs more than tensors and plain Python data.
+        ValueError: the file is corrupt, an exported program, or needs more than tensors and plain
+            Python data.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
+    if path.suffix in PROGRAMS:
+        raise ValueError(
+            f"{str(path)!r} is an exported program, no checkpoint (.pth, .pt): "
+            "fst.export verifies its weights when it writes it."
+        )
     try:
         _check_file(path)
         valid = torch.sparse.check_sparse_tensor_invariants(True)

@@ -167,6 +167,13 @@ def test_corrupt_and_missing_files(tmp_path):
         state_dict_of(load_checkpoint_safely(tmp_path / "none.pth"), "none.pth")
 
 
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_exported_programs_are_no_checkpoints(name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{name}' is an exported program"):
+        load_checkpoint_safely(tmp_path / name)
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.pth"
     save_atomically({"weight": torch.ones(1)}, path)
