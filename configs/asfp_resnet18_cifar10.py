@@ -5,3 +5,6 @@ Starts from the checkpoint of dense_resnet18_cifar10.py, as in FST's Table 3:
 """
 
 _base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/asfp.py"]
+
+# A tenth of what trains from scratch, as the authors' scripts for trained networks have it.
+optim_wrapper = dict(optimizer=dict(lr=0.01))

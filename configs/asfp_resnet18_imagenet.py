@@ -7,3 +7,6 @@ Starts from the checkpoint of dense_resnet18_imagenet.py, as in that table:
 """
 
 _base_ = ["_base_/fst_imagenet.py", "_base_/systems/asfp.py"]
+
+# A tenth of what trains from scratch, as the authors' scripts for trained networks have it.
+optim_wrapper = dict(optimizer=dict(lr=0.01))
