@@ -296,7 +296,7 @@ def test_bad_options(options, words):
 
 
 @pytest.mark.parametrize(
-    "function", [fst.fold, fst.metrics, fst.sparse_layers, fst.sparsity_state, fst.plan], ids=str
+    "function", [fst.fold, fst.metrics, fst.sparse_layers, fst.sparsity_state, fst.plan]
 )
 def test_what_is_no_model_is_refused_by_name(function):
     arguments = [[(torch.zeros(1), torch.zeros(1))]] if function is fst.plan else []
