@@ -37,7 +37,7 @@ def _load() -> str:
     try:
         torch.ops.load_library(library)
     except OSError as error:
-        return f"{library} cannot be loaded ({error}): remove it, then {BUILD}"
+        return f"{library} cannot be loaded ({error}): {BUILD} mends it"
     _declare()
     return ""
 

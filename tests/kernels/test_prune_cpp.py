@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,10 @@ from tests.kernels.values import awkward, bits
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last")
 BUILT = Path(tempfile.gettempdir()) / f"fst-tests-{os.getuid() if hasattr(os, 'getuid') else 0}"
+BUILD = (sys.executable, "-m", "fst.ops", "build", "--cpu")
 CHECKS = ("test_schema", "test_faketensor")
+
+pytestmark = pytest.mark.xdist_group("cpp")  # one process builds them, not each
 
 
 def _folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -44,8 +49,7 @@ def built() -> str:
     if shutil.which("ninja") is None:
         return "ninja is not installed"
     environment = {**os.environ, "FST_CACHE_DIR": str(BUILT)}
-    command = (sys.executable, "-m", "fst.ops", "build", "--cpu")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(BUILD, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return ""
 
@@ -308,3 +312,28 @@ def test_unbuilt_kernels_are_not_used_and_say_how_to_build_them(tmp_path, monkey
         assert "cannot be loaded" in cpp.missing()
     finally:
         cpp._load.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_build_needs_nothing_of_builds_that_were_killed(built, tmp_path, monkeypatch):
+    """Half a library and the lock of torch's builder, for which every later one would wait."""
+    if built:
+        pytest.skip(built)
+    _folder(monkeypatch, tmp_path)
+    library = sources.cpp_library()
+    library.parent.mkdir()
+    library.write_bytes(b"half a library")
+    (library.parent / "lock").touch()
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    killed = subprocess.Popen(BUILD, **silent, start_new_session=True)
+    while not list(library.parent.glob(".build-*/lock")):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    done = subprocess.run(BUILD, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert str(library) in done.stdout
+    ask = "from fst.ops import cpp; print(cpp.missing())"  # loaded twice, operators abort
+    done = subprocess.run((sys.executable, "-c", ask), capture_output=True, text=True)
+    assert done.stdout == "\n", done.stdout + done.stderr
