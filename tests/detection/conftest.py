@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
 
-from fst.detection import ops
+from fst.detection import data, ops
 from fst.engine import cli
 from tests.detection import toy
 from tests.engine.conftest import (  # noqa: F401 (fixtures)
@@ -84,3 +84,21 @@ def train(tmp_path, write_config):
         return tmp_path / name
 
     return run
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """The text logged so far: a summary of each data set, and what is wrong with it."""
+    lines = []
+    monkeypatch.setattr(data, "print_log", lambda text, *_: lines.append(text))
+    return lines
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What was logged as wrong so far."""
+    lines = []
+    monkeypatch.setattr(
+        data, "print_log", lambda text, _, level=None: lines.append(text) if level else None
+    )
+    return lines

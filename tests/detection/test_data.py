@@ -1,105 +1,29 @@
 """Bad annotations and images: an error that names them, or a counted, logged skip."""
 
-import json
-import re
-import shutil
 from types import SimpleNamespace
 
 import cv2
 import pytest
-from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from mmengine.logging import MMLogger
 from PIL import Image
 
-from fst.detection import data, images
-from fst.detection.annotations import Kind, split_name
-from fst.detection.classes import classes_of
-from fst.detection.config import check_files
+from fst.detection import images
+from fst.detection.annotations import Kind
 from fst.detection.drawing import DrawDetectionsHook
 from fst.detection.images import probe_image
-from fst.engine.config import load_config
-from tests.detection import toy
+from tests.detection.damage import (
+    coco,
+    edit_json,
+    edit_xml,
+    first_box,
+    first_class,
+    image_path,
+    infos,
+    punch,
+    truncate,
+    voc,
+)
 
-META = {"classes": toy.CLASSES}
-
-
-def voc(root, kind=data.VOCFormatDataset, split="train", **options):
-    options = {"metainfo": META, "filter_cfg": dict(filter_empty_gt=True), **options}
-    return kind(
-        data_root=str(root),
-        ann_file=f"ImageSets/Main/{split}.txt",
-        data_prefix=dict(sub_data_root=""),
-        **options,
-    )
-
-
-def coco(root, kind=data.COCOFormatDataset, split="train", **options):
-    options = {"metainfo": META, "filter_cfg": dict(filter_empty_gt=True), **options}
-    return kind(
-        data_root=str(root), ann_file=f"{split}.json", data_prefix=dict(img="JPEGImages"), **options
-    )
-
-
-def infos(dataset):
-    return [dataset.get_data_info(index) for index in range(len(dataset))]
-
-
-def edit_xml(root, old, new, name="drawn_000", count=1):
-    path = root / "Annotations" / f"{name}.xml"
-    text = path.read_text()
-    changed = re.sub(old, new, text, count=count, flags=re.DOTALL)
-    assert changed != text
-    path.write_text(changed)
-
-
-def edit_json(root, change, split="train"):
-    path = root / f"{split}.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def first_box(root, values):
-    """Gives the first object other corners, in both formats: VOC's count from 1, COCO's from 0."""
-    x1, y1, x2, y2 = values
-    corners = zip(("xmin", "ymin", "xmax", "ymax"), values, strict=True)
-    edit_xml(
-        root,
-        "<bndbox>.*?</bndbox>",
-        f"<bndbox>{''.join(f'<{tag}>{value + 1}</{tag}>' for tag, value in corners)}</bndbox>",
-    )
-    bbox = [x1, y1, x2 - x1, y2 - y1]
-    edit_json(root, lambda content: content["annotations"][0].update(bbox=bbox))
-
-
-def first_class(root, name):
-    edit_xml(root, "<name>.*?</name>", f"<name>{name}</name>")
-
-    def change(content):
-        content["categories"].append({"id": 9, "name": name})
-        content["annotations"][0]["category_id"] = 9
-
-    edit_json(root, change)
-
-
-def image_path(root, name="drawn_000"):
-    return root / "JPEGImages" / f"{name}.jpg"
-
-
-def punch(root):
-    """A hole in the middle: start, size and last bytes are those of a whole file."""
-    content = image_path(root).read_bytes()
-    middle = len(content) // 2
-    image_path(root).write_bytes(content[:middle] + bytes(200) + content[middle + 200 :])
-
-
-def truncate(root):
-    content = image_path(root).read_bytes()
-    image_path(root).write_bytes(content[: len(content) * 2 // 3])
-
-
-# what to break, the kind of problem, what the message names, what "skip" leaves of 8 images and of
-# the first image's boxes (None: the image is gone)
 BREAKAGES = {
     "zero size": (lambda r: first_box(r, (30, 20, 30, 40)), Kind.NO_AREA, "drawn_000", 8, -1),
     "negative": (lambda r: first_box(r, (30, 40, 50, 20)), Kind.NO_AREA, "drawn_000", 8, -1),
@@ -124,24 +48,6 @@ BREAKAGES = {
         None,
     ),
 }
-
-
-@pytest.fixture
-def said(monkeypatch):
-    """The text logged so far: a summary of each data set, and what is wrong with it."""
-    lines = []
-    monkeypatch.setattr(data, "print_log", lambda text, *_: lines.append(text))
-    return lines
-
-
-@pytest.fixture
-def log(monkeypatch):
-    """What was logged as wrong so far."""
-    lines = []
-    monkeypatch.setattr(
-        data, "print_log", lambda text, _, level=None: lines.append(text) if level else None
-    )
-    return lines
 
 
 @pytest.mark.parametrize("make", [voc, coco])
@@ -252,154 +158,6 @@ def test_images_are_not_checked_if_unwanted(own_drawn, make):
     assert len(make(own_drawn, check_images=False)) == 8
 
 
-@pytest.mark.parametrize("extension", [".png", ".JPG", ".Jpg", ".jpeg", ".bmp", ".gif"])
-def test_voc_images_of_other_formats(own_drawn, extension):
-    pixels = cv2.imread(str(image_path(own_drawn)))
-    image_path(own_drawn).unlink()
-    path = image_path(own_drawn).with_suffix(extension)
-    cv2.imwrite(str(path), pixels)
-    assert voc(own_drawn).get_data_info(0)["img_path"] == str(path)
-
-
-def test_voc_annotation_files(own_drawn, log):
-    (own_drawn / "Annotations" / "drawn_000.xml").unlink()
-    with pytest.raises(FileNotFoundError, match="1 x annotation file missing: .*drawn_000.xml"):
-        voc(own_drawn)
-    (own_drawn / "Annotations" / "drawn_001.xml").write_text("<annotation><object>")
-    with pytest.raises(ValueError, match="1 x annotation file malformed: .*drawn_001.xml"):
-        voc(own_drawn)
-    split = own_drawn / "ImageSets" / "Main" / "train.txt"
-    split.write_text(split.read_text() + "\ndrawn_002\n\n")
-    with pytest.raises(ValueError, match="1 x id used twice: .*train.txt: drawn_002"):
-        voc(own_drawn)
-    assert len(voc(own_drawn, bad_annotations="skip")) == 6
-    assert "3 problems" in log[-1]
-    split.write_text("\n")
-    with pytest.raises(ValueError, match="no usable image"):
-        voc(own_drawn)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("<name>.*?</name>", "", "<object> without <name>"),
-        ("<bndbox>.*?</bndbox>", "", "without a <bndbox> of four numbers"),
-        ("<xmin>.*?</xmin>", "<xmin>left</xmin>", "without a <bndbox> of four numbers"),
-        ("<ymax>.*?</ymax>", "<ymax>inf</ymax>", "without a <bndbox> of four numbers"),
-    ],
-)
-def test_malformed_voc_objects(own_drawn, old, new, expected, log):
-    boxes = len(voc(own_drawn).get_data_info(0)["instances"])
-    edit_xml(own_drawn, old, new)
-    with pytest.raises(ValueError, match=f"annotation malformed: .*object 1: .*{expected}"):
-        voc(own_drawn)
-    info = voc(own_drawn, bad_annotations="skip").get_data_info(0)
-    assert len(info["instances"]) == boxes - 1
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "is no JSON"),
-        ('{"images": ' + "[" * 200_000, "it nests too deep"),
-        ('{"images": ' + "1" * 5000, "is no JSON: Exceeds the limit"),
-        (
-            '{"images": [{"id": 1}], "categories": [{"id": [1], "name": "a"}]}',
-            r"'categories' has .*\[1\].*; an id must be",
-        ),
-        ('{"images": [', "is no JSON"),
-        ("[]", "holds a list"),
-        ('{"images": [], "categories": [{"id": 1, "name": "RBC"}]}', "lists no images"),
-        ('{"images": [{"id": 1}]}', "lists no categories"),
-        (
-            '{"images": [{"id": 1}], "categories": [{"id": 1, "name": "a"}], "annotations": 3}',
-            "is no list",
-        ),
-        (
-            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
-            "id 1 twice",
-        ),
-        (
-            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
-            "name a twice",
-        ),
-        ('{"images": [{}], "categories": [{"id": 1}]}', "a category without name"),
-    ],
-)
-def test_coco_files(own_drawn, content, expected):
-    (own_drawn / "train.json").write_text(content)
-    for policy in ("error", "skip"):
-        with pytest.raises(ValueError, match=f"train.json.*{expected}"):
-            coco(own_drawn, bad_annotations=policy)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "expected", "images"),
-    [
-        (lambda c: c["images"].append(dict(c["images"][0])), Kind.DUPLICATE, "image id 1", 8),
-        (
-            lambda c: c["annotations"].append(dict(c["annotations"][2])),
-            Kind.DUPLICATE,
-            "annotation id 3",
-            8,
-        ),
-        (lambda c: c["images"].pop(0), Kind.ORPHAN, "annotation 1 of image 1", 7),
-        (lambda c: c["images"][1].pop("file_name"), Kind.MALFORMED, "image number 1", 7),
-        (lambda c: c["annotations"][0].pop("bbox"), Kind.MALFORMED, "annotation 1 of drawn_0", 8),
-        (
-            lambda c: c["annotations"][0].update(bbox=[1, 2, None, 4]),
-            Kind.MALFORMED,
-            "annotation 1 of drawn_0",
-            8,
-        ),
-        (lambda c: c["annotations"][0].update(category_id=77), Kind.MALFORMED, "annotation 1", 8),
-        (lambda c: c["annotations"][0].update(area=0), Kind.NO_AREA, "annotation 1", 8),
-        (lambda c: c["annotations"].append("text"), Kind.MALFORMED, "annotation number", 8),
-        (lambda c: c["images"][1].update(id=[2]), Kind.MALFORMED, "image number 1: {'f", 7),
-        (lambda c: c["images"][1].update(file_name=7), Kind.MALFORMED, "file_name=7 is no", 7),
-        (lambda c: c["images"][1].update(width="wide"), Kind.MALFORMED, "width='wide' is no", 7),
-        (lambda c: c["annotations"][0].update(id=[1]), Kind.MALFORMED, "annotation number 0", 8),
-        (
-            lambda c: c["annotations"][0].update(image_id=[1], category_id={}),
-            Kind.MALFORMED,
-            "annotation 1: image_id=[1] is no number",
-            8,
-        ),
-        (
-            lambda c: c["annotations"][0].update(category_id=[1]),
-            Kind.MALFORMED,
-            "annotation 1 of drawn_000.jpg: category_id=[1]",
-            8,
-        ),
-        (
-            lambda c: c["annotations"][0].update(bbox=[1, 2, 10**400, 4]),
-            Kind.MALFORMED,
-            "annotation 1 of drawn_000.jpg: bbox=[1, 2, 1000",
-            8,
-        ),
-        (
-            lambda c: c["annotations"][0].update(area="big"),
-            Kind.MALFORMED,
-            "area='big' is no number",
-            8,
-        ),
-    ],
-)
-def test_coco_entries(own_drawn, change, kind, expected, images, log):
-    edit_json(own_drawn, change)
-    with pytest.raises(ValueError) as raised:
-        coco(own_drawn)
-    assert kind.value[0] in str(raised.value) and expected in str(raised.value)
-    assert len(coco(own_drawn, bad_annotations="skip")) == images
-    assert kind.value[0] in log[-1]
-
-
-def test_a_class_without_a_category(drawn):
-    for policy in ("error", "skip"):
-        with pytest.raises(ValueError, match="no category named 'Amoeba'.*RBC, WBC, Platelets"):
-            coco(drawn, metainfo={"classes": ("RBC", "Amoeba")}, bad_annotations=policy)
-
-
 @pytest.mark.parametrize("make", [voc, coco])
 def test_labels_follow_classes_whatever_the_order_of_the_file(drawn, make):
     def names(dataset):
@@ -412,76 +170,6 @@ def test_labels_follow_classes_whatever_the_order_of_the_file(drawn, make):
     assert names(make(drawn, metainfo={"classes": permuted})) == names(make(drawn))
     with pytest.raises(ValueError, match="not in `classes`"):
         make(drawn, metainfo={"classes": ("WBC",)})
-
-
-@pytest.mark.parametrize("filter_cfg", [None, dict(filter_empty_gt=True, min_size=100)])
-def test_voc_equals_mmdet(own_drawn, filter_cfg, log):
-    edit_xml(own_drawn, "<difficult>0", "<difficult>1")
-    edit_xml(own_drawn, "<height>96", "<height>96.0", name="drawn_001")
-    edit_xml(own_drawn, "<height>96.0", "<height>96", name="drawn_001")
-    options = {"filter_cfg": filter_cfg and {**filter_cfg, "min_size": 90, "bbox_min_size": 25}}
-    ours, theirs = (voc(own_drawn, kind, **options) for kind in (data.VOCFormatDataset, XMLDataset))
-    assert infos(ours) == infos(theirs)
-    assert any(i["ignore_flag"] for info in infos(ours) for i in info["instances"])
-
-
-def test_coco_equals_mmdet(own_drawn):
-    def change(content):
-        content["annotations"][1]["iscrowd"] = 1
-        content["annotations"][2]["ignore"] = True
-        content["annotations"][3]["segmentation"] = [[1, 1, 9, 1, 9, 9]]
-        del content["annotations"][-4:]
-
-    edit_json(own_drawn, change)
-    for options in ({"filter_cfg": None}, {"filter_cfg": dict(filter_empty_gt=True, min_size=32)}):
-        ours, theirs = (
-            coco(own_drawn, kind, **options) for kind in (data.COCOFormatDataset, CocoDataset)
-        )
-        assert infos(ours) == infos(theirs)
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_bccd_is_whole_and_equals_mmdet(shared_data, split):
-    root = shared_data / "bccd"
-    options = {"test_mode": split != "train"}
-    assert infos(voc(root, split=split, **options)) == infos(
-        voc(root, XMLDataset, split=split, **options)
-    )
-    assert infos(coco(root, split=split, **options)) == infos(
-        coco(root, CocoDataset, split=split, **options)
-    )
-
-
-def test_pascal_voc_and_coco_keep_their_classes(own_drawn):
-    folder = own_drawn / "VOC2007"
-    folder.mkdir()
-    for part in ("JPEGImages", "Annotations", "ImageSets"):
-        shutil.move(own_drawn / part, folder / part)
-    for path in (folder / "Annotations").iterdir():
-        path.write_text(re.sub("<name>.*?</name>", "<name>cat</name>", path.read_text()))
-    dataset = data.CheckedVOCDataset(
-        data_root=str(own_drawn),
-        ann_file="VOC2007/ImageSets/Main/train.txt",
-        data_prefix=dict(sub_data_root="VOC2007/"),
-    )
-    assert dataset.metainfo["classes"] == VOCDataset.METAINFO["classes"]
-    assert dataset.metainfo["dataset_type"] == "VOC2007"
-    assert dataset[0]["instances"][0]["bbox_label"] == 7
-
-    def change(content):
-        content["categories"] = [
-            {"id": 2 * i, "name": n} for i, n in enumerate(CocoDataset.METAINFO["classes"])
-        ]
-        for annotation in content["annotations"]:
-            annotation["category_id"] = 14
-
-    edit_json(own_drawn, change)
-    dataset = data.CheckedCocoDataset(
-        data_root=str(own_drawn),
-        ann_file="train.json",
-        data_prefix=dict(img="VOC2007/JPEGImages"),
-    )
-    assert dataset[0]["instances"][0]["bbox_label"] == 7
 
 
 def test_a_test_set_may_have_no_annotations(own_drawn):
@@ -550,30 +238,6 @@ def test_images_are_decoded_once(own_drawn, monkeypatch):
     assert len(voc(own_drawn, bad_annotations="skip")) == 7
 
 
-def test_voc_files_of_unknown_encoding(own_drawn, log):
-    path = own_drawn / "Annotations" / "drawn_000.xml"
-    path.write_text(f"<?xml version='1.0' encoding='klingon'?>{path.read_text()}")
-    with pytest.raises(ValueError, match="malformed: .*000.xml .unknown encoding: klingon"):
-        voc(own_drawn)
-    assert len(voc(own_drawn, bad_annotations="skip")) == 7
-
-
-def test_lines_of_voc_split_files(own_drawn):
-    names = [info["img_id"] for info in infos(voc(own_drawn))]
-    split = own_drawn / "ImageSets" / "Main" / "train.txt"
-    config = dict(data_root=str(own_drawn), ann_file="ImageSets/Main/train.txt")
-    for before, after in (("", ".jpg"), ("", ".PNG"), ("", "  1"), (" ", "\t-1"), ("", ".jpg 0")):
-        lines = "\n".join(f"{before}{name}{after}" for name in names)
-        split.write_text(f"\ufeff{lines}\r\n", encoding="utf-8")
-        assert [info["img_id"] for info in infos(voc(own_drawn))] == names
-        assert classes_of(config, "voc") == sorted(toy.CLASSES)
-    split.write_bytes("größe".encode("latin-1"))
-    for read in (lambda: voc(own_drawn), lambda: classes_of(config, "voc")):
-        with pytest.raises(ValueError, match="split file .*train.txt' is no UTF-8"):
-            read()
-    assert split_name("drawn 1", {"drawn 1"}.__contains__) == "drawn 1"
-
-
 @pytest.mark.parametrize("make", [voc, coco])
 def test_images_without_objects_are_counted(own_drawn, make, said):
     edit_xml(own_drawn, "<object>.*</object>", "")
@@ -585,20 +249,6 @@ def test_images_without_objects_are_counted(own_drawn, make, said):
     assert "train" in said[0] and "1 of 8 images have no objects" in said[0]
     assert "left out: filter_cfg has filter_empty_gt=True" in said[0]
     assert len(make(own_drawn, test_mode=True)) == 8 and "(kept)" in said[1]
-
-
-def test_missing_splits_are_named_before_anything_is_built(drawn, write_config):
-    config = load_config(write_config("ssd", format="coco"))
-    loaders = ["train_dataloader", "val_dataloader"]
-    check_files(config, loaders)
-    config.train_dataloader.dataset.ann_file = "trane.json"
-    check_files(config, loaders[1:])
-    config.val_dataloader.dataset.ann_file = "vall.json"
-    config.val_evaluator.ann_file = "of_metric.json"
-    with pytest.raises(FileNotFoundError) as raised:
-        check_files(config, loaders)
-    named = ("trane.json' of train_d", "vall.json' of val_d", "of_metric.json' of val_evaluator")
-    assert all(text in str(raised.value) for text in named)
 
 
 def test_the_report_reaches_the_log(own_drawn, tmp_path):

@@ -1,0 +1,272 @@
+"""VOC's and COCO's files: what is read, what is refused, and that mmdet reads the same."""
+
+import re
+import shutil
+
+import cv2
+import pytest
+from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
+
+from fst.detection import data
+from fst.detection.annotations import Kind, split_name
+from fst.detection.classes import classes_of
+from fst.detection.config import check_files
+from fst.engine.config import load_config
+from tests.detection import toy
+from tests.detection.damage import coco, edit_json, edit_xml, image_path, infos, voc
+
+
+@pytest.mark.parametrize("extension", [".png", ".JPG", ".Jpg", ".jpeg", ".bmp", ".gif"])
+def test_voc_images_of_other_formats(own_drawn, extension):
+    pixels = cv2.imread(str(image_path(own_drawn)))
+    image_path(own_drawn).unlink()
+    path = image_path(own_drawn).with_suffix(extension)
+    cv2.imwrite(str(path), pixels)
+    assert voc(own_drawn).get_data_info(0)["img_path"] == str(path)
+
+
+def test_voc_annotation_files(own_drawn, log):
+    (own_drawn / "Annotations" / "drawn_000.xml").unlink()
+    with pytest.raises(FileNotFoundError, match="1 x annotation file missing: .*drawn_000.xml"):
+        voc(own_drawn)
+    (own_drawn / "Annotations" / "drawn_001.xml").write_text("<annotation><object>")
+    with pytest.raises(ValueError, match="1 x annotation file malformed: .*drawn_001.xml"):
+        voc(own_drawn)
+    split = own_drawn / "ImageSets" / "Main" / "train.txt"
+    split.write_text(split.read_text() + "\ndrawn_002\n\n")
+    with pytest.raises(ValueError, match="1 x id used twice: .*train.txt: drawn_002"):
+        voc(own_drawn)
+    assert len(voc(own_drawn, bad_annotations="skip")) == 6
+    assert "3 problems" in log[-1]
+    split.write_text("\n")
+    with pytest.raises(ValueError, match="no usable image"):
+        voc(own_drawn)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("<name>.*?</name>", "", "<object> without <name>"),
+        ("<bndbox>.*?</bndbox>", "", "without a <bndbox> of four numbers"),
+        ("<xmin>.*?</xmin>", "<xmin>left</xmin>", "without a <bndbox> of four numbers"),
+        ("<ymax>.*?</ymax>", "<ymax>inf</ymax>", "without a <bndbox> of four numbers"),
+    ],
+)
+def test_malformed_voc_objects(own_drawn, old, new, expected, log):
+    boxes = len(voc(own_drawn).get_data_info(0)["instances"])
+    edit_xml(own_drawn, old, new)
+    with pytest.raises(ValueError, match=f"annotation malformed: .*object 1: .*{expected}"):
+        voc(own_drawn)
+    info = voc(own_drawn, bad_annotations="skip").get_data_info(0)
+    assert len(info["instances"]) == boxes - 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "is no JSON"),
+        ('{"images": ' + "[" * 200_000, "it nests too deep"),
+        ('{"images": ' + "1" * 5000, "is no JSON: Exceeds the limit"),
+        (
+            '{"images": [{"id": 1}], "categories": [{"id": [1], "name": "a"}]}',
+            r"'categories' has .*\[1\].*; an id must be",
+        ),
+        ('{"images": [', "is no JSON"),
+        ("[]", "holds a list"),
+        ('{"images": [], "categories": [{"id": 1, "name": "RBC"}]}', "lists no images"),
+        ('{"images": [{"id": 1}]}', "lists no categories"),
+        (
+            '{"images": [{"id": 1}], "categories": [{"id": 1, "name": "a"}], "annotations": 3}',
+            "is no list",
+        ),
+        (
+            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
+            "id 1 twice",
+        ),
+        (
+            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
+            "name a twice",
+        ),
+        ('{"images": [{}], "categories": [{"id": 1}]}', "a category without name"),
+    ],
+)
+def test_coco_files(own_drawn, content, expected):
+    (own_drawn / "train.json").write_text(content)
+    for policy in ("error", "skip"):
+        with pytest.raises(ValueError, match=f"train.json.*{expected}"):
+            coco(own_drawn, bad_annotations=policy)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "expected", "images"),
+    [
+        (lambda c: c["images"].append(dict(c["images"][0])), Kind.DUPLICATE, "image id 1", 8),
+        (
+            lambda c: c["annotations"].append(dict(c["annotations"][2])),
+            Kind.DUPLICATE,
+            "annotation id 3",
+            8,
+        ),
+        (lambda c: c["images"].pop(0), Kind.ORPHAN, "annotation 1 of image 1", 7),
+        (lambda c: c["images"][1].pop("file_name"), Kind.MALFORMED, "image number 1", 7),
+        (lambda c: c["annotations"][0].pop("bbox"), Kind.MALFORMED, "annotation 1 of drawn_0", 8),
+        (
+            lambda c: c["annotations"][0].update(bbox=[1, 2, None, 4]),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_0",
+            8,
+        ),
+        (lambda c: c["annotations"][0].update(category_id=77), Kind.MALFORMED, "annotation 1", 8),
+        (lambda c: c["annotations"][0].update(area=0), Kind.NO_AREA, "annotation 1", 8),
+        (lambda c: c["annotations"].append("text"), Kind.MALFORMED, "annotation number", 8),
+        (lambda c: c["images"][1].update(id=[2]), Kind.MALFORMED, "image number 1: {'f", 7),
+        (lambda c: c["images"][1].update(file_name=7), Kind.MALFORMED, "file_name=7 is no", 7),
+        (lambda c: c["images"][1].update(width="wide"), Kind.MALFORMED, "width='wide' is no", 7),
+        (lambda c: c["annotations"][0].update(id=[1]), Kind.MALFORMED, "annotation number 0", 8),
+        (
+            lambda c: c["annotations"][0].update(image_id=[1], category_id={}),
+            Kind.MALFORMED,
+            "annotation 1: image_id=[1] is no number",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(category_id=[1]),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: category_id=[1]",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(bbox=[1, 2, 10**400, 4]),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: bbox=[1, 2, 1000",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(area="big"),
+            Kind.MALFORMED,
+            "area='big' is no number",
+            8,
+        ),
+    ],
+)
+def test_coco_entries(own_drawn, change, kind, expected, images, log):
+    edit_json(own_drawn, change)
+    with pytest.raises(ValueError) as raised:
+        coco(own_drawn)
+    assert kind.value[0] in str(raised.value) and expected in str(raised.value)
+    assert len(coco(own_drawn, bad_annotations="skip")) == images
+    assert kind.value[0] in log[-1]
+
+
+def test_a_class_without_a_category(drawn):
+    for policy in ("error", "skip"):
+        with pytest.raises(ValueError, match="no category named 'Amoeba'.*RBC, WBC, Platelets"):
+            coco(drawn, metainfo={"classes": ("RBC", "Amoeba")}, bad_annotations=policy)
+
+
+@pytest.mark.parametrize("filter_cfg", [None, dict(filter_empty_gt=True, min_size=100)])
+def test_voc_equals_mmdet(own_drawn, filter_cfg, log):
+    edit_xml(own_drawn, "<difficult>0", "<difficult>1")
+    edit_xml(own_drawn, "<height>96", "<height>96.0", name="drawn_001")
+    edit_xml(own_drawn, "<height>96.0", "<height>96", name="drawn_001")
+    options = {"filter_cfg": filter_cfg and {**filter_cfg, "min_size": 90, "bbox_min_size": 25}}
+    ours, theirs = (voc(own_drawn, kind, **options) for kind in (data.VOCFormatDataset, XMLDataset))
+    assert infos(ours) == infos(theirs)
+    assert any(i["ignore_flag"] for info in infos(ours) for i in info["instances"])
+
+
+def test_coco_equals_mmdet(own_drawn):
+    def change(content):
+        content["annotations"][1]["iscrowd"] = 1
+        content["annotations"][2]["ignore"] = True
+        content["annotations"][3]["segmentation"] = [[1, 1, 9, 1, 9, 9]]
+        del content["annotations"][-4:]
+
+    edit_json(own_drawn, change)
+    for options in ({"filter_cfg": None}, {"filter_cfg": dict(filter_empty_gt=True, min_size=32)}):
+        ours, theirs = (
+            coco(own_drawn, kind, **options) for kind in (data.COCOFormatDataset, CocoDataset)
+        )
+        assert infos(ours) == infos(theirs)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_bccd_is_whole_and_equals_mmdet(shared_data, split):
+    root = shared_data / "bccd"
+    options = {"test_mode": split != "train"}
+    assert infos(voc(root, split=split, **options)) == infos(
+        voc(root, XMLDataset, split=split, **options)
+    )
+    assert infos(coco(root, split=split, **options)) == infos(
+        coco(root, CocoDataset, split=split, **options)
+    )
+
+
+def test_pascal_voc_and_coco_keep_their_classes(own_drawn):
+    folder = own_drawn / "VOC2007"
+    folder.mkdir()
+    for part in ("JPEGImages", "Annotations", "ImageSets"):
+        shutil.move(own_drawn / part, folder / part)
+    for path in (folder / "Annotations").iterdir():
+        path.write_text(re.sub("<name>.*?</name>", "<name>cat</name>", path.read_text()))
+    dataset = data.CheckedVOCDataset(
+        data_root=str(own_drawn),
+        ann_file="VOC2007/ImageSets/Main/train.txt",
+        data_prefix=dict(sub_data_root="VOC2007/"),
+    )
+    assert dataset.metainfo["classes"] == VOCDataset.METAINFO["classes"]
+    assert dataset.metainfo["dataset_type"] == "VOC2007"
+    assert dataset[0]["instances"][0]["bbox_label"] == 7
+
+    def change(content):
+        content["categories"] = [
+            {"id": 2 * i, "name": n} for i, n in enumerate(CocoDataset.METAINFO["classes"])
+        ]
+        for annotation in content["annotations"]:
+            annotation["category_id"] = 14
+
+    edit_json(own_drawn, change)
+    dataset = data.CheckedCocoDataset(
+        data_root=str(own_drawn),
+        ann_file="train.json",
+        data_prefix=dict(img="VOC2007/JPEGImages"),
+    )
+    assert dataset[0]["instances"][0]["bbox_label"] == 7
+
+
+def test_voc_files_of_unknown_encoding(own_drawn, log):
+    path = own_drawn / "Annotations" / "drawn_000.xml"
+    path.write_text(f"<?xml version='1.0' encoding='klingon'?>{path.read_text()}")
+    with pytest.raises(ValueError, match="malformed: .*000.xml .unknown encoding: klingon"):
+        voc(own_drawn)
+    assert len(voc(own_drawn, bad_annotations="skip")) == 7
+
+
+def test_lines_of_voc_split_files(own_drawn):
+    names = [info["img_id"] for info in infos(voc(own_drawn))]
+    split = own_drawn / "ImageSets" / "Main" / "train.txt"
+    config = dict(data_root=str(own_drawn), ann_file="ImageSets/Main/train.txt")
+    for before, after in (("", ".jpg"), ("", ".PNG"), ("", "  1"), (" ", "\t-1"), ("", ".jpg 0")):
+        lines = "\n".join(f"{before}{name}{after}" for name in names)
+        split.write_text(f"\ufeff{lines}\r\n", encoding="utf-8")
+        assert [info["img_id"] for info in infos(voc(own_drawn))] == names
+        assert classes_of(config, "voc") == sorted(toy.CLASSES)
+    split.write_bytes("größe".encode("latin-1"))
+    for read in (lambda: voc(own_drawn), lambda: classes_of(config, "voc")):
+        with pytest.raises(ValueError, match="split file .*train.txt' is no UTF-8"):
+            read()
+    assert split_name("drawn 1", {"drawn 1"}.__contains__) == "drawn 1"
+
+
+def test_missing_splits_are_named_before_anything_is_built(drawn, write_config):
+    config = load_config(write_config("ssd", format="coco"))
+    loaders = ["train_dataloader", "val_dataloader"]
+    check_files(config, loaders)
+    config.train_dataloader.dataset.ann_file = "trane.json"
+    check_files(config, loaders[1:])
+    config.val_dataloader.dataset.ann_file = "vall.json"
+    config.val_evaluator.ann_file = "of_metric.json"
+    with pytest.raises(FileNotFoundError) as raised:
+        check_files(config, loaders)
+    named = ("trane.json' of train_d", "vall.json' of val_d", "of_metric.json' of val_evaluator")
+    assert all(text in str(raised.value) for text in named)
