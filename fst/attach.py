@@ -42,7 +42,13 @@ class Attachment:
             layer.run.start = self._start
 
     def report_loss(self, loss: torch.Tensor) -> None:
-        """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one."""
+        """Tell schedules the loss of a step; `prunetrain` weighs its penalty by the first one.
+
+        Raises:
+            TypeError: it is no tensor.
+        """
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"loss={loss!r} must be the tensor whose backward() is called.")
         self._run.loss = loss.detach()
 
     def remove(self) -> None:

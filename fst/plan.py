@@ -132,8 +132,8 @@ def plan(
         strategy, plan=...)`` and for ``sparsity = dict(plan=...)`` in a config.
 
     Raises:
-        ValueError: the budget cannot be met, an argument has a bad value, or there is nothing to
-            plan.
+        ValueError: the budget cannot be met, an argument has a bad value, there is nothing to
+            plan, or a layer's gradients are all zero.
         TypeError: an argument is of a wrong type.
     """
     check_budget(budget, cost)
@@ -173,6 +173,13 @@ def measure(
                 found[name] = Measured(layer.weight.shape, layer.multiply_adds, made)
             for choice in found[name].choices[1:]:
                 layer.estimate(choice)
+    silent = [name for name, estimates in exact.items() if not estimates.squares]
+    if silent:
+        raise ValueError(
+            f"batches: the gradients of {', '.join(silent)} are zero in all of them, so nothing "
+            "can be measured there. Train for some steps first: a residual branch whose last gain "
+            "begins at zero has no gradient until then."
+        )
     for name, measured in found.items():
         _rate(measured.choices, exact[name], len(batches))
     return found
@@ -222,7 +229,8 @@ def recorded(model: nn.Module, batch: Any, loss: Loss | None = None) -> dict[str
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: Gradients(layers[name], calls) for name, calls in seen.items()}
+    called = [name for name in layers if name in seen]
+    return {name: Gradients(layers[name], seen[name]) for name in called}
 
 
 class Gradients:

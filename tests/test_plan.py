@@ -136,6 +136,14 @@ def test_arguments_of_a_wrong_type(model, arguments, message):
         fst.plan(model, **{"batches": smooth(2), **arguments})
 
 
+def test_layers_without_a_gradient_are_named(model):
+    """As in a new network whose residual branches end in a gain of zero."""
+    torch.nn.init.zeros_(model[1].weight)
+    torch.nn.init.constant_(model[1].bias, -1)
+    with pytest.raises(ValueError, match=r"the gradients of 0, 3 are zero .*Train for some steps"):
+        fst.plan(model, smooth(1), log=str)
+
+
 def test_nothing_to_plan():
     with pytest.raises(ValueError, match="has no convolution"):
         fst.plan(nn.Linear(2, 2), smooth(1), log=print)

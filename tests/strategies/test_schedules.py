@@ -60,6 +60,14 @@ def test_a_weight_of_two_layers_is_an_error():
         fst.attach(net, OPTIMIZERS["sgd"](net.parameters()))
 
 
+def test_a_reported_loss_must_be_a_tensor():
+    net = small_net()
+    fst.convert(net, "prunetrain")
+    attachment = fst.attach(net, torch.optim.SGD(net.parameters(), lr=0.1), steps_per_epoch=1)
+    with pytest.raises(TypeError, match=r"loss=1\.5 must be the tensor"):
+        attachment.report_loss(1.5)
+
+
 def test_an_optimizer_without_the_weights_is_an_error():
     net = small_net()
     fst.convert(net, "asp")
