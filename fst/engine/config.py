@@ -79,9 +79,18 @@ def load_config(
         from fst.detection.config import prepare
 
         prepare(config, checkpoint, options or {})
+    _check_lengths(config.get("train_cfg") or {})
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
+
+
+def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
+    """MMEngine divides by the interval after the first epoch, and asserts the rest later."""
+    for key in ("max_epochs", "max_iters", "val_interval"):
+        value = train_cfg.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"train_cfg.{key}={value!r} must be a whole number, at least 1.")
 
 
 def _read(path: str) -> Config:
