@@ -13,7 +13,7 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
-from timm.utils import ModelEmaV3
+from timm.utils import ModelEmaV3, random_seed
 
 import fst
 
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--strategy", default="srste", choices=fst.list_strategies())
     options = parser.parse_args()
-    torch.manual_seed(0)
+    random_seed(0)  # mixup draws from NumPy
     images, labels, test_images, test_labels = load()
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
     print(fst.convert(model, options.strategy))

@@ -47,8 +47,8 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "options"),
     [
-        (["timm_loop.py"], []),
-        (["timm_loop.py"], ["--strategy", "dpf"]),
+        (["timm_loop.py"], ["--epochs", "2"]),
+        (["timm_loop.py"], ["--epochs", "2", "--strategy", "dpf"]),
         (["torchvision_loop.py"], ["--epochs", "3"]),
         (["accelerate_loop.py"], ["--out", "saved"]),
         (["lightning_module.py"], ["--out", "saved"]),
@@ -63,7 +63,7 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_loops_of_other_libraries(start: list[str], options: list[str], tmp_path: Path) -> None:
-    """One epoch in each library's own loop; --ranks 2 and torchrun: two processes with gloo."""
+    """A short training in each library's own loop; --ranks 2 and torchrun: two processes, gloo."""
     library = re.match(r"[a-z]+", start[-1])[0]
     pytest.importorskip(library)
     script = str(ROOT / "examples" / start[-1])
