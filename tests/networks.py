@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +47,14 @@ def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> At
 
 def gradients(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+    """Optimizer steps, each with the `batch` of its number."""
+    for step in steps:
+        optimizer.zero_grad()
+        net(batch(step)).square().mean().backward()
+        optimizer.step()
 
 
 def end_step(net: nn.Module) -> None:

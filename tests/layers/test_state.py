@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import TRAINED, attach, batch, small_net
+from tests.networks import TRAINED, attach, small_net, train
 from tests.strategy_settings import setting
 
 # ---------------------------------------------------------------- kept and drawn masks
@@ -169,12 +169,6 @@ def test_resume_is_bit_exact(row):
         attach(net, optimizer)
         fst.seed_random_rules(net, 5)
         return net, optimizer
-
-    def train(net, optimizer, steps):
-        for step in steps:
-            optimizer.zero_grad()
-            net(batch(step)).square().mean().backward()
-            optimizer.step()
 
     net, optimizer = build()
     train(net, optimizer, range(3))

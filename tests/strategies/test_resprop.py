@@ -13,7 +13,7 @@ from fst.ops.reference import reference_conv2d
 from fst.report import describe_layer
 from fst.rules.gradient import LEAST_THRESHOLD
 from tests.cases import error
-from tests.networks import batch, end_step, gradients, small_net
+from tests.networks import batch, end_step, gradients, small_net, train
 
 
 class Step:
@@ -241,12 +241,6 @@ def test_resprop_resumes_bit_for_bit():
         net = small_net()
         fst.convert(net, fst.get_strategy("resprop", threshold=0.01, warmup=4))
         return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-    def train(net, optimizer, steps):
-        for step in steps:
-            optimizer.zero_grad()
-            net(batch(step)).square().mean().backward()
-            optimizer.step()
 
     net, optimizer = build()
     train(net, optimizer, range(3))
