@@ -174,6 +174,12 @@ def _completed(
     return centering.with_share_of_mean(total, grad_output, mean, kept)
 
 
+def _uncut(part: Tensor, input: Tensor, lattice: Lattice, geometry: Geometry) -> Piece:
+    start = (lattice.row * geometry.stride[0], lattice.column * geometry.stride[1])
+    strided = geometry._replace(stride=steps(lattice, geometry))
+    return Piece(part, lattice.samples(input), strided, start)
+
+
 def _from_folded(
     program: str,
     folded: list[Tensor],
@@ -197,6 +203,9 @@ def _from_folded(
             continue
         if not in_place:
             pieces.append(Piece(part, inputs[index], plain))
+            continue
+        if program == "gemm" and not kept.rule.input_signs(kept.phase):
+            pieces.append(_uncut(part, inputs[0], kept.lattices[index], kept.geometry))
             continue
         views = read(inputs[0], kept, index, output_size, kernel, in_pieces=in_pieces)
         for rows, image, geometry in views:

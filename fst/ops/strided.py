@@ -67,11 +67,17 @@ def _is_product(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> bool
 
 
 class Piece(NamedTuple):
-    """A share of the kept positions: their grad_output, the image they see, and how."""
+    """A share of the kept positions: their grad_output, the image they see, and how.
+
+    Attributes:
+        start: row and column of the padded image where the first window begins; "gemm" alone
+            reads it.
+    """
 
     grad_output: Tensor
     image: Tensor
     geometry: Geometry
+    start: tuple[int, int] = (0, 0)
 
 
 def _strided(pieces: list[Piece], weight: Tensor) -> Tensor:
@@ -96,56 +102,54 @@ def _transposed(pieces: list[Piece], weight: Tensor) -> Tensor:
 
 
 def _gemm(pieces: list[Piece], weight: Tensor) -> Tensor:
-    """Products with the columns that the positions see, as many positions at a time as fit."""
+    """Products with the columns that the positions see, as many samples at a time as fit.
+
+    Pieces of one image have one padding: it is padded once.
+    """
     outputs, channels, height, width = weight.shape
     length = height * width * channels
-    most = max(1, MOST_COLUMNS // length)
+    positions = sum(math.prod(p.grad_output.shape[2:]) for p in pieces)
+    samples = max(1, MOST_COLUMNS // (length * positions))
     total: Tensor | None = None
-    waiting: list[tuple[Tensor, Tensor]] = []
-    count = 0
-
-    def multiply() -> Tensor:
-        columns = torch.empty(count, length, dtype=dtype, device=weight.device)
-        grads = torch.empty(count, outputs, dtype=dtype, device=weight.device)
-        start = 0
-        for patches, lines in waiting:
-            end = start + math.prod(lines.shape[:-1])
-            columns[start:end].view(patches.shape).copy_(patches)
-            grads[start:end].view(lines.shape).copy_(lines)
-            start = end
-        if total is None:
-            return grads.t() @ columns
-        return torch.addmm(total, grads.t(), columns)
-
-    for piece in pieces:
-        dtype, size = piece.grad_output.dtype, math.prod(piece.grad_output.shape[2:])
-        samples = max(1, most // max(1, size))
-        for first in range(0, len(piece.image), samples):
-            few = slice(first, first + samples)
-            part = Piece(piece.grad_output[few], piece.image[few], piece.geometry)
-            lines = part.grad_output.permute(0, 2, 3, 1)
-            rows = len(lines) * size
-            if waiting and count + rows > most:
-                total = multiply()
-                waiting, count = [], 0
-            waiting.append((_patches(part, height, width), lines))
-            count += rows
-    return multiply().view(outputs, height, width, channels).permute(0, 3, 1, 2)
+    for first in range(0, max(len(p.image) for p in pieces), samples):
+        few = slice(first, first + samples)
+        lines = [p.grad_output[few].permute(0, 2, 3, 1) for p in pieces]
+        counts = [math.prod(part.shape[:3]) for part in lines]
+        grads = lines[0].new_empty(sum(counts), outputs)
+        columns = lines[0].new_empty(sum(counts), length)
+        image: Tensor | None = None
+        places = zip(pieces, lines, grads.split(counts), columns.split(counts), strict=True)
+        for piece, part, its_grads, its_columns in places:
+            if piece.image is not image:
+                image = piece.image
+                padded = _padded(image[few], piece.geometry.padding)
+            patches = _patches(padded, piece, part.shape, (height, width))
+            its_grads.view(part.shape).copy_(part)
+            its_columns.view(patches.shape).copy_(patches)
+        total = grads.t() @ columns if total is None else total.addmm_(grads.t(), columns)
+    return total.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _patches(piece: Piece, height: int, width: int) -> Tensor:
+def _padded(image: Tensor, padding: tuple[int, int]) -> Tensor:
+    """(N, C, H, W) as (N, H', W', C) with adjacent channels, and with zeros around."""
+    image, (top, left) = image.permute(0, 2, 3, 1), padding
+    if not (top or left) and image.stride(3) == 1:
+        return image
+    batch, height, width, channels = image.shape
+    padded = image.new_zeros(batch, height + 2 * top, width + 2 * left, channels)
+    padded[:, top : top + height, left : left + width] = image
+    return padded
+
+
+def _patches(
+    padded: Tensor, piece: Piece, positions: torch.Size, kernel: tuple[int, int]
+) -> Tensor:
     """The view (N, P, Q, kh, kw, C) of what each position sees."""
-    (rows, columns), (top, left), (row_gap, column_gap), _ = piece.geometry
-    image = piece.image.permute(0, 2, 3, 1)
-    if top or left or not image.is_contiguous():
-        batch, size, length, channels = image.shape
-        padded = image.new_zeros(batch, size + 2 * top, length + 2 * left, channels)
-        padded[:, top : top + size, left : left + length] = image
-        image = padded
-    sample, line, pixel, _ = image.stride()
-    batch, _, size, length = piece.grad_output.shape
-    return image.as_strided(
-        (batch, size, length, height, width, image.shape[3]),
+    (rows, columns), _, (row_gap, column_gap), _ = piece.geometry
+    windows = padded[:, piece.start[0] :, piece.start[1] :]
+    sample, line, pixel, _ = windows.stride()
+    return windows.as_strided(
+        (*positions[:3], *kernel, windows.shape[3]),
         (sample, rows * line, columns * pixel, row_gap * line, column_gap * pixel, 1),
     )
 
