@@ -99,16 +99,16 @@ def _sampled(name: str, **fixed: Any) -> list[Setting]:
     """The options of ``Sampled``."""
     fixed = {"min_size": 0, **fixed}
     return [
-        _row(name, "rows", phase=0, **fixed),
-        _row(name, "rows-phase1", phase=1, **fixed),
+        _row(name, "rows", phase=0, axis="rows", **fixed),
+        _row(name, "rows-phase1", phase=1, axis="rows", **fixed),
         _row(name, "random", random_phase=True, **fixed),
-        _row(name, "split", phase=1, split=True, **fixed),
-        _row(name, "split-both", phase=0, axis="both", split=True, **fixed),
+        _row(name, "split", phase=1, axis="rows", split=True, **fixed),
+        _row(name, "split-both", phase=0, split=True, **fixed),
         _row(name, "columns", phase=0, axis="columns", **fixed),
-        _row(name, "both", phase=1, axis="both", **fixed),
+        _row(name, "both", phase=1, **fixed),
         _row(name, "samples", phase=1, axis="samples", **fixed),
-        _row(name, "quarter", phase=3, keep=4, **fixed),
-        _row(name, "quarter-both", phase=2, keep=4, axis="both", **fixed),
+        _row(name, "quarter", phase=3, keep=4, axis="rows", **fixed),
+        _row(name, "quarter-both", phase=2, keep=4, **fixed),
         _row(name, "not_centred", phase=0, center=False, **fixed),
         _row(name, "small_dense", phase=0, **{**fixed, "min_size": 3}),
     ]

@@ -79,7 +79,7 @@ def test_the_model_is_left_as_it_is(model):
 def test_less_budget_loses_more_and_the_table_shows_it(model):
     tables = []
     fst.plan(model, smooth(3), 0.5, choices=[Sampled()], log=tables.append)
-    assert "mean lost" in tables[0] and "sampled, 1 of 2 by rows" in tables[0]
+    assert "mean lost" in tables[0] and "sampled, 1 of 2 by checkerboard" in tables[0]
     rows = [line.split() for line in tables[0].splitlines() if "sampled" in line]
     for row in rows:  # unbiased: nothing of the mean is lost
         assert float(row[-5]) == 0.0 and float(row[-4]) > 0.0

@@ -46,7 +46,7 @@ def program(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> str:
             return "gemm"
         if torch.backends.cpu.get_cpu_capability() == "AVX2":
             return "gemm" if weight.shape[1] >= MANY_CHANNELS else "strided"
-    return "transposed" if geometry.stride[1] == 2 and kernel[1] > 1 else "strided"
+    return "transposed" if geometry.stride == (1, 2) and kernel[1] > 1 else "strided"
 
 
 def programs(grad_output: Tensor, weight: Tensor, geometry: Geometry) -> tuple[str, ...]:

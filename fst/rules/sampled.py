@@ -30,10 +30,10 @@ class Sampled(Rule):
 
     Attributes:
         keep: one position of so many is kept: 2 or 4.
-        axis: what of an output map is left out: "rows" (the fastest on a CPU), "columns", "both"
-            (a checkerboard, or one of each 2x2 block: the least variance, as neighbours resemble
-            each other most along both axes), or whole "samples", which costs most accuracy. A map
-            that is one row or column is sampled along what it has.
+        axis: what of an output map is left out: "both" (a checkerboard, or one of each 2x2 block:
+            the least variance, as neighbours resemble each other most along both axes), "rows" (the
+            fastest on a CPU), "columns", or whole "samples", which costs most accuracy. A map that
+            is one row or column is sampled along what it has.
         center: whether X is centred.
         min_size: output maps of fewer than min_size² positions are left dense.
         phase: "random" draws at each step; a number is that draw at every step, which is biased.
@@ -43,7 +43,7 @@ class Sampled(Rule):
 
     operand: str = "input"
     keep: int = 2
-    axis: str = "rows"
+    axis: str = "both"
     center: bool = True
     min_size: int = 0
     phase: int | str = "random"
@@ -133,7 +133,10 @@ class Sampled(Rule):
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
         least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
+        axis = self.axis
+        if axis == "both":
+            axis = "checkerboard" if self.keep == 2 else "2x2 blocks"
         return (
-            f"{self.operand} sampled, 1 of {self.keep} by {self.axis}, {centred}, "
+            f"{self.operand} sampled, 1 of {self.keep} by {axis}, {centred}, "
             f"phase {self.phase}{', split' if self.split else ''}{least}"
         )

@@ -18,7 +18,7 @@ from fst.strategies.registry import register_strategy
 @register_strategy("sampled")
 def sampled(
     keep: int = 2,
-    axis: str = "rows",
+    axis: str = "both",
     center: bool = True,
     min_size: int = 7,
     phase: int | str = "random",
@@ -42,7 +42,7 @@ def fst_sampled(
     decay: float = 2e-4,
     decay_mode: str = "gradient",
     keep: int = 2,
-    axis: str = "rows",
+    axis: str = "both",
     center: bool = True,
     min_size: int = 7,
     phase: int | str = "random",
