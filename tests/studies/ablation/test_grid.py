@@ -155,7 +155,12 @@ def test_epochs_need_a_loop_that_counts_them():
         set_epochs(Config({"train_cfg": {"max_iters": 8}}), 5)
 
 
-OF_NO_PAPER = {"cifar10_weight_gradient", "cifar10_subset_vit", "cifar10_subset_convnext"}
+OF_NO_PAPER = {
+    "cifar10_weight_gradient",
+    "imagenette_weight_gradient",
+    "cifar10_subset_vit",
+    "cifar10_subset_convnext",
+}
 
 
 @pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
