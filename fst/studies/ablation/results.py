@@ -96,6 +96,14 @@ class Results:
         values = [run.final(metric) for run in self.of(setting)]
         return Summary(tuple(value for value in values if not math.isnan(value)))
 
+    def change(self, setting: str, baseline: str, metric: Metric) -> Summary:
+        """Differences from another setting, of the seeds that both have finished."""
+        before = {run.seed: run.final(metric) for run in self.of(baseline)}
+        found = [
+            run.final(metric) - before[run.seed] for run in self.of(setting) if run.seed in before
+        ]
+        return Summary(tuple(value for value in found if not math.isnan(value)))
+
     def typical_std(self, metric: Metric) -> float:
         """Median of the settings' standard deviations; NaN without any."""
         found = [self.summary(name, metric).std for name in self.grid.settings]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fst.checkpoint import write_text_atomically
 from fst.studies.ablation.plots import draw
-from fst.studies.ablation.results import NOISE, Ordering, Results
+from fst.studies.ablation.results import NOISE, Ordering, Results, Summary
 from fst.studies.reporting.document import Cell, Document, Table
 from fst.studies.reporting.environment import machine, versions
 from fst.studies.reporting.markdown import markdown
@@ -50,12 +50,12 @@ def _main(results: Results) -> Table:
         columns += [f"measured − {column.name}"] if column.same_data else []
     columns += [other.label for other in grid.metrics[1:]] + ["training loss", "epochs"]
     rows: list[list[Cell]] = []
-    base = results.summary(baseline, metric).mean if baseline else math.nan
     for name, setting in grid.settings.items():
         summary = results.summary(name, metric)
         row: list[Cell] = [setting.label, str(summary), len(results.of(name))]
-        if change:
-            row.append(_difference(summary.mean, base, name != baseline))
+        if baseline:
+            change_here = results.change(name, baseline, metric)
+            row.append(None if name == baseline else _change(change_here))
         for column in grid.published:
             value = setting.published.get(column.name, math.nan)
             row.append(None if math.isnan(value) else str(value))
@@ -70,9 +70,17 @@ def _main(results: Results) -> Table:
     caption = (
         f"{metric.label}: after the last epoch, mean ± standard deviation over the seeds "
         f"{', '.join(map(str, seeds))}. "
+        + (f"{change}: mean over the seeds of both ± standard error. " if change else "")
         + " ".join(f"{column.name}: {column.source}." for column in grid.published)
     )
     return Table("Results", columns, rows, caption.strip())
+
+
+def _change(change: Summary) -> str | None:
+    if not change.values:
+        return None
+    error = f" ± {change.error(0.0):.2f}" if len(change.values) > 1 else ""
+    return signed(change.mean) + error
 
 
 def _difference(value: float, reference: float, shown: bool = True) -> str | None:

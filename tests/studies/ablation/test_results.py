@@ -81,7 +81,7 @@ def test_table(write_grid, tmp_path):
     table = document.tables[0]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert rows["A|B"]["top-1 %"] == "89.50 ± 0.71"
-    assert rows["A|B"]["change from dense"] == "−1.50"
+    assert rows["A|B"]["change from dense"] == "−1.50 ± 0.50"
     assert rows["A|B"]["published, P"] == "70.5"
     assert rows["A|B"]["change from dense, P"] == "−0.50"
     assert rows["A|B"]["measured − P"] == "+19.00"
@@ -95,6 +95,14 @@ def test_table(write_grid, tmp_path):
         "dense,0,loss,1,2",
         "dense,0,loss,2,1",
     ]
+
+
+def test_changes_are_those_of_the_same_seeds(write_grid, tmp_path):
+    settings = {name: sdgp(2, 4) for name in ("a", "b", "c")}
+    values = {"a": (90.0, 70.0), "b": (89.0,), "c": ()}
+    results = make(write_grid, values, settings=settings, baseline="a")
+    rows = write(results, tmp_path, "a command").tables[0].rows
+    assert [row[3] for row in rows] == [None, "−1.00", None]
 
 
 def test_heat_map(write_grid, tmp_path):
