@@ -110,14 +110,17 @@ def _result(
                 summary = results.summary(name, metric)
                 sparse = (grid.settings[name].sparsity or {}).get("strategy", "").startswith("fst")
                 x = costs[name][index]
-                marker = "os"[sparse]
-                axis.plot(x, summary.mean, marker, color=COLOURS[sparse], markersize=4)
+                style = {"fmt": "os"[sparse], "color": COLOURS[sparse], "markersize": 4}
+                axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, **style)
                 axis.annotate(
                     str(number + 1), (x, summary.mean), (3, 2), textcoords="offset points", size=7
                 )
             axis.set(xlabel=f"{label} of the weight gradients, relative to dense")
         axes[0].set_ylabel(metric.label)
     numbered = ", ".join(f"{i + 1}: {grid.settings[n].label}" for i, n in enumerate(costs))
-    caption = f"Circles: dense weights; squares: 2:4 weights. {numbered}."
+    caption = (
+        "Circles: dense weights; squares: 2:4 weights; bars: standard deviation over the seeds. "
+        f"{numbered}."
+    )
     result.plots.append(Plot("Accuracy and cost", "pareto", caption, drawn))
     return result
