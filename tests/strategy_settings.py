@@ -110,6 +110,7 @@ def _sampled(name: str, **fixed: Any) -> list[Setting]:
         _row(name, "quarter", phase=3, keep=4, axis="rows", **fixed),
         _row(name, "quarter-both", phase=2, keep=4, **fixed),
         _row(name, "not_centred", phase=0, center=False, **fixed),
+        _row(name, "prefix", phase=1, prefix_tokens=2, **fixed),
         _row(name, "small_dense", phase=0, **{**fixed, "min_size": 3}),
     ]
 

@@ -92,7 +92,9 @@ def _make_weights(
     of_rows, of_columns = [rows[:, None].expand(-1, batch, -1)], [columns]
     for lattice in kept.lattices:
         chosen, across = like.new_zeros(batch, height), like.new_zeros(width)
-        lattice.samples(chosen)[:, lattice.row :: lattice.row_step] = -kept.rule.scale
+        lattice.samples(chosen)[:, lattice.row :: lattice.row_step] = (
+            -kept.rule.scale * lattice.weight
+        )
         across[lattice.column :: lattice.column_step] = 1
         if lattice.column_step == 1:  # the same columns as the sum over all
             of_rows[0] = of_rows[0] + rows[:, None] * chosen

@@ -123,25 +123,33 @@ def alternating_matrices(
 
 
 def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width: int) -> Tensor:
-    """1 where ``rule`` keeps a position, (N, P, Q): one sample and position after the other."""
+    """1 where ``rule`` keeps a position, (N, P, Q): one sample and position after the other.
+
+    Prefix tokens count 1/keep, and the positions behind them as if the row began there.
+    """
     kept = torch.zeros(batch, height, width, dtype=torch.float64)
     axis = rule.axis
     if axis != "samples":
         axis = "columns" if height == 1 else "rows" if width == 1 else axis
+    prefix = rule.prefix_tokens if height == 1 else 0
     for n, p, q in itertools.product(range(batch), range(height), range(width)):
+        if q < prefix:
+            kept[n, p, q] = 1 / rule.keep
+            continue
         if axis == "samples":
             first = batch * phase // rule.keep
             kept[n, p, q] = first <= n < batch * (phase + 1) // rule.keep
             continue
+        column = q - prefix
         half = 1 if rule.split and n >= batch // 2 else 0
         if axis != "both":
-            place = p if axis == "rows" else q
+            place = p if axis == "rows" else column
             kept[n, p, q] = (place - phase - half * rule.keep // 2) % rule.keep == 0
         elif rule.keep == 2:  # a checkerboard
-            kept[n, p, q] = (p + q) % 2 == (phase + half) % 2
+            kept[n, p, q] = (p + column) % 2 == (phase + half) % 2
         else:  # round the block: upper left, upper right, lower right, lower left
             place = ((0, 0), (0, 1), (1, 1), (1, 0))[(phase + 2 * half) % 4]
-            kept[n, p, q] = (p % 2, q % 2) == place
+            kept[n, p, q] = (p % 2, column % 2) == place
     return kept
 
 

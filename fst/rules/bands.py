@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst.basics.text import suggest
 from fst.rules.rule import Lattice, Rule, Signs, draw_of, one_of
-from fst.rules.sampled import check_min_size
+from fst.rules.sampled import check_whole
 
 SIGNS = {"L": (1, 1), "H": (1, -1)}
 
@@ -65,7 +65,7 @@ class Bands(Rule):
                 f"keep={self.keep}, sample={self.sample} must be at least one band, each once."
             )
         one_of("unbiased", self.unbiased, (True, False))
-        check_min_size(self.min_size)
+        check_whole("min_size", self.min_size)
         one_of("phase", self.phase, (*range(self.draws), "random"))
 
     @property

@@ -73,6 +73,7 @@ class Lattice(NamedTuple):
 
     Attributes:
         part, parts: which samples have them: the ``part``-th of ``parts`` equal shares in order.
+        weight: how much they count in grad_weight, times the rule's scale.
     """
 
     row: int
@@ -81,6 +82,7 @@ class Lattice(NamedTuple):
     column_step: int
     part: int = 0
     parts: int = 1
+    weight: float = 1.0
 
     def samples(self, maps: Tensor) -> Tensor:
         """The view of (N, ...) at its part of the batch."""
@@ -159,7 +161,8 @@ class Rule:
 
     def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output (N, Cout, P, Q) at each lattice of `kept_positions`."""
-        return [lattice.of(grad_output) for lattice in kept]
+        parts = [(lattice.of(grad_output), lattice.weight) for lattice in kept]
+        return [part if weight == 1 else part * weight for part, weight in parts]
 
     def input_signs(self, phase: int) -> tuple[Signs, ...]:
         """For each lattice of `kept_positions`, with which signs the input is summed over a block

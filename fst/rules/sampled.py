@@ -13,10 +13,10 @@ from fst.rules.rule import Lattice, Rule, draw_of, one_of
 AXES = ("rows", "columns", "both", "samples")
 
 
-def check_min_size(min_size: object) -> None:
-    """Raise ValueError unless ``min_size`` is an integer >= 0."""
-    if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
-        raise ValueError(f"min_size={min_size!r} must be an integer >= 0.")
+def check_whole(name: str, value: object) -> None:
+    """Raise ValueError unless the option ``name`` is an integer >= 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}={value!r} must be an integer >= 0.")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Sampled(Rule):
         phase: "random" draws at each step; a number is that draw at every step, which is biased.
         split: the two halves of the batch keep different positions. With it a fixed ``phase``,
             which torch.compile needs, is exact in the mean over batches in random order.
+        prefix_tokens: so many positions at the beginning of a map that is one row are kept by every
+            draw, and count once: a transformer's class token and registers, which may have most of
+            the gradient. Not with axis="samples".
     """
 
     operand: str = "input"
@@ -48,6 +51,7 @@ class Sampled(Rule):
     min_size: int = 0
     phase: int | str = "random"
     split: bool = False
+    prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +61,13 @@ class Sampled(Rule):
         one_of("axis", self.axis, AXES)
         one_of("center", self.center, (True, False))
         one_of("split", self.split, (True, False))
-        check_min_size(self.min_size)
+        check_whole("min_size", self.min_size)
+        check_whole("prefix_tokens", self.prefix_tokens)
+        if self.prefix_tokens and self.axis == "samples":
+            raise ValueError(
+                f"prefix_tokens={self.prefix_tokens} needs axis='rows', 'columns' or 'both'; "
+                "axis='samples' drops whole samples."
+            )
         one_of("phase", self.phase, (*range(self.draws), "random"))
 
     @property
@@ -72,12 +82,16 @@ class Sampled(Rule):
         if self.axis == "samples":
             return (Lattice(0, 1, 0, 1, phase, self.keep),)
         axis = "columns" if height == 1 else "rows" if width == 1 else self.axis
-        first = self._lattices(axis, phase)
-        if not self.split:
-            return tuple(first)
-        second = self._lattices(axis, (phase + self.keep // 2) % self.keep)
-        halves = enumerate((first, second))
-        return tuple(p._replace(part=half, parts=2) for half, part in halves for p in part)
+        found = self._lattices(axis, phase)
+        if self.split:
+            opposite = self._lattices(axis, (phase + self.keep // 2) % self.keep)
+            halves = enumerate((found, opposite))
+            found = [p._replace(part=half, parts=2) for half, part in halves for p in part]
+        if height > 1 or not self.prefix_tokens:
+            return tuple(found)
+        prefix = range(min(self.prefix_tokens, width))
+        rest = (p._replace(column=p.column + len(prefix)) for p in found)
+        return (*rest, *(Lattice(0, 1, n, width, weight=1 / self.keep) for n in prefix))
 
     def _lattices(self, axis: str, phase: int) -> list[Lattice]:
         if axis == "rows":
@@ -133,10 +147,11 @@ class Sampled(Rule):
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
         least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
+        prefix = f", {self.prefix_tokens} prefix tokens exact" if self.prefix_tokens else ""
         axis = self.axis
         if axis == "both":
             axis = "checkerboard" if self.keep == 2 else "2x2 blocks"
         return (
             f"{self.operand} sampled, 1 of {self.keep} by {axis}, {centred}, "
-            f"phase {self.phase}{', split' if self.split else ''}{least}"
+            f"phase {self.phase}{', split' if self.split else ''}{least}{prefix}"
         )

@@ -23,14 +23,16 @@ def sampled(
     min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
+    prefix_tokens: int = 0,
 ) -> Strategy:
     """Y = W·X, dX = Wᵀ·dY, dW from one of ``keep`` output positions, exact in the mean.
 
     Only grad_weight is pruned, by `Sampled`: a dense model that trains with fewer multiply-adds.
     ``min_size=7`` leaves the smallest maps of networks for 32x32 images dense, as in the trainings
-    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images.
+    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images. Of a
+    transformer with a class token, ``prefix_tokens=1`` keeps it exact (docs/linear.md).
     """
-    rule = Sampled("input", keep, axis, center, min_size, phase, split)
+    rule = Sampled("input", keep, axis, center, min_size, phase, split, prefix_tokens)
     return Strategy("sampled", grad_weight=rule)
 
 
@@ -47,11 +49,12 @@ def fst_sampled(
     min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
+    prefix_tokens: int = 0,
 ) -> Strategy:
     """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
     decimation.
     """
-    rule = sampled(keep, axis, center, min_size, phase, split).grad_weight
+    rule = sampled(keep, axis, center, min_size, phase, split, prefix_tokens).grad_weight
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="fst_sampled", grad_weight=rule)
 

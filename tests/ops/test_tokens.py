@@ -21,6 +21,7 @@ from tests.networks import gradients
 OUTPUTS, INPUTS = 6, 8
 LOW = Bands(block=(1, 2), keep=("L",), sample=())
 QUARTER = Sampled(phase=1, keep=4, axis="columns", center=False)
+PREFIX = Sampled(phase=1, center=False, prefix_tokens=1)
 HALVES = [Alternating(), Alternating(phase=1), Sampled(phase=0, center=False), LOW]
 
 
@@ -47,7 +48,7 @@ def flops(rule, input, weight, grad_output):
 
 @pytest.mark.parametrize("retained", [False, True])
 @pytest.mark.parametrize("shape", [(2, 64), (2, 65), (2, 8, 8), (2, 5, 7)], ids=str)
-@pytest.mark.parametrize("rule", [*HALVES, QUARTER], ids=str)
+@pytest.mark.parametrize("rule", [*HALVES, QUARTER, PREFIX], ids=str)
 def test_multiply_adds_are_exactly_those_of_the_kept_tokens(rule, shape, retained):
     input, weight, grad_output = operands(*shape)
     tokens = grad_output[0, ..., 0].numel()
@@ -62,7 +63,7 @@ def test_multiply_adds_are_exactly_those_of_the_kept_tokens(rule, shape, retaine
     dense = 2 * OUTPUTS * INPUTS * shape[0] * tokens
     of_input = dense if retained else 0  # grad_input
     assert counter.get_total_flops() - of_input == dense * kept / whole
-    if width == 64 or height == 8:
+    if rule is not PREFIX and (width == 64 or height == 8):
         assert kept / whole == rule.density
 
 
@@ -108,6 +109,29 @@ def test_sampling_is_exact_in_the_mean_class_token_included(keep, tokens):
     others[0][:, 1:] = 0  # the class token's share alone
     found = [weight_gradient(Sampled(keep=keep, phase=p), *others) for p in range(keep)]
     assert error(sum(found) / keep, weight_gradient(None, *others)) <= 1e-12
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize(("keep", "tokens"), [(2, 8), (2, 9), (4, 9), (4, 2), (2, 1)])
+def test_prefix_tokens_are_exact_in_every_draw(keep, tokens, center, split):
+    given = operands(3, tokens)
+    rules = [
+        Sampled(keep=keep, phase=p, center=center, split=split, prefix_tokens=2)
+        for p in range(keep)
+    ]
+    found = [weight_gradient(rule, *given) for rule in rules]
+    assert error(sum(found) / keep, weight_gradient(None, *given)) <= 1e-12
+    given[2][:, 2:] = 0  # the gradient of the prefix alone
+    for rule in rules:
+        assert error(weight_gradient(rule, *given), weight_gradient(None, *given)) <= 1e-12
+
+
+def test_maps_have_no_prefix():
+    given = operands(2, 4, 6)
+    rules = (Sampled(phase=0), Sampled(phase=0, prefix_tokens=1))
+    plain, prefixed = (weight_gradient(rule, *given) for rule in rules)
+    assert torch.equal(plain, prefixed)
 
 
 def test_pairs_follow_the_sequence_and_the_last_of_an_odd_one_is_exact():
@@ -175,7 +199,7 @@ def test_a_block_of_a_vision_transformer_is_one_graph(name):
     """Scaled dot product attention stays torch's own."""
     transformer = pytest.importorskip("timm.models.vision_transformer")
     torch.manual_seed(0)
-    options = {"phase": 0, "min_size": 0} if name == "sampled" else {}
+    options = {"phase": 0, "min_size": 0, "prefix_tokens": 1} if name == "sampled" else {}
     block = transformer.Block(32, num_heads=2)
     report = fst.convert(block, fst.get_strategy(name, **options), layers="linear")
     assert set(report.converted) == {"attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"}
