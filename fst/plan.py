@@ -34,7 +34,7 @@ CHOICES = (
 )
 COSTS = ("multiply-adds", "time")
 REPEATS = 5
-BIAS_WEIGHT = 5.0  # of the share of the mean, beside that of the variance: see `plan`
+BIAS_WEIGHT = 6.0  # of the share of the mean, beside that of the variance: see `plan`
 Loss = Callable[[nn.Module, Any], Tensor]
 Calls = list[tuple[Tensor, Tensor]]
 
@@ -113,8 +113,8 @@ def plan(
 
     For each layer and choice it is measured which share of the gradient's mean is lost (bias:
     |E ĝ − E g|²/|E g|²), how large the variance of the estimate is beside that between batches
-    (E|ĝ − E ĝ|²/E|g − E g|²), and the time. A layer loses 5 · bias + variance: in trainings of a
-    small network a lost share of the mean cost some five times the accuracy of the same share of
+    (E|ĝ − E ĝ|²/E|g − E g|²), and the time. A layer loses 6 · bias + variance: in trainings of a
+    small network a lost share of the mean cost some six times the accuracy of the same share of
     variance (docs/weight_gradient.md), a rule of thumb. The plan has the least sum over the layers.
 
     Args:
