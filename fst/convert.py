@@ -142,7 +142,10 @@ def convert(
         )
     counted = None if example_input is None else multiply_adds(model, example_input)
     for name in chosen:
-        own = replace(strategy, grad_weight=planned[name]) if name in planned else strategy
+        rule = planned.get(name, strategy.grad_weight)
+        if rule is not None:
+            rule = rule.behind(_prefix_tokens(model, name))
+        own = strategy if rule is strategy.grad_weight else replace(strategy, grad_weight=rule)
         module = candidates[name]
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
         report.layers.append(describe_layer(layer))
@@ -196,6 +199,16 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     for name, layer in layers.items():
         layer.densify(weights[name])
     return model
+
+
+def _prefix_tokens(model: nn.Module, name: str) -> int:
+    """``num_prefix_tokens`` of the innermost module around a layer that has it, as in timm."""
+    inside = name.split(".")
+    for depth in reversed(range(len(inside))):
+        count = getattr(model.get_submodule(".".join(inside[:depth])), "num_prefix_tokens", None)
+        if isinstance(count, int) and count >= 0:
+            return count
+    return 0
 
 
 def _is_lazy(module: nn.Module) -> bool:

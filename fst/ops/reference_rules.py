@@ -131,7 +131,7 @@ def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width:
     axis = rule.axis
     if axis != "samples":
         axis = "columns" if height == 1 else "rows" if width == 1 else axis
-    prefix = rule.prefix_tokens if height == 1 else 0
+    prefix = (rule.prefix_tokens or 0) if height == 1 else 0
     for n, p, q in itertools.product(range(batch), range(height), range(width)):
         if q < prefix:
             kept[n, p, q] = 1 / rule.keep

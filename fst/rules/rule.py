@@ -170,6 +170,10 @@ class Rule:
         """
         return ()
 
+    def behind(self, prefix_tokens: int) -> Rule:
+        """The rule for a layer of a transformer with so many class tokens and registers."""
+        return self
+
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         """Which `kept_positions` a call has: by ``seed`` where given, which asks no device."""
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,7 +41,7 @@ class Sampled(Rule):
             which torch.compile needs, is exact in the mean over batches in random order.
         prefix_tokens: so many positions at the beginning of a map that is one row are kept by every
             draw, and count once: a transformer's class token and registers, which may have most of
-            the gradient. Not with axis="samples".
+            the gradient. Not with axis="samples". None: those that the model names (`behind`).
     """
 
     operand: str = "input"
@@ -51,7 +51,7 @@ class Sampled(Rule):
     min_size: int = 0
     phase: int | str = "random"
     split: bool = False
-    prefix_tokens: int = 0
+    prefix_tokens: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +62,8 @@ class Sampled(Rule):
         one_of("center", self.center, (True, False))
         one_of("split", self.split, (True, False))
         check_whole("min_size", self.min_size)
-        check_whole("prefix_tokens", self.prefix_tokens)
+        if self.prefix_tokens is not None:
+            check_whole("prefix_tokens", self.prefix_tokens)
         if self.prefix_tokens and self.axis == "samples":
             raise ValueError(
                 f"prefix_tokens={self.prefix_tokens} needs axis='rows', 'columns' or 'both'; "
@@ -101,6 +102,11 @@ class Sampled(Rule):
         round_block = ((0, 0), (0, 1), (1, 1), (1, 0))
         places = round_block[phase :: self.keep]
         return [Lattice(row, 2, column, 2) for row, column in places]
+
+    def behind(self, prefix_tokens: int) -> Sampled:
+        if self.prefix_tokens is None and prefix_tokens and self.axis != "samples":
+            return replace(self, prefix_tokens=prefix_tokens)
+        return self
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         if self.phase != "random":
@@ -142,16 +148,19 @@ class Sampled(Rule):
 
     @property
     def acceleration(self) -> str:
-        return f"strided weight gradient with 1/{self.keep} of the multiply-adds"
+        return f"strided weight gradient with 1/{self.keep} of the multiply-adds{self._prefix}"
+
+    @property
+    def _prefix(self) -> str:
+        return f", {self.prefix_tokens} prefix tokens exact" if self.prefix_tokens else ""
 
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
         least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
-        prefix = f", {self.prefix_tokens} prefix tokens exact" if self.prefix_tokens else ""
         axis = self.axis
         if axis == "both":
             axis = "checkerboard" if self.keep == 2 else "2x2 blocks"
         return (
             f"{self.operand} sampled, 1 of {self.keep} by {axis}, {centred}, "
-            f"phase {self.phase}{', split' if self.split else ''}{least}{prefix}"
+            f"phase {self.phase}{', split' if self.split else ''}{least}{self._prefix}"
         )

@@ -23,14 +23,15 @@ def sampled(
     min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
-    prefix_tokens: int = 0,
+    prefix_tokens: int | None = None,
 ) -> Strategy:
     """Y = W·X, dX = Wᵀ·dY, dW from one of ``keep`` output positions, exact in the mean.
 
     Only grad_weight is pruned, by `Sampled`: a dense model that trains with fewer multiply-adds.
     ``min_size=7`` leaves the smallest maps of networks for 32x32 images dense, as in the trainings
-    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images. Of a
-    transformer with a class token, ``prefix_tokens=1`` keeps it exact (docs/linear.md).
+    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images. Class
+    tokens, where `fst.convert` finds the model's ``num_prefix_tokens`` (timm), or those of
+    ``prefix_tokens``, stay exact (docs/linear.md).
     """
     rule = Sampled("input", keep, axis, center, min_size, phase, split, prefix_tokens)
     return Strategy("sampled", grad_weight=rule)
@@ -49,7 +50,7 @@ def fst_sampled(
     min_size: int = 7,
     phase: int | str = "random",
     split: bool = False,
-    prefix_tokens: int = 0,
+    prefix_tokens: int | None = None,
 ) -> Strategy:
     """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
     decimation.

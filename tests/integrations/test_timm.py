@@ -235,3 +235,23 @@ def test_autocast_and_frozen_weights_agree_with_the_folded_layer() -> None:
             first, second = made(images), made(images)
         assert first.dtype == torch.bfloat16 and torch.equal(first, second)
         torch.testing.assert_close(first, folded(images))
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, 2), ({"prefix_tokens": 0}, 0)])
+def test_tokens_in_front_are_kept_as_the_transformer_says(given, kept):
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=4, reg_tokens=1, **options)
+    model = nn.Sequential(vit)  # only what lies inside knows of its class token and register
+    plan = {"0.blocks.0.mlp.fc1": {"rule": "sampled", "keep": 4, **given}}
+    strategy = fst.get_strategy("sampled", min_size=0, **given)
+    report = fst.convert(model, strategy, layers="linear", plan=plan)
+    rules = [layer.strategy.grad_weight for layer in fst.sparse_layers(model).values()]
+    assert [rule.prefix_tokens for rule in rules] == [kept] * 4
+    assert ("2 prefix tokens exact" in str(report)) == (kept == 2)
+
+
+def test_convolutions_have_no_tokens_in_front():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    strategy = fst.get_strategy("sampled")
+    fst.convert(model, strategy)
+    assert model[0].strategy is strategy
