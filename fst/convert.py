@@ -202,12 +202,19 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
 
 def _prefix_tokens(model: nn.Module, name: str) -> int:
-    """``num_prefix_tokens`` of the innermost module around a layer that has it, as in timm."""
+    """As the innermost module around a layer that knows says.
+
+    timm's have ``num_prefix_tokens``, torchvision's ``class_token``, (1, tokens, channels).
+    """
     inside = name.split(".")
     for depth in reversed(range(len(inside))):
-        count = getattr(model.get_submodule(".".join(inside[:depth])), "num_prefix_tokens", None)
-        if isinstance(count, int) and count >= 0:
+        module = model.get_submodule(".".join(inside[:depth]))
+        count = getattr(module, "num_prefix_tokens", None)
+        if isinstance(count, int):
             return count
+        token = module._parameters.get("class_token")
+        if token is not None and token.dim() == 3:
+            return token.shape[1]
     return 0
 
 

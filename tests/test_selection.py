@@ -192,3 +192,11 @@ def test_the_config_takes_the_same_choice():
         read_sparsity({"sparsity": {"strategy": "fst", "layers": "lin"}})
     with pytest.raises(ValueError, match="beside include"):
         read_sparsity({"sparsity": {"strategy": "fst", "layers": "all", "include": ["fc"]}})
+
+
+def test_the_class_token_of_torchvisions_transformer_is_kept():
+    options = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32, "num_classes": 4}
+    vit = torchvision.models.VisionTransformer(image_size=16, patch_size=8, **options)
+    fst.convert(vit, "sampled", layers="linear")
+    rules = [layer.strategy.grad_weight for layer in fst.sparse_layers(vit).values()]
+    assert rules and all(rule.prefix_tokens == 1 for rule in rules)
