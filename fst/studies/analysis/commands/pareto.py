@@ -115,7 +115,7 @@ def _result(
                 axis.annotate(
                     str(number + 1), (x, summary.mean), (3, 2), textcoords="offset points", size=7
                 )
-            axis.set(xlabel=f"{label} of the weight gradients, relative to dense")
+            axis.set(xlabel=f"{label} of grad_weight, dense = 1")
         axes[0].set_ylabel(metric.label)
     numbered = ", ".join(f"{i + 1}: {grid.settings[n].label}" for i, n in enumerate(costs))
     caption = (
