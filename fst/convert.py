@@ -144,7 +144,7 @@ def convert(
     for name in chosen:
         rule = planned.get(name, strategy.grad_weight)
         if rule is not None:
-            rule = rule.behind(_prefix_tokens(model, name))
+            rule = rule.with_prefix_tokens(_prefix_tokens(model, name))
         own = strategy if rule is strategy.grad_weight else replace(strategy, grad_weight=rule)
         module = candidates[name]
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
@@ -202,7 +202,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
 
 def _prefix_tokens(model: nn.Module, name: str) -> int:
-    """As the innermost module around a layer that knows says.
+    """How many class tokens and registers there are, as the innermost module around a layer says.
 
     timm's have ``num_prefix_tokens``, torchvision's ``class_token``, (1, tokens, channels).
     """

@@ -175,6 +175,7 @@ def _completed(
 
 
 def _uncut(part: Tensor, input: Tensor, lattice: Lattice, geometry: Geometry) -> Piece:
+    """A lattice of the whole image, for "gemm", which pads it once for all lattices."""
     start = (lattice.row * geometry.stride[0], lattice.column * geometry.stride[1])
     strided = geometry._replace(stride=steps(lattice, geometry))
     return Piece(part, lattice.samples(input), strided, start)

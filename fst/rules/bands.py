@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.basics.text import suggest
-from fst.rules.rule import Lattice, Rule, Signs, draw_of, one_of
-from fst.rules.sampled import check_whole
+from fst.rules.rule import Lattice, Rule, Signs, check_integer, draw_of, one_of
 
 SIGNS = {"L": (1, 1), "H": (1, -1)}
 
@@ -65,7 +64,7 @@ class Bands(Rule):
                 f"keep={self.keep}, sample={self.sample} must be at least one band, each once."
             )
         one_of("unbiased", self.unbiased, (True, False))
-        check_whole("min_size", self.min_size)
+        check_integer("min_size", self.min_size, 0)
         one_of("phase", self.phase, (*range(self.draws), "random"))
 
     @property

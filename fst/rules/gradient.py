@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst.rules import masks
-from fst.rules.rule import Rule
+from fst.rules.rule import Rule, check_integer
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 
@@ -81,8 +81,7 @@ class Reuse(WholeGradient):
         _check_number("threshold", self.threshold)
         if not 0 < self.threshold < float("inf"):
             raise ValueError(f"threshold={self.threshold} must be a finite number > 0.")
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"warmup={self.warmup!r} must be an integer >= 0.")
+        check_integer("warmup", self.warmup, 0)
 
     def prune_grad_output(
         self,

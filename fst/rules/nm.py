@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.masks import RESCALES, check_pattern
-from fst.rules.rule import Pattern, Rule, WeightGroups, check_interval, one_of
+from fst.rules.rule import Pattern, Rule, WeightGroups, check_integer, one_of
 from fst.rules.transposable_masks import transposable_mask
 
 GROUP_ORDERS = ("channel", "im2col")
@@ -177,7 +177,7 @@ class Transposable(Rule):
         if self.operand != "weight":
             raise ValueError(f"operand={self.operand!r}: 'transposable' prunes operand='weight'.")
         check_pattern(self.n, self.m)
-        check_interval(self.interval)
+        check_integer("interval", self.interval, 1)
         one_of("group_order", self.group_order, GROUP_ORDERS)
 
     def weight_mask(

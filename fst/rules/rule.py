@@ -19,10 +19,10 @@ def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
         raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
 
 
-def check_interval(interval: object) -> None:
-    """Raise ValueError unless ``interval`` is a positive integer."""
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-        raise ValueError(f"interval={interval!r} must be an integer >= 1.")
+def check_integer(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless the option ``name`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
 
 
 Signs = tuple[tuple[int, ...], ...]
@@ -170,8 +170,10 @@ class Rule:
         """
         return ()
 
-    def behind(self, prefix_tokens: int) -> Rule:
-        """The rule for a layer of a transformer with so many class tokens and registers."""
+    def with_prefix_tokens(self, count: int) -> Rule:
+        """The rule for a layer whose rows of positions begin with so many class tokens and
+        registers of a transformer.
+        """
         return self
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:

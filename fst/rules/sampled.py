@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fst.rules.rule import Lattice, Rule, draw_of, one_of
+from fst.rules.rule import Lattice, Rule, check_integer, draw_of, one_of
 
 AXES = ("rows", "columns", "both", "samples")
-
-
-def check_whole(name: str, value: object) -> None:
-    """Raise ValueError unless the option ``name`` is an integer >= 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}={value!r} must be an integer >= 0.")
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,8 @@ class Sampled(Rule):
             which torch.compile needs, is exact in the mean over batches in random order.
         prefix_tokens: so many positions at the beginning of a map that is one row are kept by every
             draw, and count once: a transformer's class token and registers, which may have most of
-            the gradient. Not with axis="samples". None: those that the model names (`behind`).
+            the gradient. Not with axis="samples". None: as many as
+            `fst.convert` finds in the model, else none.
     """
 
     operand: str = "input"
@@ -61,9 +56,9 @@ class Sampled(Rule):
         one_of("axis", self.axis, AXES)
         one_of("center", self.center, (True, False))
         one_of("split", self.split, (True, False))
-        check_whole("min_size", self.min_size)
+        check_integer("min_size", self.min_size, 0)
         if self.prefix_tokens is not None:
-            check_whole("prefix_tokens", self.prefix_tokens)
+            check_integer("prefix_tokens", self.prefix_tokens, 0)
         if self.prefix_tokens and self.axis == "samples":
             raise ValueError(
                 f"prefix_tokens={self.prefix_tokens} needs axis='rows', 'columns' or 'both'; "
@@ -103,9 +98,9 @@ class Sampled(Rule):
         places = round_block[phase :: self.keep]
         return [Lattice(row, 2, column, 2) for row, column in places]
 
-    def behind(self, prefix_tokens: int) -> Sampled:
-        if self.prefix_tokens is None and prefix_tokens and self.axis != "samples":
-            return replace(self, prefix_tokens=prefix_tokens)
+    def with_prefix_tokens(self, count: int) -> Sampled:
+        if self.prefix_tokens is None and count and self.axis != "samples":
+            return replace(self, prefix_tokens=count)
         return self
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:

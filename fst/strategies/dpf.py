@@ -15,7 +15,7 @@ import torch
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.rule import check_interval, one_of
+from fst.rules.rule import check_integer, one_of
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured, check_share
@@ -38,7 +38,7 @@ class GrowingSparsity(Schedule):
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
-        check_interval(self.interval)
+        check_integer("interval", self.interval, 1)
         check_share("ramp", self.ramp, up_to_all=True)
         one_of("allocation", self.allocation, ("global", "uniform"))
 

@@ -25,7 +25,7 @@ import torch
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.rule import check_interval, one_of
+from fst.rules.rule import check_integer, one_of
 from fst.rules.schedule import HeldMasks, Layers, PrunedLayer, Run, hold_at_zero
 from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured, check_share
@@ -66,7 +66,7 @@ class DropAndGrow(HeldMasks):
     draws_masks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_interval(self.interval)
+        check_integer("interval", self.interval, 1)
         check_share("alpha", self.alpha)
         check_share("end", self.end, up_to_all=True)
         one_of("allocation", self.allocation, ("erk", "uniform"))

@@ -54,8 +54,8 @@ def _main(results: Results) -> Table:
         summary = results.summary(name, metric)
         row: list[Cell] = [setting.label, str(summary), len(results.of(name))]
         if baseline:
-            change_here = results.change(name, baseline, metric)
-            row.append(None if name == baseline else _change(change_here))
+            paired = results.change(name, baseline, metric)
+            row.append(None if name == baseline else _change(paired))
         for column in grid.published:
             value = setting.published.get(column.name, math.nan)
             row.append(None if math.isnan(value) else str(value))
