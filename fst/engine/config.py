@@ -49,16 +49,8 @@ def load_config(
         ValueError: the config cannot be run, or nothing reads one of its top-level names or an
             option.
     """
-    path = config_path(path)
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"config {path!r} does not exist.")
-    if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
-        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
-    config = _read(path)
-    drop_scope(config._cfg_dict)
-    is_detector = config.get("default_scope") == "mmdet"
-    known = KNOWN_KEYS | DETECTION_KEYS if is_detector else KNOWN_KEYS
-    check_names(Path(path), known)
+    config = read_config(path)
+    known = known_keys(config)
     for option in options or {}:
         root = option.split(".")[0]
         if root in known:
@@ -74,7 +66,7 @@ def load_config(
         config.merge_from_dict(dict(options or {}))
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
-    if is_detector:
+    if _is_detector(config):
         _require_mmdet(path)
         from fst.detection.config import prepare
 
@@ -83,6 +75,35 @@ def load_config(
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
+
+
+def read_config(path: str) -> Config:
+    """A config as its file and those that it inherits have it, with their helper variables.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the config is of MMDetection, which is not installed.
+        SyntaxError: the config is no Python.
+        ValueError: the config cannot be read, or nothing reads one of its top-level names.
+    """
+    path = config_path(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"config {path!r} does not exist.")
+    if Path(path).suffix not in (".py", ".json", ".yaml", ".yml"):
+        raise ValueError(f"config {path!r} must be a .py, .json or .yaml file.")
+    config = _read(path)
+    drop_scope(config._cfg_dict)
+    check_names(Path(path), known_keys(config))
+    return config
+
+
+def known_keys(config: Config) -> frozenset[str]:
+    """The top-level names of a config that something reads; a detector's are more."""
+    return KNOWN_KEYS | DETECTION_KEYS if _is_detector(config) else KNOWN_KEYS
+
+
+def _is_detector(config: Config) -> bool:
+    return bool(config.get("default_scope") == "mmdet")
 
 
 def _check_lengths(train_cfg: Mapping[str, Any]) -> None:

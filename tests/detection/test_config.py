@@ -17,6 +17,8 @@ from fst.detection.config import prepare
 from fst.detection.sample import random_batch
 from fst.engine import SparsityHook, cli
 from fst.engine.config import load_config
+from fst.studies.ablation.configs import make_runs, write_config
+from fst.studies.ablation.grid import load_grid
 from tests.detection import toy
 
 ROOT = Path(__file__).resolve().parents[2] / "configs" / "detection"
@@ -44,6 +46,23 @@ def build(config, device="cpu"):
 def convert(config, model):
     hook = SparsityHook(**config.sparsity)
     return fst.convert(model, hook.strategy, **hook.choice)
+
+
+def test_a_grid_of_detectors_takes_the_keys_of_detectors(tmp_path, drawn):
+    grid = {
+        "title": "A grid",
+        "base": str(ROOT / "ssd_r18_small_bccd.py"),
+        "options": {"data_root": str(drawn)},
+        "seeds": [0],
+        "metrics": {"pascal_voc/mAP": {"label": "mAP"}},
+        "settings": {"dense": {"sparsity": {"strategy": "dense"}}},
+    }
+    (tmp_path / "grid.yaml").write_text(json.dumps(grid))
+    (run,) = make_runs(load_grid(tmp_path / "grid.yaml"), ["dense"], [0])
+    write_config(run.config, tmp_path / "run.py")
+    config = load_config(str(tmp_path / "run.py"))
+    assert config.train_dataloader.dataset.data_root == str(drawn)
+    assert config.classes
 
 
 def test_no_recipe_is_missing():

@@ -12,7 +12,14 @@ from typing import Any
 
 from mmengine.config import Config
 
-from fst.engine.config import DETECTION_KEYS, KNOWN_KEYS, check_config, check_names, load_config
+from fst.engine.config import (
+    DETECTION_KEYS,
+    KNOWN_KEYS,
+    check_config,
+    known_keys,
+    load_config,
+    read_config,
+)
 from fst.engine.text import nearest
 from fst.studies.ablation.grid import Grid
 
@@ -86,9 +93,9 @@ def _configured(grid: Grid, name: str) -> Config:
     setting = grid.settings[name]
     where = f"{grid.path}: setting {name!r}"
     try:
-        check_names(setting.base)
-        base = Config.fromfile(setting.base).to_dict()
-        config = Config({k: v for k, v in base.items() if k in KEYS})
+        base = read_config(str(setting.base))
+        known = known_keys(base)
+        config = Config({k: v for k, v in base.to_dict().items() if k in known})
         if setting.sparsity is not None:
             config.sparsity = setting.sparsity
         for options in (grid.options, setting.options):

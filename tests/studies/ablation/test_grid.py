@@ -158,6 +158,7 @@ def test_epochs_need_a_loop_that_counts_them():
 OF_NO_PAPER = {
     "cifar10_weight_gradient",
     "imagenette_weight_gradient",
+    "bccd_weight_gradient",
     "cifar10_subset_vit",
     "cifar10_subset_convnext",
 }
