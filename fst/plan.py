@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from fst.backends import timing
 from fst.basics.sharding import refuse_sharded
 from fst.basics.text import suggest, table
+from fst.convert import convert
+from fst.layers.modules import Geometry as LayerGeometry
 from fst.layers.modules import SparseConv2d, sparse_layers
 from fst.ops import positions
 from fst.ops.arguments import padded_geometry
@@ -36,7 +40,7 @@ COSTS = ("multiply-adds", "time")
 REPEATS = 5
 BIAS_WEIGHT = 6.0  # of the share of the mean, beside that of the variance: see `plan`
 Loss = Callable[[nn.Module, Any], Tensor]
-Calls = list[tuple[Tensor, Tensor]]
+Calls = list[tuple[Tensor, Tensor, Geometry]]  # X, dY
 
 
 @dataclass
@@ -71,9 +75,9 @@ class Choice:
     """A rule for one layer (None: dense), what it loses and what it costs."""
 
     rule: Rule | None
-    share: float = 1.0
     bias: float = 0.0
     variance: float = 0.0
+    multiply_adds: float = 0.0  # of all batches
     milliseconds: float = 0.0
     errors: _Estimates = field(default_factory=_Estimates)
     noise: float = 0.0  # mean over batches of the variance of the draw
@@ -85,18 +89,15 @@ class Choice:
 
 
 class Measured(NamedTuple):
-    """A layer: the shape of its weight, the multiply-adds of its exact gradient, its choices.
-
-    The first choice is dense.
-    """
+    """A layer: the shape of its weight and its choices, of which the first is dense."""
 
     shape: torch.Size
-    multiply_adds: float
     choices: list[Choice]
 
-    def price(self, choice: Choice, cost: str) -> float:
-        """What ``choice`` costs: of the layer's multiply-adds, or milliseconds."""
-        return choice.milliseconds if cost == "time" else choice.share * self.multiply_adds
+    @property
+    def multiply_adds(self) -> float:
+        """Those of the exact gradient."""
+        return self.choices[0].multiply_adds
 
 
 def plan(
@@ -113,13 +114,15 @@ def plan(
 
     For each layer and choice it is measured which share of the gradient's mean is lost (bias:
     |E ĝ − E g|²/|E g|²), how large the variance of the estimate is beside that between batches
-    (E|ĝ − E ĝ|²/E|g − E g|²), and the time. A layer loses 6 · bias + variance: in trainings of a
-    small network a lost share of the mean cost some six times the accuracy of the same share of
-    variance (docs/weight_gradient.md), a rule of thumb. The plan has the least sum over the layers.
+    (E|ĝ − E ĝ|²/E|g − E g|²; with one batch, beside |g|²), and the time. A layer loses
+    6 · bias + variance: in trainings of a small network a lost share of the mean cost some six
+    times the accuracy of the same share of variance (docs/weight_gradient.md), a rule of thumb. The
+    plan has the least sum over the layers.
 
     Args:
-        model: with `nn.Conv2d` layers, or converted: then of its converted convolutions. It is
-            left as it is; a model that was trained for a while tells more than a new one.
+        model: converted, or a dense one, of which all convolutions that `fst.convert` takes are
+            planned. It is left as it is; one that was trained for a while tells more than a new
+            one.
         batches: a batch (inputs, targets), or better a list of some.
         budget: the share of the dense cost of all grad_weights that is to remain, above 0, up to 1.
         cost: "multiply-adds", or "time" as measured here.
@@ -133,7 +136,7 @@ def plan(
 
     Raises:
         ValueError: the budget cannot be met, an argument has a bad value, there is nothing to
-            plan, or a layer's gradients are all zero.
+            plan, or a layer's gradients are all zero, or not finite.
         TypeError: an argument is of a wrong type.
     """
     check_budget(budget, cost)
@@ -157,7 +160,7 @@ def measure(
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         kind = type(batches).__name__
         raise TypeError(f"batches is a {kind}; it must be a batch (inputs, targets), or some.")
-    batches = [batches] if isinstance(batches, tuple | Mapping) else list(batches)
+    batches = [batches] if _is_one_batch(batches) else list(batches)
     if not batches:
         raise ValueError("batches=[] must hold at least one batch.")
     refuse_sharded(model, "plan", "plan before fully_shard")
@@ -168,11 +171,13 @@ def measure(
         for name, layer in recorded(model, batch, loss).items():
             exact.setdefault(name, _Estimates()).add(layer.exact)
             if name not in found:
-                made = [Choice(None), *map(Choice, rules)]
-                layer.time(made)
-                found[name] = Measured(layer.weight.shape, layer.multiply_adds, made)
-            for choice in found[name].choices[1:]:
+                found[name] = Measured(layer.weight.shape, [Choice(None), *map(Choice, rules)])
+                layer.time(found[name].choices)
+            for choice in found[name].choices:
                 layer.estimate(choice)
+    wild = [name for name, estimates in exact.items() if not math.isfinite(estimates.squares)]
+    if wild:
+        raise ValueError(f"batches: the gradients of {', '.join(wild)} are not finite.")
     silent = [name for name, estimates in exact.items() if not estimates.squares]
     if silent:
         raise ValueError(
@@ -181,7 +186,7 @@ def measure(
             "begins at zero has no gradient until then."
         )
     for name, measured in found.items():
-        _rate(measured.choices, exact[name], len(batches))
+        _rate(measured.choices, exact[name])
     return found
 
 
@@ -193,56 +198,72 @@ def check_budget(budget: float, cost: str) -> None:
         raise ValueError(f"cost={cost!r} is unknown.{suggest(cost, COSTS)}")
 
 
+def _is_one_batch(batches: Iterable[Any]) -> bool:
+    """A list of tensors is what DataLoader makes of pairs."""
+    if isinstance(batches, list):
+        return bool(batches) and all(isinstance(part, Tensor) for part in batches)
+    return isinstance(batches, tuple | Mapping)
+
+
 def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     inputs, targets = batch
     return F.cross_entropy(model(inputs), targets)
 
 
-def _convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
-    kind: type[nn.Conv2d] = SparseConv2d if sparse_layers(model) else nn.Conv2d
-    return {
-        name: m
-        for name, m in model.named_modules()
-        if type(m) is kind and m.padding_mode == "zeros" and m.weight.requires_grad
-    }
+def _convolutions(model: nn.Module) -> dict[str, SparseConv2d]:
+    """The model's converted convolutions; where nothing is converted, all that can be are."""
+    if not any(isinstance(m, nn.Conv2d) for m in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
+    if not sparse_layers(model):
+        convert(model, "dense")
+    layers = sparse_layers(model).items()
+    return {n: m for n, m in layers if isinstance(m, SparseConv2d) and m.weight.requires_grad}
 
 
 def recorded(model: nn.Module, batch: Any, loss: Loss | None = None) -> dict[str, Gradients]:
     """X and dY of the model's convolutions in one training step, by layer.
 
+    A dense model is converted, to the strategy "dense".
+
     Raises:
         ValueError: there are none.
     """
     layers = _convolutions(model)
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
     seen: dict[str, Calls] = {}
-
-    def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        image = inputs[0].detach()
-        output.register_hook(lambda grad: seen.setdefault(name, []).append((image, grad.detach())))
-
-    hooks = [m.register_forward_hook(functools.partial(watch, n)) for n, m in layers.items()]
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.enter_context(_watched(layer, seen.setdefault(name, [])))
         model.zero_grad()
         (loss or _cross_entropy)(model, batch).backward()
+    return {name: Gradients(layers[name], calls) for name, calls in seen.items() if calls}
+
+
+@contextlib.contextmanager
+def _watched(layer: SparseConv2d, calls: Calls) -> Iterator[None]:
+    """Within, X and dY of each call with a gradient are noted, X as the layer has prepared it."""
+    convolve = layer._call
+
+    def noted(input: Tensor, geometry: LayerGeometry) -> Tensor:
+        output = convolve(input, geometry)
+        if output.requires_grad:
+            weight = layer.weight_as_conv()
+            image, padded = padded_geometry(input.detach(), weight, *geometry, layer.groups)
+            output.register_hook(lambda grad: calls.append((image, grad.detach(), padded)))
+        return output
+
+    layer.__dict__["_call"] = noted
+    try:
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
-    called = [name for name in layers if name in seen]
-    return {name: Gradients(layers[name], seen[name]) for name in called}
+        del layer.__dict__["_call"]
 
 
 class Gradients:
     """Those of one layer's weight in one batch, exact and estimated."""
 
-    def __init__(self, layer: nn.Conv2d, calls: Calls) -> None:
-        self.weight = layer.weight.detach().to(calls[0][1].dtype)
-        self.calls: list[tuple[Tensor, Tensor, Geometry]] = []
-        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        for image, grad_output in calls:
-            image, geometry = padded_geometry(image, self.weight, *options)
-            self.calls.append((image.to(grad_output.dtype), grad_output, geometry))
+    def __init__(self, layer: SparseConv2d, calls: Calls) -> None:
+        self.weight = layer.weight_as_conv().detach().to(calls[0][1].dtype)
+        self.calls = [(image.to(dy.dtype), dy, geometry) for image, dy, geometry in calls]
         self.multiply_adds = float(
             sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel()
         )
@@ -263,22 +284,21 @@ class Gradients:
             return exact
         kept, inputs = positions.keep(rule, phase, image, self.weight, size, geometry)
         if kept is None:
-            raise ValueError(f"choices: {rule} does not know beforehand which positions it keeps.")
+            raise ValueError(f"{rule} does not know beforehand which positions it keeps.")
         return positions.grad_weight(grad_output, inputs, self.weight, kept)
 
     def estimate(self, choice: Choice) -> None:
-        """Add the error of the mean over all draws, and the variance of a draw."""
-        rule = choice.rule
-        draws = [self.of(fixed, phase).double() for phase, fixed in phases_of(rule)]
+        """Add the error of the mean over all draws, the variance of a draw, and what it costs."""
+        choice.multiply_adds += self.cost(choice.rule)
+        draws = [self.of(choice.rule, phase).double() for phase in phases_of(choice.rule)]
         mean = sum(draws) / len(draws)
         choice.errors.add(mean - self.exact.double())
         choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
-        choice.share = self.share(rule)
 
-    def share(self, rule: Rule | None) -> float:
-        """Share of the multiply-adds that ``rule`` leaves."""
+    def cost(self, rule: Rule | None) -> float:
+        """Multiply-adds that ``rule`` leaves."""
         if rule is None:
-            return 1.0
+            return self.multiply_adds
         left = 0.0
         for _, grad_output, geometry in self.calls:
             size = grad_output.shape[2:]
@@ -286,53 +306,55 @@ class Gradients:
             assert kept is not None  # it depends on a mask for rules of the weight alone
             part, whole = kept
             left += part / whole * grad_output[:, 0].numel()
-        return left * self.weight.numel() / self.multiply_adds
+        return left * self.weight.numel()
 
     def time(self, choices: list[Choice]) -> None:
         """Milliseconds of each choice."""
         functions = {}
         for index, choice in enumerate(choices):
-            phase, fixed = phases_of(choice.rule)[0]
-            functions[str(index)] = functools.partial(self.of, fixed, phase)
+            functions[str(index)] = functools.partial(
+                self.of, choice.rule, phases_of(choice.rule)[0]
+            )
         taken = timing.compare(functions, REPEATS, self.weight.device, warmup=1)
         for index, choice in enumerate(choices):
             choice.milliseconds = taken[str(index)].median
 
 
-def phases_of(rule: Rule | None) -> list[tuple[int, Rule | None]]:
-    """Each draw of a rule, and the rule with it."""
-    phase = getattr(rule, "phase", 0)
-    if rule is None or phase != "random":
-        return [(int(phase), rule)]
-    count = getattr(rule, "draws", 2)
-    draws: list[dict[str, Any]] = [{"phase": draw} for draw in range(count)]
-    return [(draw, replace(rule, **options)) for draw, options in enumerate(draws)]
+def phases_of(rule: Rule | None) -> list[int]:
+    """Each draw of a rule."""
+    if rule is None:
+        return [0]
+    return list(range(rule.draws)) if rule.is_random else [rule.draw_phase(None)]
 
 
-def _rate(choices: list[Choice], exact: _Estimates, batches: int) -> None:
+def _rate(choices: list[Choice], exact: _Estimates) -> None:
     """Bias and variance as shares; with one batch the variance is beside the gradient itself."""
     signal = exact.square_of_mean or 1.0
     for choice in choices[1:]:
         choice.bias = choice.errors.square_of_mean / signal
-        choice.variance = choice.noise / batches / (exact.spread or signal)
+        choice.variance = choice.noise / exact.count / (exact.spread or signal)
+
+
+def price(choice: Choice, cost: str) -> float:
+    """What ``choice`` costs: multiply-adds, or milliseconds."""
+    return choice.milliseconds if cost == "time" else choice.multiply_adds
 
 
 def best(found: Mapping[str, Measured], budget: float, cost: str) -> dict[str, Choice]:
     """The choices of least loss within the budget: a knapsack, layer by layer.
 
-    Of combinations that cost nearly the same (in 4,000 steps) only the best is followed.
+    Of combinations that cost nearly the same (in 4,000 steps) only the best and the cheapest are
+    followed.
     """
-    whole = sum(measured.price(measured.choices[0], cost) for measured in found.values())
+    whole = sum(price(measured.choices[0], cost) for measured in found.values())
     states: list[tuple[float, float, tuple[Choice, ...]]] = [(0.0, 0.0, ())]
     for measured in found.values():
-        steps: dict[int, tuple[float, float, tuple[Choice, ...]]] = {}
+        steps: dict[int, list[tuple[float, float, tuple[Choice, ...]]]] = {}
         for paid, lost, taken in states:
             for choice in measured.choices:
-                state = (paid + measured.price(choice, cost), lost + choice.loss, (*taken, choice))
-                step = round(state[0] / whole * 4000)
-                if step not in steps or state[1] < steps[step][1]:
-                    steps[step] = state
-        states = list(steps.values())
+                state = (paid + price(choice, cost), lost + choice.loss, (*taken, choice))
+                steps.setdefault(round(state[0] / whole * 4000), []).append(state)
+        states = [state for near in steps.values() for state in _best_and_cheapest(near)]
     allowed = [state for state in states if state[0] <= budget * whole * (1 + 1e-9)]
     if not allowed:
         least = min(state[0] for state in states) / whole
@@ -344,21 +366,36 @@ def best(found: Mapping[str, Measured], budget: float, cost: str) -> dict[str, C
     return dict(zip(found, taken, strict=True))
 
 
+def _best_and_cheapest(
+    states: list[tuple[float, float, tuple[Choice, ...]]],
+) -> list[tuple[float, float, tuple[Choice, ...]]]:
+    best = min(states, key=lambda state: (state[1], state[0]))
+    cheapest = min(states)
+    return [best] if cheapest[0] == best[0] else [best, cheapest]
+
+
 def _table(found: dict[str, Measured], chosen: dict[str, Choice]) -> str:
     whole = sum(measured.multiply_adds for measured in found.values())
     rows = []
     for name, choice in chosen.items():
-        shape, multiply_adds, (dense, *_) = found[name]
+        shape, (dense, *_) = found[name]
         rule = "dense" if choice.rule is None else str(choice.rule).removeprefix("input ")
         times = f"{dense.milliseconds:.2f} -> {choice.milliseconds:.2f}"
         lost = (f"{choice.bias:.3f}", f"{choice.variance:.3f}")
         rows.append(
-            (name, "x".join(map(str, shape)), f"{multiply_adds / whole:.1%}", rule, *lost, times)
+            (
+                name,
+                "x".join(map(str, shape)),
+                f"{dense.multiply_adds / whole:.1%}",
+                rule,
+                *lost,
+                times,
+            )
         )
     shares = []
     for cost in COSTS:
         prices = [
-            (found[name].price(choice, cost), found[name].price(found[name].choices[0], cost))
+            (price(choice, cost), price(found[name].choices[0], cost))
             for name, choice in chosen.items()
         ]
         left, of = (sum(column) for column in zip(*prices, strict=True))

@@ -18,8 +18,8 @@ FLOORS = (
     ("ops",),
     ("layers",),
     ("strategies", "report", "verify", "state", "metrics", "selection"),
-    ("convert", "functional", "attach", "plan"),
-    ("export",),
+    ("convert", "functional", "attach"),
+    ("export", "plan"),
     ("",),  # the face: fst/__init__.py
     ("detection", "integrations"),
     ("engine",),

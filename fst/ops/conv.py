@@ -26,7 +26,8 @@ class Call(NamedTuple):
     Attributes:
         phase: which positions a rule of the input keeps in this call.
         generator: source of randomness of random rules on grad_output and input.
-        decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
+        derives_weight: whether there will be a grad_weight.
+        decay: λ of the term λ(W − S(W)) that this call adds to it.
         memory: what a rule of grad_output leaves from one backward pass to the next.
     """
 
@@ -34,6 +35,7 @@ class Call(NamedTuple):
     strategy: Strategy
     phase: int
     generator: torch.Generator | None
+    derives_weight: bool
     decay: float
     memory: dict[str, Any] | None
 
@@ -55,7 +57,7 @@ class _SparseConv2d(torch.autograd.Function):
         geometry, strategy = call.geometry, call.strategy
         output = gemms.output(input, weight_output, bias, geometry, strategy, packed)
         kept, inputs, rule = None, [], strategy.grad_weight
-        if weight.requires_grad:
+        if call.derives_weight:
             inputs, size = [input], (output.shape[2], output.shape[3])
             if rule is not None and rule.leaves_dense(*size):
                 rule = None
@@ -203,5 +205,6 @@ def convolve_pruned(
         bias = bias.to(dtype)
     rule = strategy.grad_weight
     phase = 0 if rule is None else rule.draw_phase(generator, seed)
-    call = Call(geometry, strategy, phase, generator, decay, memory)
+    derives_weight = weight.requires_grad and torch.is_grad_enabled()
+    call = Call(geometry, strategy, phase, generator, derives_weight, decay, memory)
     return _SparseConv2d.apply(input, weight, bias, *pruned, call, *(packed or ()))

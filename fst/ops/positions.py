@@ -1,9 +1,9 @@
 """grad_weight over kept output positions: the dense one with a larger stride (FST, Eq. 10).
 
-Positions that are known before any value form one or two regular lattices, and over a lattice the
+Positions that are known before any value form a few regular lattices, and over a lattice the
 sum  dW = Σ dY[kept] · X[kept]ᵀ  is the weight gradient of the same convolution with the stride
 multiplied by the lattice's step, fed with what the rule's `fold` makes of grad_output: for FST,
-dY[kept] + dY[dropped partner]. It is half the work of the dense GEMM on any device.
+dY[kept] + dY[dropped partner]. Half of the positions are half the work on any device.
 """
 
 from __future__ import annotations

@@ -90,10 +90,14 @@ class Alternating(Rule):
         """Whether no pair crosses the end of a row."""
         return self.pairing == "row" or width % 2 == 0
 
+    @property
+    def draws(self) -> int:
+        return 2
+
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         if self.phase != "random":
             return int(self.phase)
-        return draw_of(2, generator, seed, fixed=(0, 1))
+        return draw_of(self.draws, generator, seed, fixed=range(self.draws))
 
     @property
     def is_random(self) -> bool:
@@ -110,7 +114,7 @@ class Alternating(Rule):
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float]:
-        phases = (0, 1) if self.phase == "random" else (int(self.phase),)
+        phases = range(self.draws) if self.phase == "random" else (int(self.phase),)
         counts = [
             math.prod(lattice.size(height, width))
             for phase in phases

@@ -73,7 +73,6 @@ class Bands(Rule):
 
     @property
     def draws(self) -> int:
-        """How many ``phase`` there are."""
         return max(1, len(self.sample))
 
     def leaves_dense(self, height: int, width: int) -> bool:
@@ -119,10 +118,6 @@ class Bands(Rule):
     @property
     def is_random(self) -> bool:
         return self.phase == "random" and self.draws > 1
-
-    @property
-    def summed_block(self) -> None:
-        return None
 
     @property
     def density(self) -> float:

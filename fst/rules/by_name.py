@@ -44,11 +44,12 @@ def chosen_rule(choice: Rule | Mapping[str, Any]) -> Rule:
 
     Raises:
         ValueError: as `grad_weight_rule`.
-        TypeError: it is neither.
+        TypeError: it is neither, or a rule that no options stand for.
     """
     rule = grad_weight_rule(choice) if isinstance(choice, Mapping) else choice
-    if not isinstance(rule, Rule):
-        raise TypeError(f"choices: {rule!r} must be a fst.Rule, or options as in a plan.")
+    if not isinstance(rule, Rule) or type(rule) not in RULES.values():
+        kinds = ", ".join(kind.__name__ for kind in RULES.values())
+        raise TypeError(f"choices: {rule!r} must be one of {kinds}, or options as in a plan.")
     return rule
 
 

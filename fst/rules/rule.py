@@ -14,8 +14,8 @@ from fst.basics.text import suggest
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Raise ValueError unless ``value`` is among ``allowed``."""
-    # bool is excluded explicitly because True == 1
-    if isinstance(value, bool) != any(isinstance(a, bool) for a in allowed) or value not in allowed:
+    # 1 == True == 1.0
+    if not any(type(value) is type(a) and value == a for a in allowed):
         raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
 
 
@@ -180,6 +180,11 @@ class Rule:
         """Which `kept_positions` a call has: by ``seed`` where given, which asks no device."""
         return 0
 
+    @property
+    def draws(self) -> int:
+        """How many phases `draw_phase` chooses from where the rule `is_random`."""
+        return 1
+
     # ------------------------------------------------------------------ what others must know
 
     @property
@@ -209,8 +214,10 @@ class Rule:
 
     @property
     def summed_block(self) -> tuple[int, int] | None:
-        """Size of the blocks that `fold` sums, for kernels that do the same; None: no such sums."""
-        return (1, 1)
+        """Size of the blocks that `fold` sums, for kernels that do the same with one draw at scale
+        1, (1, 1) where it sums nothing; None: `fold` does something else.
+        """
+        return None
 
     def pattern(self, gemm: str) -> Pattern | None:
         """The rule as N:M along channels in ``gemm``; None if it is something else."""

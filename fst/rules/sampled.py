@@ -29,10 +29,14 @@ class Sampled(Rule):
             fastest on a CPU), "columns", or whole "samples", which costs most accuracy. A map that
             is one row or column is sampled along what it has.
         center: whether X is centred.
-        min_size: output maps of fewer than min_size² positions are left dense.
+        min_size: output maps of fewer than min_size² positions are left dense, and so are those of
+            one.
         phase: "random" draws at each step; a number is that draw at every step, which is biased.
-        split: the two halves of the batch keep different positions. With it a fixed ``phase``,
-            which torch.compile needs, is exact in the mean over batches in random order.
+        split: each of ``keep`` equal parts of the batch keeps other positions. With it a fixed
+            ``phase``, which torch.compile needs, is exact in the mean over batches in random order,
+            up to two errors that shrink with the batch: of samples that are left over where
+            ``keep`` does not divide it and, centred, of the samples that μ is taken from. Not with
+            axis="samples".
         prefix_tokens: so many positions at the beginning of a map that is one row are kept by every
             draw, and count once: a transformer's class token and registers, which may have most of
             the gradient. Not with axis="samples". None: as many as
@@ -59,30 +63,31 @@ class Sampled(Rule):
         check_integer("min_size", self.min_size, 0)
         if self.prefix_tokens is not None:
             check_integer("prefix_tokens", self.prefix_tokens, 0)
-        if self.prefix_tokens and self.axis == "samples":
-            raise ValueError(
-                f"prefix_tokens={self.prefix_tokens} needs axis='rows', 'columns' or 'both'; "
-                "axis='samples' drops whole samples."
-            )
+        for name in ("prefix_tokens", "split"):
+            if getattr(self, name) and self.axis == "samples":
+                raise ValueError(
+                    f"{name}={getattr(self, name)} needs axis='rows', 'columns' or 'both'; "
+                    "axis='samples' drops whole samples."
+                )
         one_of("phase", self.phase, (*range(self.draws), "random"))
 
     @property
     def draws(self) -> int:
-        """How many ``phase`` there are."""
         return self.keep
 
     def leaves_dense(self, height: int, width: int) -> bool:
-        return height * width < self.min_size**2
+        return height * width < max(2, self.min_size**2)
 
     def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
         if self.axis == "samples":
             return (Lattice(0, 1, 0, 1, phase, self.keep),)
         axis = "columns" if height == 1 else "rows" if width == 1 else self.axis
-        found = self._lattices(axis, phase)
-        if self.split:
-            opposite = self._lattices(axis, (phase + self.keep // 2) % self.keep)
-            halves = enumerate((found, opposite))
-            found = [p._replace(part=half, parts=2) for half, part in halves for p in part]
+        parts = self.keep if self.split else 1
+        found = [
+            lattice._replace(part=part, parts=parts)
+            for part in range(parts)
+            for lattice in self._lattices(axis, (phase + part) % self.keep)
+        ]
         if height > 1 or not self.prefix_tokens:
             return tuple(found)
         prefix = range(min(self.prefix_tokens, width))
@@ -119,10 +124,6 @@ class Sampled(Rule):
     @property
     def centers(self) -> bool:
         return self.center
-
-    @property
-    def summed_block(self) -> None:
-        return None
 
     @property
     def density(self) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fst
+from fst.ops import positions
 from fst.report import describe_layer
 from fst.rules.bands import Bands
 from fst.rules.rule import Rule
@@ -43,9 +44,31 @@ def test_the_mean_over_all_draws_is_the_exact_gradient(axis, case):
         def make(phase, **options):
             return Sampled(axis=axis, phase=phase, **options)
 
+        if split and axis == "samples":
+            continue
         make = functools.partial(make, keep=keep, center=center, split=split)
 
         assert error(mean_over_draws(case, operands, make, keep), exact) <= 1e-12
+
+
+@pytest.mark.parametrize("axis", ["rows", "columns", "both"])
+@pytest.mark.parametrize("keep", [2, 4])
+def test_split_with_a_fixed_phase_is_exact_over_all_orders_of_a_batch(keep, axis):
+    case = Case("batch", (4, 4), (6, 7), padding=1, batch=4)
+    operands = case.operands()
+    orders = list(itertools.permutations(range(4)))
+
+    def mean(rule: Rule) -> torch.Tensor:
+        batches = (
+            replace(operands, input=operands.input[[*o]], grad_output=operands.grad_output[[*o]])
+            for o in orders
+        )
+        return sum(gradient(case, batch, rule) for batch in batches) / len(orders)
+
+    exact = gradient(case, operands, None)
+    rule = Sampled(keep=keep, axis=axis, phase=1, split=True, center=False)
+    assert error(mean(rule), exact) <= 1e-12
+    assert error(mean(replace(rule, split=False)), exact) > 0.1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -91,11 +114,24 @@ def test_any_convolution(size, kernel, stride, padding, dilation, groups, batch,
 RULES = [
     *(Sampled(keep=k, axis=axis, phase=1) for k in (2, 4) for axis in AXES),
     Sampled(split=True, phase=0),
+    Sampled(keep=4, split=True, phase=0),
     Bands(phase=1),
     Bands(sample=()),
     Bands(block=(1, 2), keep=("L",), sample=()),
     Bands(sample=("LH", "HL", "HH"), unbiased=True, phase=2),
 ]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_kept_where_no_gradient_follows(mode, monkeypatch):
+    monkeypatch.setattr(positions, "keep", None)
+    layer = nn.Sequential(nn.Conv2d(4, 4, 1))
+    fst.convert(layer, "sampled", plan={"0": {"rule": "sampled"}})
+    images = torch.randn(2, 4, 8, 8)
+    with mode():
+        assert layer(images).shape == images.shape
+    with pytest.raises(TypeError, match="not callable"):
+        layer(images)
 
 
 @pytest.mark.parametrize("size", [12, 9])

@@ -142,7 +142,9 @@ def test_pairs_follow_the_sequence_and_the_last_of_an_odd_one_is_exact():
     assert error(weight_gradient(Alternating(), input, weight, grad_output), expected) <= 1e-12
 
 
-@pytest.mark.parametrize("rule", [Alternating(), Bands(block=(1, 2), sample=(), keep=("L",))])
+@pytest.mark.parametrize(
+    "rule", [Alternating(), Bands(block=(1, 2), sample=(), keep=("L",)), Sampled(phase=1)]
+)
 def test_rows_of_a_batch_are_samples_and_are_not_paired(rule):
     given = operands(6)
     assert error(weight_gradient(rule, *given), weight_gradient(None, *given)) <= 1e-12

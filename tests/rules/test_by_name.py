@@ -38,6 +38,8 @@ def test_there_and_back_through_json(rule):
         ({"rule": "sampled", "min_size": -1}, "min_size=-1 must be an integer >= 0"),
         ({"rule": "sampled", "prefix_tokens": True}, "prefix_tokens=True must be an integer >= 0"),
         ({"rule": "sampled", "prefix_tokens": 1, "axis": "samples"}, "prefix_tokens=1 needs axis="),
+        ({"rule": "sampled", "split": True, "axis": "samples"}, "split=True needs axis="),
+        ({"rule": "sampled", "keep": 2.0}, "keep=2.0 is unknown"),
         ({"rule": "bands", "keep": ["L"]}, "keep='L' is no band"),
         ({"rule": "bands", "block": [3, 3]}, r"block=\(3, 3\) is unknown"),
         ({"rule": "bands", "keep": [], "sample": []}, "must be at least one band"),

@@ -55,6 +55,34 @@ def test_alternating_needs_the_kept_positions_alone(kernel, width, stride, pairi
         assert simulated == gemm_bound(shape, gemm, torch.float32, Rates(1, 1))
 
 
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        (dict(split=True), 1 / 2),
+        (dict(axis="samples"), 1 / 2),
+        (dict(keep=4), 1 / 4),
+        (dict(min_size=9), 1),
+    ],
+    ids=str,
+)
+def test_sampled_computes_what_it_keeps(options, share):
+    shape = benchmark.LayerShape(4, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 8, 8, 8)
+    dense = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1))
+    strategy = fst.get_strategy("sampled", **options)
+    pruned = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1), strategy)
+    assert pruned.flops == share * dense.flops
+    read = 4 * 4 * 8 * 64
+    assert dense.bytes - pruned.bytes == pytest.approx((1 - share) * read)
+
+
+def test_bands_read_the_whole_input():
+    shape = benchmark.LayerShape(4, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 8, 8, 8)
+    dense = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1))
+    bands = fst.get_strategy("bands")
+    pruned = gemm_bound(shape, "grad_weight", torch.float32, Rates(1, 1), bands)
+    assert (pruned.flops, pruned.bytes) == (dense.flops / 2, dense.bytes)
+
+
 def test_an_accelerated_backend_has_half_the_weight_to_move_and_the_sparse_rate():
     shape = benchmark.LayerShape(8, 4, (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1), 1, 2, 2)
     strategy = fst.get_strategy("fst")

@@ -81,13 +81,19 @@ def gemm_bound(
             which case it moves fewer bytes and the GEMM runs at the sparse rate.
     """
     rule = None if strategy is None else strategy.rule(gemm)
-    positions = math.prod(shape.output_size)
-    kept = rule and rule.kept_positions(*shape.output_size, rule.draw_phase(None, seed=0))
-    kept = kept or (Lattice(0, 1, 0, 1),)
-    computed = sum(math.prod(lattice.size(*shape.output_size)) for lattice in kept)
-    channels = shape.in_channels // shape.geometry.groups
-    weights = shape.out_channels * channels * math.prod(shape.kernel)
-    touched = 1.0 if gemm == "grad_input" else min(1.0, sum(_touched(shape, x) for x in kept))
+    positions, groups = math.prod(shape.output_size), shape.geometry.groups
+    weight = (shape.out_channels, shape.in_channels // groups, *shape.kernel)
+    weights = math.prod(weight)
+    share = touched = 1.0
+    lattices = (Lattice(0, 1, 0, 1),)
+    if rule is not None and not rule.leaves_dense(*shape.output_size):
+        phase = rule.draw_phase(None, seed=0)
+        kept = rule.kept_positions(*shape.output_size, phase)
+        if kept and (counts := rule.kept(gemm, weight, groups, *shape.output_size)):
+            share = counts[0] / counts[1]
+            lattices = () if rule.input_signs(phase) else kept
+    if gemm != "grad_input" and lattices:
+        touched = min(1.0, sum(_touched(shape, x) / x.parts for x in lattices))
     elements = {
         "input": shape.batch * shape.in_channels * shape.height * shape.width * touched,
         "weight": float(weights),
@@ -101,7 +107,7 @@ def gemm_bound(
         saved = dtype.itemsize * (1 - density) - density * math.ceil(math.log2(pattern.m)) / 8
         moved -= elements[rule.operand] * saved
         rate = rates.sparse or rates.dense
-    flops = 2.0 * shape.batch * computed * weights
+    flops = 2.0 * shape.batch * positions * share * weights
     compute, memory = flops / rate, moved / rates.bandwidth
     limit = "compute" if compute >= memory else "memory"
     return Bound(flops, moved, max(compute, memory) * 1e3, limit)

@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> Result:
     if not names:
         raise ValueError(f"{str(work_dir)!r} has no finished run of this grid.")
     gradients: dict[str, Gradients] = {}
+    sparse: set[str] = set()  # settings with pruned weights
     rules: dict[str, dict[str, Rule | None]] = {EXACT: {}}
     for name in names:
         made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
@@ -61,15 +62,21 @@ def run(options: argparse.Namespace) -> Result:
             seed=options.seed,
         )
         root = sparse_root(subject.model)
+        fst.convert(root, subject.strategy or "dense", **subject.selectors)
+        layers = fst.sparse_layers(root)
+        rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
+        if any(layer.strategy.output is not None for layer in layers.values()):
+            sparse.add(name)
         if not gradients:
             whole = recorded(subject.model, subject.batches[0], subject.loss)
             prefix = next(n for n, m in subject.model.named_modules() if m is root)
             gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
-        fst.convert(root, subject.strategy or "dense", **subject.selectors)
-        layers = fst.sparse_layers(root)
-        rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
-        if layers.keys() - gradients.keys():
-            raise ValueError(f"setting {name!r} has other layers than {names[0]!r}.")
+        others = sorted(layers.keys() - gradients.keys())
+        if others:
+            raise ValueError(
+                f"setting {name!r}: {others[0]!r} is no convolution with a gradient in {names[0]!r}"
+                ", and only those are measured."
+            )
     functions = {
         name: functools.partial(_step, gradients, chosen) for name, chosen in rules.items()
     }
@@ -77,19 +84,21 @@ def run(options: argparse.Namespace) -> Result:
     whole = sum(found.multiply_adds for found in gradients.values())
     costs = {}
     for name in names:
-        left = sum(g.share(rules[name].get(n)) * g.multiply_adds for n, g in gradients.items())
+        left = sum(g.cost(rules[name].get(n)) for n, g in gradients.items())
         costs[name] = (left / whole, times[name].median / times[EXACT].median)
-    return _result(results, costs, options)
+    return _result(results, costs, sparse, options)
 
 
 def _step(gradients: dict[str, Gradients], rules: dict[str, Rule | None]) -> None:
     for name, found in gradients.items():
-        phase, fixed = phases_of(rules.get(name))[0]
-        found.of(fixed, phase)
+        found.of(rules.get(name), phases_of(rules.get(name))[0])
 
 
 def _result(
-    results: Results, costs: dict[str, tuple[float, float]], options: argparse.Namespace
+    results: Results,
+    costs: dict[str, tuple[float, float]],
+    sparse: set[str],
+    options: argparse.Namespace,
 ) -> Result:
     grid, metric = results.grid, results.grid.metric
     result = Result(
@@ -108,9 +117,9 @@ def _result(
         for axis, index, label in zip(axes, (0, 1), header[3:], strict=True):
             for number, name in enumerate(costs):
                 summary = results.summary(name, metric)
-                sparse = (grid.settings[name].sparsity or {}).get("strategy", "").startswith("fst")
                 x = costs[name][index]
-                style = {"fmt": "os"[sparse], "color": COLOURS[sparse], "markersize": 4}
+                kind = name in sparse
+                style = {"fmt": "os"[kind], "color": COLOURS[kind], "markersize": 4}
                 axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, **style)
                 axis.annotate(
                     str(number + 1), (x, summary.mean), (3, 2), textcoords="offset points", size=7
@@ -119,7 +128,7 @@ def _result(
         axes[0].set_ylabel(metric.label)
     numbered = ", ".join(f"{i + 1}: {grid.settings[n].label}" for i, n in enumerate(costs))
     caption = (
-        "Circles: dense weights; squares: 2:4 weights; bars: standard deviation over the seeds. "
+        "Circles: dense weights; squares: pruned weights; bars: standard deviation over the seeds. "
         f"{numbered}."
     )
     result.plots.append(Plot("Accuracy and cost", "pareto", caption, drawn))

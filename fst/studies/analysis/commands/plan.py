@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+import fst
 from fst.engine.model import sparse_root
 from fst.plan import COSTS, best, check_budget, measure
 from fst.rules.by_name import options_of
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> Result:
     """Measure all choices in all layers, and choose."""
     check_budget(options.budget, options.cost)
     subject = subject_of(options)
-    model = subject.model
+    model, _ = subject.converted(subject.strategy or fst.get_strategy("dense"))
     found = measure(model, subject.batches, loss=subject.loss)
     root = sparse_root(model)
     prefix = next(f"{name}." if name else "" for name, m in model.named_modules() if m is root)
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> Result:
                     name,
                     measured.multiply_adds / whole,
                     rule,
-                    choice.share,
+                    choice.multiply_adds / measured.multiply_adds,
                     choice.bias,
                     choice.variance,
                     choice.milliseconds,
@@ -57,8 +57,5 @@ def run(options: argparse.Namespace) -> Result:
     header = ["layer", "of all", "grad_weight", "multiply-adds", "mean lost", "variance", "ms", ""]
     result.add_table(f"Choices for {options.budget:.0%} of the {options.cost}", header, rows)
     plan = {name: options_of(choice.rule) for name, choice in chosen.items()}
-    as_config = json.dumps(plan).replace("null", "None").replace("true", "True")
-    result.notes.append(
-        f"In a config: sparsity = dict(..., plan={as_config.replace('false', 'False')})"
-    )
+    result.notes.append(f"In a config: sparsity = dict(..., plan={plan})")
     return result
