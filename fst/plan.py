@@ -212,12 +212,13 @@ def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 def _convolutions(model: nn.Module) -> dict[str, SparseConv2d]:
     """The model's converted convolutions; where nothing is converted, all that can be are."""
-    if not any(isinstance(m, nn.Conv2d) for m in model.modules()):
-        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
-    if not sparse_layers(model):
+    if not sparse_layers(model) and any(isinstance(m, nn.Conv2d) for m in model.modules()):
         convert(model, "dense")
-    layers = sparse_layers(model).items()
-    return {n: m for n, m in layers if isinstance(m, SparseConv2d) and m.weight.requires_grad}
+    converted = sparse_layers(model).items()
+    layers = {n: m for n, m in converted if isinstance(m, SparseConv2d) and m.weight.requires_grad}
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
+    return layers
 
 
 def recorded(model: nn.Module, batch: Any, loss: Loss | None = None) -> dict[str, Gradients]:
@@ -335,7 +336,7 @@ def _rate(choices: list[Choice], exact: _Estimates) -> None:
         choice.variance = choice.noise / exact.count / (exact.spread or signal)
 
 
-def price(choice: Choice, cost: str) -> float:
+def _price(choice: Choice, cost: str) -> float:
     """What ``choice`` costs: multiply-adds, or milliseconds."""
     return choice.milliseconds if cost == "time" else choice.multiply_adds
 
@@ -346,13 +347,13 @@ def best(found: Mapping[str, Measured], budget: float, cost: str) -> dict[str, C
     Of combinations that cost nearly the same (in 4,000 steps) only the best and the cheapest are
     followed.
     """
-    whole = sum(price(measured.choices[0], cost) for measured in found.values())
+    whole = sum(_price(measured.choices[0], cost) for measured in found.values())
     states: list[tuple[float, float, tuple[Choice, ...]]] = [(0.0, 0.0, ())]
     for measured in found.values():
         steps: dict[int, list[tuple[float, float, tuple[Choice, ...]]]] = {}
         for paid, lost, taken in states:
             for choice in measured.choices:
-                state = (paid + price(choice, cost), lost + choice.loss, (*taken, choice))
+                state = (paid + _price(choice, cost), lost + choice.loss, (*taken, choice))
                 steps.setdefault(round(state[0] / whole * 4000), []).append(state)
         states = [state for near in steps.values() for state in _best_and_cheapest(near)]
     allowed = [state for state in states if state[0] <= budget * whole * (1 + 1e-9)]
@@ -395,7 +396,7 @@ def _table(found: dict[str, Measured], chosen: dict[str, Choice]) -> str:
     shares = []
     for cost in COSTS:
         prices = [
-            (price(choice, cost), price(found[name].choices[0], cost))
+            (_price(choice, cost), _price(found[name].choices[0], cost))
             for name, choice in chosen.items()
         ]
         left, of = (sum(column) for column in zip(*prices, strict=True))

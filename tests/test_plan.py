@@ -207,9 +207,12 @@ def test_layers_without_a_gradient_are_named(model):
         fst.plan(model, smooth(1), log=str)
 
 
-def test_nothing_to_plan():
+def test_nothing_to_plan(model):
     with pytest.raises(ValueError, match="has no convolution"):
         fst.plan(nn.Linear(2, 2), smooth(1), log=print)
+    fst.convert(model, "sampled", include="7")
+    with pytest.raises(ValueError, match="has no convolution"):
+        fst.plan(model, smooth(1), log=print)
 
 
 def test_convert_refuses_plans_that_do_not_fit(model):

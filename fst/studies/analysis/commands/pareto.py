@@ -62,15 +62,15 @@ def run(options: argparse.Namespace) -> Result:
             seed=options.seed,
         )
         root = sparse_root(subject.model)
+        if not gradients:
+            whole = recorded(subject.copied(), subject.batches[0], subject.loss)
+            prefix = next(n for n, m in subject.model.named_modules() if m is root)
+            gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
         fst.convert(root, subject.strategy or "dense", **subject.selectors)
         layers = fst.sparse_layers(root)
         rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
         if any(layer.strategy.output is not None for layer in layers.values()):
             sparse.add(name)
-        if not gradients:
-            whole = recorded(subject.model, subject.batches[0], subject.loss)
-            prefix = next(n for n, m in subject.model.named_modules() if m is root)
-            gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
         others = sorted(layers.keys() - gradients.keys())
         if others:
             raise ValueError(
