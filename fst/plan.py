@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import timing
 from fst.basics.sharding import refuse_sharded
 from fst.basics.text import suggest, table
-from fst.convert import convert
-from fst.layers.modules import Geometry as LayerGeometry
-from fst.layers.modules import SparseConv2d, sparse_layers
-from fst.ops import positions
-from fst.ops.arguments import padded_geometry
-from fst.ops.geometry import Geometry, gradients
+from fst.gradients import Gradients, Loss, phases_of, recorded
 from fst.rules.bands import Bands
 from fst.rules.by_name import chosen_rule, options_of
 from fst.rules.rule import Rule
@@ -39,8 +32,6 @@ CHOICES = (
 COSTS = ("multiply-adds", "time")
 REPEATS = 5
 BIAS_WEIGHT = 6.0  # of the share of the mean, beside that of the variance: see `plan`
-Loss = Callable[[nn.Module, Any], Tensor]
-Calls = list[tuple[Tensor, Tensor, Geometry]]  # X, dY
 
 
 @dataclass
@@ -172,9 +163,9 @@ def measure(
             exact.setdefault(name, _Estimates()).add(layer.exact)
             if name not in found:
                 found[name] = Measured(layer.weight.shape, [Choice(None), *map(Choice, rules)])
-                layer.time(found[name].choices)
+                _time(layer, found[name].choices)
             for choice in found[name].choices:
-                layer.estimate(choice)
+                _estimate(layer, choice)
     wild = [name for name, estimates in exact.items() if not math.isfinite(estimates.squares)]
     if wild:
         raise ValueError(f"batches: the gradients of {', '.join(wild)} are not finite.")
@@ -205,127 +196,24 @@ def _is_one_batch(batches: Iterable[Any]) -> bool:
     return isinstance(batches, tuple | Mapping)
 
 
-def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    inputs, targets = batch
-    return F.cross_entropy(model(inputs), targets)
+def _estimate(layer: Gradients, choice: Choice) -> None:
+    """Add the error of the mean over all draws, the variance of a draw, and what it costs."""
+    choice.multiply_adds += layer.cost(choice.rule)
+    draws = [layer.of(choice.rule, phase).double() for phase in phases_of(choice.rule)]
+    mean = sum(draws) / len(draws)
+    choice.errors.add(mean - layer.exact.double())
+    choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
 
 
-def _convolutions(model: nn.Module) -> dict[str, SparseConv2d]:
-    """The model's converted convolutions; where nothing is converted, all that can be are."""
-    if not sparse_layers(model) and any(isinstance(m, nn.Conv2d) for m in model.modules()):
-        convert(model, "dense")
-    converted = sparse_layers(model).items()
-    layers = {n: m for n, m in converted if isinstance(m, SparseConv2d) and m.weight.requires_grad}
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no convolution to plan for.")
-    return layers
-
-
-def recorded(model: nn.Module, batch: Any, loss: Loss | None = None) -> dict[str, Gradients]:
-    """X and dY of the model's convolutions in one training step, by layer.
-
-    A dense model is converted, to the strategy "dense".
-
-    Raises:
-        ValueError: there are none.
-    """
-    layers = _convolutions(model)
-    seen: dict[str, Calls] = {}
-    with contextlib.ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.enter_context(_watched(layer, seen.setdefault(name, [])))
-        model.zero_grad()
-        (loss or _cross_entropy)(model, batch).backward()
-    return {name: Gradients(layers[name], calls) for name, calls in seen.items() if calls}
-
-
-@contextlib.contextmanager
-def _watched(layer: SparseConv2d, calls: Calls) -> Iterator[None]:
-    """Within, X and dY of each call with a gradient are noted, X as the layer has prepared it."""
-    convolve = layer._call
-
-    def noted(input: Tensor, geometry: LayerGeometry) -> Tensor:
-        output = convolve(input, geometry)
-        if output.requires_grad:
-            weight = layer.weight_as_conv()
-            image, padded = padded_geometry(input.detach(), weight, *geometry, layer.groups)
-            output.register_hook(lambda grad: calls.append((image, grad.detach(), padded)))
-        return output
-
-    layer.__dict__["_call"] = noted
-    try:
-        yield
-    finally:
-        del layer.__dict__["_call"]
-
-
-class Gradients:
-    """Those of one layer's weight in one batch, exact and estimated."""
-
-    def __init__(self, layer: SparseConv2d, calls: Calls) -> None:
-        self.weight = layer.weight_as_conv().detach().to(calls[0][1].dtype)
-        self.calls = [(image.to(dy.dtype), dy, geometry) for image, dy, geometry in calls]
-        self.multiply_adds = float(
-            sum(dy[:, 0].numel() for _, dy, _ in self.calls) * self.weight.numel()
-        )
-        self.exact = self.of(None, 0)
-
-    def of(self, rule: Rule | None, phase: int) -> Tensor:
-        """dW under ``rule``; None: exactly."""
-        return functools.reduce(torch.add, (self._of_call(rule, phase, *c) for c in self.calls))
-
-    def _of_call(
-        self, rule: Rule | None, phase: int, image: Tensor, grad_output: Tensor, geometry: Geometry
-    ) -> Tensor:
-        size = (grad_output.shape[2], grad_output.shape[3])
-        if rule is None or rule.leaves_dense(*size):
-            needed = (False, True, False)
-            exact = gradients(grad_output, image, self.weight, geometry, needed)[1]
-            assert exact is not None  # needed
-            return exact
-        kept, inputs = positions.keep(rule, phase, image, self.weight, size, geometry)
-        if kept is None:
-            raise ValueError(f"{rule} does not know beforehand which positions it keeps.")
-        return positions.grad_weight(grad_output, inputs, self.weight, kept)
-
-    def estimate(self, choice: Choice) -> None:
-        """Add the error of the mean over all draws, the variance of a draw, and what it costs."""
-        choice.multiply_adds += self.cost(choice.rule)
-        draws = [self.of(choice.rule, phase).double() for phase in phases_of(choice.rule)]
-        mean = sum(draws) / len(draws)
-        choice.errors.add(mean - self.exact.double())
-        choice.noise += sum(float((draw - mean).square().sum()) for draw in draws) / len(draws)
-
-    def cost(self, rule: Rule | None) -> float:
-        """Multiply-adds that ``rule`` leaves."""
-        if rule is None:
-            return self.multiply_adds
-        left = 0.0
-        for _, grad_output, geometry in self.calls:
-            size = grad_output.shape[2:]
-            kept = rule.kept("grad_weight", self.weight.shape, geometry.groups, *size)
-            assert kept is not None  # it depends on a mask for rules of the weight alone
-            part, whole = kept
-            left += part / whole * grad_output[:, 0].numel()
-        return left * self.weight.numel()
-
-    def time(self, choices: list[Choice]) -> None:
-        """Milliseconds of each choice."""
-        functions = {}
-        for index, choice in enumerate(choices):
-            functions[str(index)] = functools.partial(
-                self.of, choice.rule, phases_of(choice.rule)[0]
-            )
-        taken = timing.compare(functions, REPEATS, self.weight.device, warmup=1)
-        for index, choice in enumerate(choices):
-            choice.milliseconds = taken[str(index)].median
-
-
-def phases_of(rule: Rule | None) -> list[int]:
-    """Each draw of a rule."""
-    if rule is None:
-        return [0]
-    return list(range(rule.draws)) if rule.is_random else [rule.draw_phase(None)]
+def _time(layer: Gradients, choices: list[Choice]) -> None:
+    """Milliseconds of each choice."""
+    functions = {
+        str(index): functools.partial(layer.of, choice.rule, phases_of(choice.rule)[0])
+        for index, choice in enumerate(choices)
+    }
+    taken = timing.compare(functions, REPEATS, layer.weight.device, warmup=1)
+    for index, choice in enumerate(choices):
+        choice.milliseconds = taken[str(index)].median
 
 
 def _rate(choices: list[Choice], exact: _Estimates) -> None:

@@ -19,7 +19,8 @@ FLOORS = (
     ("layers",),
     ("strategies", "report", "verify", "state", "metrics", "selection"),
     ("convert", "functional", "attach"),
-    ("export", "plan"),
+    ("export", "gradients"),
+    ("plan",),
     ("",),  # the face: fst/__init__.py
     ("detection", "integrations"),
     ("engine",),

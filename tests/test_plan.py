@@ -10,7 +10,7 @@ from timm.layers import StdConv2dSame
 from torch import nn
 
 import fst
-from fst.plan import recorded
+from fst.gradients import recorded
 from fst.rules.sampled import Sampled
 
 

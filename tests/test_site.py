@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 ROOMS = ("rules", "strategies", "export", "integrations")
-MODULES = ("attach", "convert", "functional", "metrics", "plan", "report", "state", "verify")
+MODULES = ("attach", "convert", "functional", "gradients", "metrics", "plan", "report", "state")
+MODULES += ("verify",)
 
 
 class Page(HTMLParser):

@@ -24,7 +24,15 @@ FACE = {
 }
 # Of a package with __all__ that is documented, of any other all of its modules.
 ROOMS = {
-    "reports": ("fst.report", "fst.convert", "fst.attach", "fst.plan", "fst.verify", "fst.metrics"),
+    "reports": (
+        "fst.report",
+        "fst.convert",
+        "fst.attach",
+        "fst.plan",
+        "fst.gradients",
+        "fst.verify",
+        "fst.metrics",
+    ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),
     "layers": ("fst.layers.modules", "fst.layers.remembered", "fst.layers.channels"),

@@ -12,7 +12,7 @@ import fst
 from fst.backends import timing
 from fst.basics.arguments import positive, usable_device
 from fst.engine.model import sparse_root
-from fst.plan import Gradients, phases_of, recorded
+from fst.gradients import Gradients, phases_of, recorded
 from fst.rules.rule import Rule
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import load_grid
