@@ -89,6 +89,7 @@ def _discarded_call(*_: object) -> None:
 _ALLOWED: list[Any] = [  # what a file may name besides tensors and plain data
     (_Discarded, "mmengine.logging.history_buffer.HistoryBuffer"),
     (_discarded_call, "builtins.getattr"),
+    (_Discarded, "argparse.Namespace"),  # the arguments of timm's and torchvision's scripts
     (_Array, "numpy.ndarray"),
     (_Kind, "numpy.dtype"),
     *((_Array, f"numpy.{core}.multiarray._reconstruct") for core in ("_core", "core")),

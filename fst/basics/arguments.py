@@ -13,6 +13,7 @@ from fst.basics import extras
 
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 USER_ERRORS = (
+    AssertionError,  # mmengine's and timm's checks of arguments
     ValueError,
     TypeError,
     KeyError,
@@ -76,5 +77,6 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, KeyError) and error.args:
         text = str(error.args[0])
         text = text if " " in text else f"key {text!r} is missing"
-    # of these two not every one is a sentence of a check
-    return f"{text} (--traceback shows where)" if isinstance(error, TypeError | KeyError) else text
+    # of these not every one is a sentence of a check
+    is_vague = isinstance(error, TypeError | KeyError | AssertionError)
+    return f"{text} (--traceback shows where)" if is_vague else text

@@ -144,6 +144,80 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
     own, saved = map(_count, (runner.param_schedulers, checkpoint.get("param_schedulers")))
     if own != saved:
         raise ValueError(f"{start}it holds {saved} param_schedulers, and the run has {own}.")
+    compared = {"optimizer": _groups}
+    if not by_epoch or iteration == epoch * len(loop.dataloader):
+        compared["schedule"] = _schedules
+    for what, settings in compared.items():
+        own, saved = settings(runner, None), settings(runner, checkpoint)
+        changed = [k for k in own if k in saved and own[k] != saved[k]]
+        if changed:
+            name = changed[0]
+            raise ValueError(
+                f"{start}its {what} has {name}={saved[name]!r}, and this run's {own[name]!r} "
+                "would be ignored. Undo that change, or start from its weights with load_from and "
+                "without resume."
+            )
+
+
+def check_sparsity(checkpoint: Any, path: object, is_sparse: bool) -> None:
+    """Check that weights are evaluated as they were trained.
+
+    Args:
+        checkpoint: What was read from ``path``; weights alone, as `fst fold` writes them, pass.
+        path: For messages.
+        is_sparse: Whether the config has a ``sparsity``.
+
+    Raises:
+        ValueError: one of the two is sparse, and the other dense.
+    """
+    if not isinstance(checkpoint, dict):
+        return
+    if "sparsity" in checkpoint and not is_sparse:
+        raise ValueError(
+            f"{str(path)!r} comes from a sparse training, but the config has no `sparsity`."
+        )
+    if is_sparse and "meta" in checkpoint and "sparsity" not in checkpoint:
+        raise ValueError(
+            f"{str(path)!r} comes from a dense training, but the config has `sparsity`, which "
+            "would prune it: --cfg-options sparsity=None takes it as it was trained."
+        )
+
+
+_PROGRESS = ("last_step", "_global_step", "_last_value", "base_values", "verbose")
+
+
+def _schedules(runner: Any, checkpoint: Any) -> dict[str, Any]:
+    """What the schedulers of a run, or of a checkpoint, are set to, progress left out."""
+    built = runner.param_schedulers or []
+    saved = built if checkpoint is None else checkpoint.get("param_schedulers") or []
+    named = built.items() if isinstance(built, dict) else [("", built)]
+    found = {}
+    for name, own in named:
+        of_optimizer = saved[name] if isinstance(saved, dict) else saved
+        for index, (scheduler, state) in enumerate(zip(own, of_optimizer, strict=True)):
+            state = state if isinstance(state, dict) else state.state_dict()
+            label = f"{name}{type(scheduler).__name__}[{index}]"
+            found |= {f"{label}.{k}": v for k, v in state.items() if k not in _PROGRESS}
+    return found
+
+
+def _groups(runner: Any, checkpoint: Any) -> dict[str, Any]:
+    """What a run's optimizer, or a checkpoint's, is set to, but for what schedulers change."""
+    schedulers = runner.param_schedulers or []
+    if isinstance(schedulers, dict):
+        schedulers = [scheduler for found in schedulers.values() for scheduler in found]
+    changing = {scheduler.param_name for scheduler in schedulers} | {"params"}
+    if "momentum" in changing:
+        changing.add("betas")
+    state = runner.optim_wrapper.state_dict() if checkpoint is None else checkpoint["optimizer"]
+    optimizers = {"": state} if "param_groups" in state else state
+    return {
+        f"{name}param_groups[{index}].{key}": value
+        for name, state in optimizers.items()
+        for index, group in enumerate(state["param_groups"])
+        for key, value in group.items()
+        if key not in changing
+    }
 
 
 def _count(schedulers: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
 from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import suggest
@@ -28,6 +29,7 @@ KNOWN_KEYS = frozenset(
     sparsity ema compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval""".split()
 )
+_OF_ANY_HOOK = {"priority", "_scope_"}
 DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # default_scope "mmdet"
 
 
@@ -213,6 +215,9 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         from fst.detection.config import check_files
 
         check_files(config, dataloaders)
+    saving = dict((config.get("default_hooks") or {}).get("checkpoint") or {})
+    if saving.pop("type", None) == "CheckpointHook":
+        check_keys("default_hooks.checkpoint", CheckpointHook, saving.keys() - _OF_ANY_HOOK)
     optimizer = (config.get("optim_wrapper") or {}).get("optimizer") or {}
     kind = optimizer.get("type")
     of_mmengine = config.get("default_scope") in (None, "mmengine")

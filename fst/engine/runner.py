@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +14,7 @@ from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import BaseLoop, CheckpointLoader
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
@@ -21,6 +22,7 @@ from torch import nn
 from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
 from fst.engine.checkpoint import (
     check_resumable,
+    check_sparsity,
     newest_checkpoint,
     sole_run,
     training_position,
@@ -40,7 +42,7 @@ class Runner(mmengine.runner.Runner):
     ``ema=dict(decay=...)``.
 
     - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
-      that can be read, and continues bit for bit (on a CPU).
+      that can be read, and continues bit for bit (on a CPU, where epochs end with a step).
     - Loading never runs code from a file.
     - A loss that is not finite stops the run, and is never saved.
     - Augmentation differs in every epoch, whatever the number of workers.
@@ -132,10 +134,26 @@ class Runner(mmengine.runner.Runner):
         self._check_classes(loop.dataloader.dataset)
         return loop
 
-    def _check_classes(self, dataset: Any) -> None:
-        outputs = getattr(self._bare_model, "num_classes", None)
-        classes = (getattr(dataset, "metainfo", None) or {}).get("classes", ())
-        if isinstance(outputs, int) and len(classes) > outputs:
+    def build_val_loop(self, loop: Any) -> Any:
+        """Also checks that classes have the numbers that they have in training."""
+        loop = super().build_val_loop(loop)
+        training = getattr(self._train_loop, "dataloader", None)
+        self._check_classes(loop.dataloader.dataset, _classes(training and training.dataset))
+        return loop
+
+    def _check_classes(self, dataset: Any, trained: Sequence[str] = ()) -> None:
+        if not isinstance(self._bare_model, Classifier):  # detectors have ClassCheckHook
+            return
+        outputs, classes = self._bare_model.num_classes, _classes(dataset)
+        numbers = dict(zip(trained, range(len(trained)), strict=True))
+        for number, name in enumerate(classes):
+            if numbers.get(name, number) != number:
+                raise ValueError(
+                    f"class {name!r} is number {number} of {len(classes)} in the data to evaluate, "
+                    f"and number {numbers[name]} of {len(trained)} in the training: give both the "
+                    "same classes."
+                )
+        if outputs is not None and len(classes) > outputs:
             raise ValueError(
                 f"the dataset has {len(classes)} classes, but the model num_classes={outputs}."
             )
@@ -191,7 +209,7 @@ class Runner(mmengine.runner.Runner):
             check_resumable(checkpoint, filename, self)
         model = self._bare_model
         if hasattr(model, "adopted"):
-            checkpoint["state_dict"] = model.adopted(checkpoint["state_dict"])
+            checkpoint["state_dict"] = model.adopted(state_dict)
         has_hook = any(isinstance(hook, SparsityHook) for hook in self._hooks)
         if self._resume and not has_hook and "sparsity" in checkpoint:
             raise ValueError(
@@ -201,8 +219,14 @@ class Runner(mmengine.runner.Runner):
         if self._resume and "ema_state_dict" in checkpoint and not self._averages:
             raise ValueError(f"cannot resume without `ema`: {filename!r} comes from a run with it.")
         self._check_overlap(checkpoint["state_dict"], filename)
-        self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
         is_training = isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
+        if not is_training:
+            check_sparsity(checkpoint, filename, has_hook)
+            trained = (checkpoint.get("meta") or {}).get("dataset_meta")
+            for loop in (self._val_loop, self._test_loop):
+                if isinstance(loop, BaseLoop):
+                    self._check_classes(loop.dataloader.dataset, _classes_in(trained))
+        self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
         strict = strict or self._resume or not is_training
         try:
             _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
@@ -238,6 +262,14 @@ class Runner(mmengine.runner.Runner):
         super().save_checkpoint(out_dir, partial, *args, **kwargs)
         if is_main_process():
             commit_file(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
+
+
+def _classes(dataset: Any) -> tuple[str, ...]:
+    return _classes_in(getattr(dataset, "metainfo", None))
+
+
+def _classes_in(metainfo: Any) -> tuple[str, ...]:
+    return tuple((metainfo or {}).get("classes") or ())
 
 
 def _consoles(logger: MMLogger) -> list[logging.Handler]:

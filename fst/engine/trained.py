@@ -7,6 +7,7 @@ from mmengine.model import BaseModel
 
 import fst
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.engine.checkpoint import check_sparsity
 from fst.engine.config import read_sparsity
 from fst.engine.model import build_model, sparse_root
 from fst.layers.channels import fit_channels
@@ -21,12 +22,8 @@ def trained_model(config: Config, path: str) -> BaseModel:
     """
     strategy, selection = read_sparsity(config)
     checkpoint = load_checkpoint_safely(path)
+    check_sparsity(checkpoint, path, strategy is not None)
     is_sparse = isinstance(checkpoint, dict) and "sparsity" in checkpoint
-    if is_sparse and strategy is None:
-        raise ValueError(
-            f"{path!r} comes from a sparse training, but config {config.filename!r} has no "
-            "`sparsity`."
-        )
     model = build_model(config)
     state_dict = state_dict_of(checkpoint, path)
     if hasattr(model, "adopted"):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import zipfile
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -147,6 +148,20 @@ def test_checkpoints_of_stock_mmengine_are_readable(tmp_path):
     assert loaded["meta"] == stock["meta"] and loaded["best"] == 0.5
     assert np.array_equal(loaded["classes"], stock["classes"])
     assert not isinstance(loaded["message_hub"]["log_scalars"]["loss"], HistoryBuffer)
+
+
+def test_checkpoints_of_other_trainers_are_read(train, write_config, tmp_path):
+    """Those of PyTorch's ImageNet example under DataParallel, with the arguments of the script."""
+    trained = load_checkpoint_safely(train("run", sparsity="None") / "epoch_2.pth")["state_dict"]
+    names = {name: f"module.{name.removeprefix('architecture.')}" for name in trained}
+    state_dict = {names[name]: value for name, value in trained.items()}
+    path = str(tmp_path / "other.pth")
+    torch.save({"state_dict": state_dict, "args": Namespace(lr=0.1), "epoch": 3}, path)
+    cli.test([write_config("None"), path, "--work-dir", str(tmp_path / "test"), "--traceback"])
+    start = f"load_from = {path!r}\noptim_wrapper['optimizer']['lr'] = 0.0\n"
+    tuned = train("tuned", sparsity="None", extra=start)
+    found = load_checkpoint_safely(tuned / "epoch_2.pth")["state_dict"]
+    assert torch.equal(found["architecture.3.weight"], trained["architecture.3.weight"])
 
 
 def test_corrupt_and_missing_files(tmp_path):

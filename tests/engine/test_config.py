@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from mmengine.registry import DATASETS
+from PIL import Image
 
 from fst.engine import cli
 from fst.engine.config import check_config, load_config
@@ -142,6 +143,50 @@ def test_no_images(capsys, tmp_path, write_config):
 def test_more_classes_than_outputs(train):
     with pytest.raises(ValueError, match="10 classes, but the model num_classes=4"):
         train(extra='model["architecture"]["num_classes"] = 4\n')
+
+
+FOLDERS = """
+model["data_preprocessor"] = dict(type="ImagePreprocessor", mean=[0.0], std=[255.0])
+reading = [dict(type="Grayscale"), dict(type="Resize", size=(8, 8))]
+train_dataloader["batch_size"] = 2
+train_dataloader["dataset"] = dict(
+    type="ImageFolder", data_root={root!r}, split="train", transforms=reading
+)
+val_dataloader["dataset"] = dict(
+    type="ImageFolder", data_root={root!r}, split="{split}", transforms=reading
+)
+"""
+
+
+def test_classes_have_the_same_numbers_in_training_and_evaluation(train, write_config, tmp_path):
+    images = {"train": "abc", "same": "abc", "fewer": "ab", "shifted": "bc", "more": "abcdefghijk"}
+    for split, classes in images.items():
+        for name in classes:
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9), (80, 90, 100)).save(tmp_path / split / name / "0.png")
+    folders = {split: FOLDERS.format(root=str(tmp_path), split=split) for split in images}
+    path = str(train("run", extra=folders["same"]) / "epoch_2.pth")
+    train("run_fewer", extra=folders["fewer"])
+    for split, message in (
+        ("shifted", "class 'b' is number 0 of 2 in the data to evaluate, and number 1 of 3"),
+        ("more", "11 classes, but the model num_classes=10"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(f"run_{split}", extra=folders[split])
+        assert not list((tmp_path / f"run_{split}").glob("*.pth"))
+        config = write_config(extra=folders[split])
+        with pytest.raises(ValueError, match=message):
+            cli.test([config, path, "--work-dir", str(tmp_path / "test"), "--traceback"])
+
+
+def test_options_of_saving(capsys, tmp_path, write_config):
+    path = write_config(extra='default_hooks["checkpoint"]["max_keep_ckpt"] = 2\n')
+    assert "Did you mean 'max_keep_ckpts'" in refused(capsys, tmp_path, path)
+
+
+def test_a_best_metric_that_is_none(train):
+    with pytest.raises(ValueError, match="save_best='accuracy/top5' is no metric. Did you mean"):
+        train(extra='default_hooks["checkpoint"]["save_best"] = "accuracy/top5"\n')
 
 
 def test_fsdp_is_refused(train):

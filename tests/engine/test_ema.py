@@ -6,8 +6,10 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from torch import nn
 
 import fst
+import fst.models
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.engine.config import load_config
@@ -128,13 +130,19 @@ def test_fine_tuning_begins_with_the_loaded_weights(train):
     assert torch.equal(found[name], average[name])
 
 
-def test_what_is_refused(train):
+def tied_net(num_classes=10):
+    net = nn.Sequential(*(nn.Conv2d(1, 1, 3, padding=1) for _ in range(2)))
+    net[1].weight = net[0].weight
+    return net.extend([nn.Flatten(), nn.Linear(64, num_classes)])
+
+
+def test_what_is_refused(train, monkeypatch):
     out = train("run", extra=EMA)
     with pytest.raises(ValueError, match="cannot resume without `ema`"):
-        train("run", "--resume", extra="train_cfg['max_epochs'] = 3\n")
+        train("run", "--resume")
     plain = train("plain")
     with pytest.raises(ValueError, match="cannot resume with `ema`"):
-        train("plain", "--resume", extra=EMA + "train_cfg['max_epochs'] = 3\n")
+        train("plain", "--resume", extra=EMA)
     assert (out / "epoch_2.pth").is_file() and (plain / "epoch_2.pth").is_file()
     for ema, message in (
         ("dict(momentum=0.1)", "ema key 'momentum' is unknown. Known: decay"),
@@ -145,6 +153,9 @@ def test_what_is_refused(train):
     ):
         with pytest.raises(ValueError, match=message):
             train("bad", extra=f"ema = {ema}\n")
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="'.*0.weight' and '.*1.w"):
+        patch.setattr(fst.models, "tiny_net", tied_net)
+        train("tied", sparsity="None", extra=EMA)
     with pytest.raises(ValueError, match="averages weights twice"):
         train("twice", extra=EMA + hook("EMAHook"))
     with pytest.raises(ValueError, match="removes channels"):

@@ -79,6 +79,15 @@ def test_a_folder_is_image_folders(folder):
     assert found["labels"].tolist() == [1, 0, 1]
 
 
+def test_a_folder_without_splits_is_train(folder, monkeypatch):
+    assert len(TimmDataset(str(folder / "train"), transforms=CROP)) == 6
+    (folder / "train").rename(folder / "val")
+    with pytest.raises(ValueError, match="split='train': .*has no folder train or training"):
+        TimmDataset(str(folder), transforms=CROP)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert len(TimmDataset("~/images", split="validation", transforms=CROP)) == 6
+
+
 def test_a_broken_image_is_an_error(folder):
     (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
     with pytest.raises(OSError, match="cannot identify image file"):
@@ -158,6 +167,9 @@ def test_what_is_refused(folder, shards, monkeypatch):
         (dict(type="TimmStream", name="hfds/x", root=root), "use type='TimmDataset'"),
         (dict(type="TimmStream", name="tfds/x", root=root), "name='tfds/x' is unknown. .*wds/"),
         (dict(type="TimmDataset", name="", root=None), "root=None"),
+        (dict(type="TimmDataset", root=str(folder), split="tset"), "split='tset': .*but train"),
+        (dict(type="TimmDataset", root=str(folder), split="val"), "no folder .*val"),
+        (dict(type="TimmDataset", root=str(folder / "train"), split="val"), "but cat, dog"),
         (dict(type="TimmDataset", root=root, splt="x"), "key 'splt' is unknown. .*'split'"),
         (dict(type="ImageFolder", data_root=str(folder), spilt="train"), "key 'spilt' is unknown"),
     ):

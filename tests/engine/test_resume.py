@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.metrics import Accuracy
 
 
 class Stopped(Exception):
@@ -145,7 +147,18 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
         path = _copy(work_dir / "epoch_1.pth", tmp_path / "changed.pth", **changes)
         with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
             train("other", "--resume", path)
+    for extra, reason in (
+        ("train_cfg['max_epochs'] = 3\n", r"T_max=8, and this run's 12 would be ignored"),
+        ("optim_wrapper['optimizer']['weight_decay'] = 0.5\n", r"\[0\].weight_decay=0, .* 0.5"),
+        ("optim_wrapper['optimizer']['lr'] = 0.5\n", r"\[0\].initial_lr=0.05, .* 0.5"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
+            train("other", "--resume", str(work_dir / "epoch_1.pth"), extra=extra)
     assert not list((tmp_path / "other").glob("*.pth"))
+    constant = "param_scheduler = None\n"
+    train("longer", extra=constant)
+    longer = train("longer", "--resume", extra=constant + "train_cfg['max_epochs'] = 3\n")
+    assert (longer / "epoch_3.pth").exists()
 
 
 def test_checkpoints_inside_an_epoch_are_refused(train):
@@ -161,6 +174,20 @@ def test_checkpoints_inside_an_epoch_are_refused(train):
 BEST = """
 default_hooks["checkpoint"].update(max_keep_ckpts=1, save_best="accuracy/top1", rule="greater")
 """
+
+
+@pytest.mark.parametrize("number", [float, np.float64, torch.tensor])
+def test_the_best_stays_the_best(train_with_stop, monkeypatch, number):
+    scores = iter((0.9, 0.6))
+    monkeypatch.setattr(Accuracy, "evaluate", lambda *_: {"accuracy/top1": number(next(scores))})
+    work_dir = train_with_stop("run", extra=BEST)
+    assert [path.name for path in work_dir.glob("best*")] == ["best_accuracy_top1_epoch_1.pth"]
+
+
+def test_checkpoints_that_are_not_found_are_announced(train):
+    named = 'default_hooks["checkpoint"]["filename_tmpl"] = "ck_{}.pth"\n'
+    log = next(train("run", extra=named).glob("*/*.log")).read_text()
+    assert "--resume does not find" in log and "filename_tmpl='ck_{}.pth'" in log
 
 
 def test_a_validation_that_a_kill_prevented_is_made_up_for(train, monkeypatch, assert_same_state):

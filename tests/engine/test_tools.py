@@ -15,7 +15,8 @@ import fst
 import fst.models
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
-from fst.engine import cli
+from fst.engine import Runner, cli
+from fst.engine.config import load_config
 from fst.studies.ablation.cli import main as ablate
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.benchmark.cli import main as benchmark
@@ -67,7 +68,7 @@ def test_errors(train, write_config, tmp_path, capsys):
     dense = str(work_dir / "epoch_1.pth")
     config = write_config()
     for arguments, message in (
-        ([config, dense, "out.pth"], "no sparsity state"),
+        ([config, dense, "out.pth"], "comes from a dense training"),
         ([write_config("None"), dense, "out.pth"], "nothing to fold"),
         ([config, "absent.pth", "out.pth"], "absent.pth"),
     ):
@@ -138,6 +139,7 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         ('model["architecture"].pop("source")\n', "source"),
         ("optim_wrapper = None\n", "has no optim_wrapper"),
         ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
+        ("optim_wrapper['accumulative_counts'] = 0\n", "greater than or equal to 1 (--traceback"),
     ],
 )
 def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, extra, expected):
@@ -213,6 +215,23 @@ def test_testing_takes_the_strategy_of_the_checkpoint_only(train, write_config, 
     arguments = [other, str(work_dir / "epoch_1.pth"), "--work-dir", str(tmp_path / "t")]
     with pytest.raises(ValueError, match="tsm"):
         cli.test([*arguments, "--traceback"])
+    dense = write_config("None")
+    with pytest.raises(ValueError, match="comes from a sparse training, but the config has no"):
+        cli.test([dense, *arguments[1:], "--traceback"])
+    arguments[1] = str(train("dense", sparsity="None") / "epoch_1.pth")
+    with pytest.raises(ValueError, match="comes from a dense training, but the config has"):
+        cli.test([*arguments, "--traceback"])
+    cli.test([*arguments, "--cfg-options", "sparsity=None"])
+
+
+@pytest.mark.parametrize("sparsity", ['dict(strategy="tsm", interval=3)', "None"])
+def test_one_runner_trains_validates_and_tests(write_config, tmp_path, sparsity):
+    config = load_config(write_config(sparsity, "test_dataloader = dict(**val_dataloader)\n"))
+    config.work_dir = str(tmp_path / "run")
+    config.test_cfg, config.test_evaluator = {}, config.val_evaluator
+    runner = Runner.from_cfg(config)
+    runner.train()
+    assert runner.val() == runner.test()
 
 
 def test_command_line(repo, run_python, tmp_path):

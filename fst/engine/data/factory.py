@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS
 from PIL import Image
 from timm.data import ImageDataset as TimmReading
 from timm.data import create_dataset
+from timm.data.dataset_factory import _EVAL_SYNONYM, _TRAIN_SYNONYM
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fst.basics.extras import extra_named
@@ -37,7 +38,9 @@ class TimmDataset(ImageDataset):
         name: "" for a folder of class folders or a .tar of them at ``root``, "torch/NAME" for one
             of torchvision's (cifar10, cifar100, mnist, ...), "hfds/NAME" for one of Hugging Face,
             by its name on the hub or by a local path ("hfds//data/flowers").
-        split: "train", "validation", or what the data set has.
+        split: "train", "validation", or what the data set has. A folder is searched for a
+            sub-folder of that name or its synonyms, as timm does; one that has none of any split is
+            "train" as a whole.
         transforms: See `ImageFolder`.
         class_map: File or dict of class names to indices, of folders and "hfds/".
         input_key: Column of the images, of "hfds/".
@@ -56,7 +59,7 @@ class TimmDataset(ImageDataset):
         target_key: str | None = None,
         download: bool = False,
     ) -> None:
-        self.check(root=root, name=name)
+        self.check(root=root, name=name, split=split)
         options = {"class_map": class_map, "input_key": input_key, "target_key": target_key}
         kind = name.partition("/")[0]
         self.name = name or str(root)
@@ -66,7 +69,8 @@ class TimmDataset(ImageDataset):
             raise ValueError(f"download=True: only torch/ data sets are downloaded, not {name!r}.")
         if kind == "torch":
             options["download"] = download
-        self._source = create_dataset(name, root=root, split=split, **options)
+        folder = None if root is None else str(Path(root).expanduser())
+        self._source = create_dataset(name, root=folder, split=split, **options)
         self.classes = _classes(self._source)
         self.transforms = Transforms(transforms)
 
@@ -77,7 +81,7 @@ class TimmDataset(ImageDataset):
         Raises:
             FileNotFoundError: there is no folder.
             ModuleNotFoundError: the package that reads it is missing.
-            ValueError: no data set of this kind has random access.
+            ValueError: no data set of this kind has random access, or the folder no such split.
         """
         root, name = config.get("root"), config.get("name", "")
         _check_kind(name, cls.__name__, _RANDOM_ACCESS, _STREAMS)
@@ -86,6 +90,8 @@ class TimmDataset(ImageDataset):
             raise ValueError("root=None: a data set without a name is a folder or a .tar; give it.")
         if needed is not None and not Path(needed).expanduser().exists():
             raise FileNotFoundError(f"no data at {str(needed)!r} (root={root!r}, name={name!r}).")
+        if not name and Path(str(root)).expanduser().is_dir():
+            _check_split(Path(str(root)).expanduser(), config.get("split", "train"))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -241,6 +247,18 @@ def _check_kind(name: str, here: str, own: dict[str, str], others: dict[str, str
     if kind in _PACKAGES:
         with extra_named():
             importlib.import_module(_PACKAGES[kind])
+
+
+def _check_split(root: Path, split: str) -> None:
+    """Refuse a split that timm would not find, and take the whole folder for."""
+    found = {entry.name for entry in root.iterdir() if entry.is_dir()}
+    synonyms = next((s for s in map(set, (_TRAIN_SYNONYM, _EVAL_SYNONYM)) if split in s), {split})
+    is_whole = split == "train" and not found & set(_EVAL_SYNONYM)
+    if not found & synonyms and not is_whole:
+        raise ValueError(
+            f"split={split!r}: {str(root)!r} has no folder {' or '.join(sorted(synonyms))}, but "
+            f"{', '.join(sorted(found)[:5])}{', ...' if len(found) > 5 else ''}."
+        )
 
 
 def _refuse(options: dict[str, Any], allowed: Sequence[str], name: str) -> None:

@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop
 
 from fst.checkpoint import write_text_atomically
+from fst.engine.text import nearest
 
 OUTDATED = "outdated_ckpts"  # names in mmengine's message hub: what goes once a file is complete
 
@@ -49,6 +50,13 @@ class CrashSafeCheckpointHook(CheckpointHook):
                 f"save_param_scheduler={self.save_param_scheduler}."
             )
 
+        is_elsewhere = Path(self.out_dir).resolve() != Path(runner.work_dir).resolve()
+        if is_elsewhere or self.filename_tmpl not in ("epoch_{}.pth", "iter_{}.pth"):
+            runner.logger.warning(
+                "--resume does not find the checkpoints of this CheckpointHook by itself, name one "
+                f"to go on from: out_dir={self.out_dir!r}, filename_tmpl={self.filename_tmpl!r}."
+            )
+
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
         meta = {**meta, "by_epoch": self.by_epoch, "validated": self._best_before is not None}
         outdated: list[int] = []
@@ -79,6 +87,11 @@ class CrashSafeCheckpointHook(CheckpointHook):
         # mmengine deletes the previous best file before it writes the new one: hide it meanwhile
         if not self.save_best:
             return
+        unknown = [key for key in self.key_indicators if key not in ("auto", *metrics)]
+        if unknown:
+            raise ValueError(
+                f"save_best={unknown[0]!r} is no metric.{nearest(unknown[0], metrics)}"
+            )
         self._best_before = self._get_best()
         self._set_best(dict.fromkeys(self._best_before))
         super()._save_best_checkpoint(runner, metrics)

@@ -89,7 +89,18 @@ class ModelEMAHook(Hook):
         checkpoint["state_dict"] = checkpoint["ema_state_dict"]
 
     def before_train(self, runner: Any) -> None:
-        """Copy the model, which is converted and has its weights."""
+        """Copy the model, which is converted and has its weights.
+
+        Raises:
+            ValueError: a weight has two names: it would be averaged twice in a step.
+        """
+        names: dict[int, str] = {}
+        for name, parameter in _bare(runner.model).named_parameters(remove_duplicate=False):
+            if names.setdefault(id(parameter), name) != name:
+                raise ValueError(
+                    f"`ema` knows each weight by one name; {names[id(parameter)]!r} and {name!r} "
+                    "are the same: leave `ema` out."
+                )
         self._average = ModelEmaV3(_bare(runner.model), **self._options)
         if self._resumed is not None:
             self._average.module.load_state_dict(self._resumed)

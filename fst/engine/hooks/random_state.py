@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
@@ -42,7 +43,8 @@ class RandomStateHook(Hook):
         """Add the states; keep what, of mmengine's message hub, a resumed run needs."""
         checkpoint["random_state"] = self._collected
         hub = checkpoint["message_hub"]
-        info = {k: v for k, v in hub["runtime_info"].items() if _is_plain(v) and k != "cfg"}
+        info = {k: _as_number(v) for k, v in hub["runtime_info"].items() if k != "cfg"}
+        info = {k: v for k, v in info.items() if _is_plain(v)}
         checkpoint["message_hub"] = {
             "log_scalars": {},
             "runtime_info": info,
@@ -83,6 +85,13 @@ class RandomStateHook(Hook):
         if self._before_validation is not None:
             set_random_state(self._before_validation)
             self._before_validation = None
+
+
+def _as_number(value: Any) -> Any:
+    """A Python number for one of NumPy or torch, which a metric's best score may be."""
+    if isinstance(value, np.generic) or (torch.is_tensor(value) and value.ndim == 0):
+        return value.item()
+    return value
 
 
 def _is_plain(value: Any) -> bool:

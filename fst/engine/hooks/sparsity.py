@@ -109,6 +109,8 @@ class SparsityHook(Hook):
         self._layers = fst.sparse_layers(root)
         if self.strategy.removes_channels:
             self._check_parameters_may_change(runner)
+        if self._attached:  # a run after the training, such as a test
+            return
         for wrapper in built_wrappers(runner.optim_wrapper):
             wrapper.optimizer.register_step_pre_hook(self._look)
             self._check_start(runner)
