@@ -82,15 +82,39 @@ def _before_step(
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
         layer.run.stepping, layer.run.has_gradient = weakref.ref(optimizer), False
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not layers or not callable(closure):
-        _decay_once(layers, optimizer, decoupled=True)
+    if not layers:
         return None
-    # The gradients are made inside the step, perhaps several times.
-    closure = _with_decay(closure, layers, optimizer)
+    return with_gradients(
+        args, kwargs, lambda first: _decay_once(layers, optimizer, decoupled=first)
+    )
+
+
+def with_gradients(
+    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call ``act`` where a step's gradients are complete, with whether it is the first time.
+
+    That is now, or each time after the closure among the step's arguments, which makes them: what
+    comes back are then the arguments with such a closure.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        act(True)
+        return None
+    first = True
+
+    def acting() -> object:
+        nonlocal first
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            act(first)
+        first = False
+        return loss
+
     if "closure" in kwargs:
-        return args, {**kwargs, "closure": closure}
-    return (args[0], closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": acting}
+    return (args[0], acting, *args[2:]), kwargs
 
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
@@ -102,23 +126,6 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     while frame is not None and frame.f_locals.get("self") is not other:
         frame = frame.f_back
     return frame is not None
-
-
-def _with_decay(
-    closure: Callable[[], object], layers: Layers, optimizer: Optimizer
-) -> Callable[[], object]:
-    first = True
-
-    def decayed() -> object:
-        nonlocal first
-        with torch.enable_grad():
-            loss = closure()
-        with torch.no_grad():
-            _decay_once(layers, optimizer, decoupled=first)
-        first = False
-        return loss
-
-    return decayed
 
 
 def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
