@@ -110,6 +110,32 @@ def test_fold_of_tied_weights():
     torch.testing.assert_close(folded(input), net.eval()(input))
 
 
+def _tied(*layers):
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    ("build", "strategies"),
+    [
+        (lambda: _tied(nn.Embedding(8, 8), nn.Linear(8, 8)), {"1": "srste"}),
+        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste"}),
+        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste", "1": "sdgp"}),
+    ],
+    ids=["embedding", "excluded", "two_strategies"],
+)
+def test_fold_leaves_tied_weights_of_other_values_alone(build, strategies, inplace):
+    net = build().eval()
+    for name, strategy in strategies.items():
+        fst.convert(net, strategy, include=name)
+    input = torch.arange(8) if isinstance(net[0], nn.Embedding) else torch.randn(4, 8)
+    expected = net(input)
+    folded = fst.fold(net, inplace=inplace)
+    torch.testing.assert_close(folded(input), expected)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize(
     "wrap, unwrap",
