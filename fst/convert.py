@@ -238,6 +238,8 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
         return f"already converted ({module.strategy.name})"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance (as accelerate's hooks do): convert first"
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):

@@ -199,6 +199,16 @@ def test_lazy_modules_are_skipped_with_a_reason():
     model(input).sum().backward()
 
 
+def test_a_forward_of_the_instance_s_own_is_skipped_with_a_reason():
+    """A class that is changed under it would never be called."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    model[1].forward = partial(nn.Conv2d.forward, model[1])
+    report = fst.convert(model, "srste")
+    assert set(report.converted) == {"0"} and type(model[1]) is nn.Conv2d
+    assert "forward was replaced on the instance" in report.skipped["1"]
+    assert "convert first" in report.skipped["1"]
+
+
 def test_parametrized_modules_are_skipped_with_a_reason():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
     nn.utils.parametrizations.weight_norm(model[1])
