@@ -8,6 +8,7 @@ import torch
 
 import fst
 from fst.ops.reference import reference_nm_mask
+from fst.rules.schedule import Run
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
@@ -371,3 +372,17 @@ def test_clicktrain_needs_unscaled_gradients_for_its_lasso():
     training.optimizer.grad_scale = torch.tensor(1024.0)  # as GradScaler sets it on fused ones
     with pytest.raises(RuntimeError, match=r"scaler\.unscale_"):
         training.optimizer.step()
+
+
+def test_clicktrain_follows_its_weights_to_another_device():
+    training = Training("clicktrain", choose=0.0)
+    training.step(0)
+    training.net.to("meta")
+    for layer in training.layers:
+        layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer = OPTIMIZERS["sgd"](training.net.parameters())
+    run, schedule = Run(optimizer, training.net, 20), training.layers[0].strategy.schedule
+    with torch.no_grad():
+        schedule.before_update(training.layers, run, 2)
+        schedule.after_update(training.layers, run, 20)
+    assert all(layer.state.kept_mask.is_meta for layer in training.layers)
