@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from fst.basics.sharding import is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import residual
+from fst.rules.schedule import check_descends
 
 Layers = list[SparseLayer]
 
@@ -129,13 +130,25 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
 
 
 def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
-    """The decay of each weight that has a gradient; layers that share one share its decay."""
+    """The decay of each weight that has a gradient; layers that share one share its decay.
+
+    Raises:
+        RuntimeError: the optimizer climbs the gradient that the decay is in, or "decoupled" decay
+            finds no stored weight.
+    """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
     for layer in layers:
         weight, strategy = layer.stored_weight(), layer.strategy
         if weight.grad is None:
             continue
         layer.run.has_gradient = True
+        if strategy.gradient_decay:
+            check_descends(optimizer, weight)
+        elif strategy.decay and not layer.multiplies_parameter:
+            raise RuntimeError(
+                f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
+                "this one is computed from other parameters: use decay_mode='gradient'."
+            )
         if not strategy.decay or not layer.multiplies_parameter or id(weight) in seen:
             continue
         if decoupled or strategy.decay_mode == "gradient":

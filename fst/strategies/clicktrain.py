@@ -71,7 +71,7 @@ class PatternSelection(Schedule):
             if "enforced" in state:
                 mask_gradients([layer])
             elif "patterns" in state:
-                run.check_unscaled()
+                run.check_gradient(layer.weight)
                 self._add_lasso(layer, layer.weight.grad)
             else:
                 self._select(layer)

@@ -365,12 +365,21 @@ def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
         torch.testing.assert_close(actual, e)
 
 
-def test_clicktrain_needs_unscaled_gradients_for_its_lasso():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # as GradScaler sets it on fused ones
+        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
+        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
+    ],
+    ids=["scaled", "climbed"],
+)
+def test_clicktrain_needs_plain_gradients_for_its_lasso(change, message):
     training = Training("clicktrain", choose=0.0)
     training.step(0)
     training.backward(1)
-    training.optimizer.grad_scale = torch.tensor(1024.0)  # as GradScaler sets it on fused ones
-    with pytest.raises(RuntimeError, match=r"scaler\.unscale_"):
+    change(training.optimizer)
+    with pytest.raises(RuntimeError, match=message):
         training.optimizer.step()
 
 
