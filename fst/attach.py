@@ -11,7 +11,7 @@ from torch import nn
 from fst.basics.sharding import ORDER, is_managed, is_sharded, reshard
 from fst.layers import checks
 from fst.layers.modules import SparseLayer, converted_layers
-from fst.layers.step import is_skipped
+from fst.layers.step import is_skipped, with_gradients
 from fst.rules.schedule import Run, Schedule
 from fst.rules.strategy import Strategy
 
@@ -83,11 +83,21 @@ class Attachment:
                 layer.state.schedule_state["started"] = True
 
     @torch.no_grad()
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if is_skipped(optimizer, self._layers):
-            return
-        for schedule, layers in self._trained():
-            schedule.before_update(layers, self._run, _step(layers))
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        def act(first: bool) -> None:
+            if is_skipped(optimizer, self._layers):
+                return
+            for schedule, layers in self._trained():
+                if not first:
+                    raise RuntimeError(
+                        f"{type(optimizer).__name__}.step calls its closure several times: "
+                        f"strategy {layers[0].strategy.name!r} needs one that calls it once."
+                    )
+                schedule.before_update(layers, self._run, _step(layers))
+
+        return with_gradients(args, kwargs, act)
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

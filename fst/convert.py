@@ -10,6 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
@@ -171,7 +172,9 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
 
     A layer of another class that was converted becomes that class again, unless that computes its
-    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
+    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too. A
+    Parameter that layers share stays shared where all of them compute with the same S(W); elsewhere
+    each folded layer gets one of its own.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``.
@@ -196,8 +199,16 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     if not inplace:
         model = copy.deepcopy(model)
         layers = sparse_layers(model)
+    users: dict[Tensor, list[Tensor | None]] = {}
+    for name, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            users.setdefault(parameter, []).append(weights.get(name) if key == "weight" else None)
     for name, layer in layers.items():
-        layer.densify(weights[name])
+        weight, folded = layer.weight, weights[name]
+        others = [other for other in users[weight] if other is not folded]
+        if any(other is None or not torch.equal(other, folded) for other in others):
+            layer.weight = nn.Parameter(torch.empty_like(weight), weight.requires_grad)
+        layer.densify(folded)
     return model
 
 
@@ -227,6 +238,8 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
         return "lazy: not initialised yet; run one batch through the model first"
     if isinstance(module, SparseLayer):
         return f"already converted ({module.strategy.name})"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance (as accelerate's hooks do): convert first"
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return "parametrized: its weight is computed from other parameters"
     if isinstance(module, UNSUPPORTED_CLASSES):

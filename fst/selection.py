@@ -11,6 +11,7 @@ import dis
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 
+import torch
 from torch import nn
 
 LAYERS = ("conv", "linear", "all")
@@ -85,10 +86,14 @@ def never_called(model: nn.Module) -> dict[str, str]:
     they cannot be pruned by converting a layer.
 
     A module does so if its `forward` reads the ``weight`` of a layer below it, as that of
-    `nn.MultiheadAttention` does with ``out_proj``.
+    `nn.MultiheadAttention` does with ``out_proj``. So does the code that torch.jit has compiled.
     """
     found = {}
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            if module.original_name in ("Conv2d", "Linear"):
+                found[name] = "compiled by torch.jit, with its weight in it; convert first"
+            continue
         kind, prefix = type(module).__name__, f"{name}." if name else ""
         for path in _weights_read(module):
             found[prefix + path] = (

@@ -24,7 +24,7 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Restore what `sparsity_state` returned.
+    """Restore what `sparsity_state` returned, between two steps; in the middle of a run too.
 
     Raises:
         ValueError: the state belongs to other layers or to another strategy, or a value in it is
@@ -50,6 +50,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         _check_entry(name, layer, state[name])
     for name, layer in layers.items():
         layer.state.restore(state[name], layer.weight.device)
+        layer.run.forget_calls()
         if not layer.strategy.keeps_masks:
             layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
 

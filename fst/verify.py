@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -36,7 +37,8 @@ class LayerCheck:
     Attributes:
         density: share of non-zero elements.
         offence: the first offending group in words, or None.
-        group: elements in its longest group; fewer than m are exempt, as in depthwise layers.
+        group: elements in its longest group; fewer than m, as in depthwise layers, are exempt
+            where they are ``ok``.
         inside: elements in full groups of m, of which the pattern prunes some.
     """
 
@@ -112,15 +114,16 @@ def verify(
 ) -> VerifyReport:
     """Check that every group of m consecutive weights has at most n non-zero ones.
 
-    The report also says which share of the model that is. A weight whose groups are shorter than m
-    (depthwise, images) is exempt: it has no offence, and nobody can use its zeros. ``include`` and
-    ``exclude`` choose what is checked; the coverage is that of all convolutions and linear layers.
+    The report also says which share of the model that is. Of groups shorter than m (depthwise,
+    images) nobody can use the zeros: a weight of such groups has an offence if one has more than n
+    non-zero, and is exempt, so not covered, if none has. ``include`` and ``exclude`` choose what is
+    checked; the coverage is that of all convolutions and linear layers.
 
     Args:
-        target: a model (of converted layers S(W) is checked, what the model computes with), a
-            state_dict, or the path of a checkpoint or a .safetensors file. Checked are convolution
-            weights (4-D), and weights of converted linear layers; with ``include``, whatever it
-            names.
+        target: a model (each weight is checked as its layer computes with it: of converted layers
+            S(W)), a state_dict, or the path of a checkpoint or a .safetensors file. Checked are
+            convolution weights (4-D; of a state_dict all 4-D tensors), and weights of converted
+            linear layers; with ``include``, whatever it names.
         n, m: the pattern.
         group_order: "channel" (along input channels) or "im2col" (along Cin·kh·kw).
         include, exclude: glob patterns on parameter names such as "layer1.*.weight".
@@ -228,19 +231,7 @@ class _Weight(NamedTuple):
 
 def _weights(target: Any, group_order: str) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
-        found, gemms = _of_state_dict(target.state_dict(), group_order), gemm_weights(target)
-        owners = {key.rpartition(".")[0] for key in gemms}
-        for key, weight in found.items():
-            is_gain = key not in gemms and key.rpartition(".")[0] in owners
-            found[key] = weight._replace(
-                is_counted=key in gemms, is_checked=weight.is_checked and not is_gain
-            )
-        for name, layer in target.named_modules():
-            if isinstance(layer, SparseLayer):
-                order = getattr(layer.strategy.output, "group_order", group_order)
-                key = f"{name}.weight" if name else "weight"
-                found[key] = _Weight(layer.effective_weight(), order, True, True, True)
-        return found
+        return _of_model(target, group_order)
     if isinstance(target, Mapping):
         return _of_state_dict(state_dict_of(target, "target"), group_order)
     if isinstance(target, str | os.PathLike):
@@ -249,6 +240,30 @@ def _weights(target: Any, group_order: str) -> dict[str, _Weight]:
     raise TypeError(
         f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
     )
+
+
+def _of_model(model: nn.Module, group_order: str) -> dict[str, _Weight]:
+    """What its layers compute with, and its other tensors; each module by one name.
+
+    The others are not checked by default, but where torch.jit hides what layers they belong to.
+    """
+    found = {
+        name: _Weight(weight, group_order, weight.dim() == 4, True)
+        for name, weight in gemm_weights(model).items()
+    }
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(module, SparseLayer):
+            order = getattr(module.strategy.output, "group_order", group_order)
+            weight = module.effective_weight()
+            found[f"{prefix}weight"] = _Weight(weight, order, True, True, True)
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        is_hidden = isinstance(module, torch.jit.ScriptModule)
+        for key, other in _of_state_dict(dict(own), group_order).items():
+            is_checked = other.is_checked and is_hidden
+            other = other._replace(is_checked=is_checked, is_counted=False)
+            found.setdefault(f"{prefix}{key}", other)
+    return found
 
 
 def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, _Weight]:

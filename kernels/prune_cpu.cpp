@@ -56,8 +56,7 @@ void scale(const Part<T, T>& whole, const double* before, const double* after) {
   const bool inner = whole.channel_inner();
   std::vector<float> factors(whole.channels);
   for (int64_t c = 0; c < whole.channels; ++c) {
-    const float factor = ratio(static_cast<float>(before[c]), static_cast<float>(after[c]));
-    factors[c] = T::wide(T::narrow(factor));
+    factors[c] = ratio(static_cast<float>(before[c]), static_cast<float>(after[c]));
   }
   for (int64_t i = 0; i < (inner ? whole.positions : whole.channels); ++i) {
     const auto part = inner ? whole.at(0, i) : whole.at(i, 0);

@@ -314,7 +314,7 @@ void lanes(const Part<T, R>& part, int64_t count, int m, const Rule& rule, Words
   for (int j = 0; rule.by_group && j < m; ++j) {
     typename R::Int* y = part.y + j * y_channel;
     for (int64_t i = 0; i < count; ++i) {
-      const float scale = R::wide(R::narrow(ratio(before[i], after[i])));
+      const float scale = ratio(before[i], after[i]);
       y[i * y_position] = R::narrow(R::wide(y[i * y_position]) * scale);
     }
   }

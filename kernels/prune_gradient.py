@@ -109,11 +109,11 @@ def prune_launch(
 
 
 def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
-    """Factors (samples, channels) in the dtype of grad_output."""
+    """Factors (samples, channels) in float32: float16 cannot hold those above 65504."""
     launch, sums = sums_launch(grad_output, n, m, groups)
     launch.run()
     samples, chunks, _, channels = sums.shape
-    scale = grad_output.new_empty((samples, channels))
+    scale = sums.new_empty((samples, channels))
     block, rows = 32, min(32, triton.next_power_of_2(chunks))
     _scale_kernel[(samples, triton.cdiv(channels, block))](
         sums, scale, channels, chunks, ROWS=rows, BLOCK=block

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .select_triton import join, keep_largest, keep_random, magnitude, rounded, split, times
+from .select_triton import join, keep_largest, keep_random, magnitude, split, times
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _prune_kernel(
         for j in tl.static_range(E):
             before += tl.abs(elements[j].to(tl.float32))
             after += tl.abs(pruned[j].to(tl.float32))
-        scale = rounded(ratio(before, after), pruned[0].dtype)
+        scale = ratio(before, after)
         scaled = ()
         for j in tl.static_range(E):
             scaled = scaled + (times(pruned[j], scale),)
@@ -285,6 +285,5 @@ def _scale_kernel(sums_ptr, scale_ptr, channels, chunks, ROWS: tl.constexpr, BLO
         before += tl.load(at, mask=inside, other=0.0)
         after += tl.load(at + channels, mask=inside, other=0.0)
     scale = ratio(tl.sum(before, 0, keep_dims=True), tl.sum(after, 0, keep_dims=True))
-    scale = rounded(scale, scale_ptr.dtype.element_ty)
     place = scale_ptr + tl.program_id(0).to(tl.int64) * channels + channel
     tl.store(place, scale, mask=channel < channels)

@@ -32,6 +32,7 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+X = torch.ones(1, 8, 7, 7)
 CONVOLUTIONS = ["stem", "layer1.0", "layer1.2", "layer2.0"]
 
 
@@ -197,6 +198,31 @@ def test_lazy_modules_are_skipped_with_a_reason():
     assert type(model[1]) is nn.Conv2d
     assert set(fst.convert(model, "fst").converted) == {"1"}
     model(input).sum().backward()
+
+
+def test_a_forward_of_the_instance_s_own_is_skipped_with_a_reason():
+    """A class that is changed under it would never be called."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    model[1].forward = partial(nn.Conv2d.forward, model[1])
+    report = fst.convert(model, "srste")
+    assert set(report.converted) == {"0"} and type(model[1]) is nn.Conv2d
+    assert "forward was replaced on the instance" in report.skipped["1"]
+    assert "convert first" in report.skipped["1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, partial(torch.jit.trace, example_inputs=X)])
+def test_compiled_modules_are_skipped_with_a_reason(compiled):
+    model = nn.Sequential(
+        nn.Conv2d(8, 8, 3), compiled(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()))
+    )
+    expected = model(X)
+    report = fst.convert(model, "sdgp", example_input=X)
+    assert set(report.converted) == {"0"}
+    assert "compiled by torch.jit" in report.skipped["1.0"]
+    torch.testing.assert_close(model(X), expected)
+    with pytest.raises(ValueError, match="nothing to convert.*\n(.|\n)*compiled by torch.jit"):
+        fst.convert(model[1], "sdgp")
 
 
 def test_parametrized_modules_are_skipped_with_a_reason():

@@ -110,6 +110,32 @@ def test_fold_of_tied_weights():
     torch.testing.assert_close(folded(input), net.eval()(input))
 
 
+def _tied(*layers):
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    ("build", "strategies"),
+    [
+        (lambda: _tied(nn.Embedding(8, 8), nn.Linear(8, 8)), {"1": "srste"}),
+        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste"}),
+        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste", "1": "sdgp"}),
+    ],
+    ids=["embedding", "excluded", "two_strategies"],
+)
+def test_fold_leaves_tied_weights_of_other_values_alone(build, strategies, inplace):
+    net = build().eval()
+    for name, strategy in strategies.items():
+        fst.convert(net, strategy, include=name)
+    input = torch.arange(8) if isinstance(net[0], nn.Embedding) else torch.randn(4, 8)
+    expected = net(input)
+    folded = fst.fold(net, inplace=inplace)
+    torch.testing.assert_close(folded(input), expected)
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize(
     "wrap, unwrap",
@@ -265,6 +291,64 @@ def test_what_is_verified():
     linear = nn.Sequential(nn.Linear(8, 8))
     fst.convert(linear, "fst", include="0")
     assert fst.verify(linear).ok and fst.verify(linear).layers[0].name == "0.weight"
+
+
+def _dense_after_fold(wrap):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    fst.convert(model, "srste", include="0")
+    model = fst.fold(model)
+    wrap(model[1])
+    return model
+
+
+class _TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = nn.Conv2d(8, 8, 3)
+        self.pos = nn.Parameter(torch.randn(1, 8, 5, 5))
+
+
+def _converted(model, wrap=lambda layer: None):
+    fst.convert(model, "srste")
+    wrap(next(iter(fst.sparse_layers(model).values())))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (
+            lambda: _dense_after_fold(nn.utils.weight_norm),
+            {"0.weight": True, "1.weight": False},
+        ),
+        (
+            lambda: _dense_after_fold(lambda layer: prune.l1_unstructured(layer, "weight", 0.01)),
+            {"0.weight": True, "1.weight": False},
+        ),
+        (
+            lambda: torch.jit.script(_dense_after_fold(lambda layer: None)),
+            {"0.weight": True, "1.weight": False},
+        ),
+        (lambda: _converted(_TwoNames()), {"a.weight": True}),
+        (lambda: fst.fold(_converted(_TwoNames())), {"a.weight": True}),
+        (
+            lambda: _converted(
+                nn.Sequential(nn.Conv2d(8, 8, 3)), nn.utils.parametrizations.spectral_norm
+            ),
+            {"0.weight": True},
+        ),
+    ],
+    ids="weight_norm prune scripted two_names folded spectral_norm".split(),
+)
+def test_a_model_is_verified_by_what_its_layers_compute_with(build, expected):
+    report = fst.verify(build())
+    assert {check.name: check.ok for check in report.layers} == expected
+
+
+def test_other_tensors_of_a_model_are_verified_if_named():
+    model = fst.fold(_converted(_TwoNames()))
+    assert not fst.verify(model, include="pos").ok
 
 
 @pytest.mark.parametrize("target", [{}, {"bias": torch.zeros(4)}, nn.ReLU(), nn.Linear(4, 4)])

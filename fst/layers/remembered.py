@@ -96,3 +96,7 @@ class RunState:
     start: Callable[[], None] | None = None
     frozen: Frozen | None = None
     decisions: dispatch.Record = field(default_factory=dict)
+
+    def forget_calls(self) -> None:
+        """There was no training call since the last step."""
+        self.calls, self.mask_step, self.decay_mask = 0, None, None

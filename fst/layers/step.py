@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from fst.basics.sharding import is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import residual
+from fst.rules.schedule import check_descends
 
 Layers = list[SparseLayer]
 
@@ -82,15 +83,39 @@ def _before_step(
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
         layer.run.stepping, layer.run.has_gradient = weakref.ref(optimizer), False
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not layers or not callable(closure):
-        _decay_once(layers, optimizer, decoupled=True)
+    if not layers:
         return None
-    # The gradients are made inside the step, perhaps several times.
-    closure = _with_decay(closure, layers, optimizer)
+    return with_gradients(
+        args, kwargs, lambda first: _decay_once(layers, optimizer, decoupled=first)
+    )
+
+
+def with_gradients(
+    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call ``act`` where a step's gradients are complete, with whether it is the first time.
+
+    That is now, or each time after the closure among the step's arguments, which makes them: what
+    comes back are then the arguments with such a closure.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        act(True)
+        return None
+    first = True
+
+    def acting() -> object:
+        nonlocal first
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            act(first)
+        first = False
+        return loss
+
     if "closure" in kwargs:
-        return args, {**kwargs, "closure": closure}
-    return (args[0], closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": acting}
+    return (args[0], acting, *args[2:]), kwargs
 
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
@@ -104,31 +129,26 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     return frame is not None
 
 
-def _with_decay(
-    closure: Callable[[], object], layers: Layers, optimizer: Optimizer
-) -> Callable[[], object]:
-    first = True
-
-    def decayed() -> object:
-        nonlocal first
-        with torch.enable_grad():
-            loss = closure()
-        with torch.no_grad():
-            _decay_once(layers, optimizer, decoupled=first)
-        first = False
-        return loss
-
-    return decayed
-
-
 def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
-    """The decay of each weight that has a gradient; layers that share one share its decay."""
+    """The decay of each weight that has a gradient; layers that share one share its decay.
+
+    Raises:
+        RuntimeError: the optimizer climbs the gradient that the decay is in, or "decoupled" decay
+            finds no stored weight.
+    """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
     for layer in layers:
         weight, strategy = layer.stored_weight(), layer.strategy
         if weight.grad is None:
             continue
         layer.run.has_gradient = True
+        if strategy.gradient_decay:
+            check_descends(optimizer, weight)
+        elif strategy.decay and not layer.multiplies_parameter:
+            raise RuntimeError(
+                f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
+                "this one is computed from other parameters: use decay_mode='gradient'."
+            )
         if not strategy.decay or not layer.multiplies_parameter or id(weight) in seen:
             continue
         if decoupled or strategy.decay_mode == "gradient":

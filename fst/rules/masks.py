@@ -285,8 +285,9 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
         m, dim: group size and axis, used by "group".
 
     Returns:
-        Tensor that broadcasts against ``pruned``, in its dtype. Sums are taken in float32 (float64
-        for float64 tensors); where nothing was kept the factor is 1.
+        Tensor that broadcasts against ``pruned``, in its dtype, or in float32 for float16, whose
+        range is too small. Sums are taken in float32 (float64 for float64 tensors); where nothing
+        was kept the factor is 1.
     """
     wide = torch.float64 if dense.dtype == torch.float64 else torch.float32
     before, after = dense.abs(), pruned.abs()
@@ -316,4 +317,4 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
         raise ValueError(f"rescale={rescale!r} is unknown.{suggest(rescale, RESCALES)}")
     kept = reduce(after)
     scale = torch.where(kept > 0, reduce(before) / kept, 1.0)
-    return scale if dense.dtype == wide else scale.to(dense.dtype)
+    return scale if dense.dtype in (wide, torch.float16) else scale.to(dense.dtype)

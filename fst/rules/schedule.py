@@ -62,6 +62,16 @@ class PrunedLayer(Protocol):
 Layers: TypeAlias = Sequence[PrunedLayer]
 
 
+def check_descends(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+    """Raise RuntimeError if the optimizer climbs the weight's gradient: a pull in it would push."""
+    for group in optimizer.param_groups:
+        if group.get("maximize") and any(parameter is weight for parameter in group["params"]):
+            raise RuntimeError(
+                f"{type(optimizer).__name__}: maximize=True turns round what strategies add to "
+                "gradients; use maximize=False and the negated loss."
+            )
+
+
 class Run:
     """A training run, as a schedule sees it.
 
@@ -111,8 +121,12 @@ class Run:
             parameter.grad = gradient
         self._hidden.clear()
 
-    def check_unscaled(self) -> None:
-        """Raise RuntimeError if gradients still have the scale of a GradScaler's loss."""
+    def check_gradient(self, weight: Tensor) -> None:
+        """Raise RuntimeError where a pull added to the weight's gradient would act otherwise.
+
+        Gradients may still have the scale of a GradScaler's loss, or be climbed.
+        """
+        check_descends(self.optimizer, weight)
         if getattr(self.optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
                 f"{type(self.optimizer).__name__} unscales gradients itself, too late for "

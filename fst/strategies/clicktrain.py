@@ -71,7 +71,7 @@ class PatternSelection(Schedule):
             if "enforced" in state:
                 mask_gradients([layer])
             elif "patterns" in state:
-                run.check_unscaled()
+                run.check_gradient(layer.weight)
                 self._add_lasso(layer, layer.weight.grad)
             else:
                 self._select(layer)
@@ -95,9 +95,9 @@ class PatternSelection(Schedule):
         layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
     def _add_lasso(self, layer: PrunedLayer, gradient: Tensor) -> None:
-        weight = layer.weight_as_conv().detach()
-        for kept in (layer.state.schedule_state["patterns"], layer.state.schedule_state["kernels"]):
-            pruned = weight * ~kept
+        weight, state = layer.weight_as_conv().detach(), layer.state.schedule_state
+        for kept in (state["patterns"], state["kernels"]):
+            pruned = weight * ~kept.to(weight.device)
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
             gradient.add_(layer.laid_out(pull), alpha=self.lasso)

@@ -107,6 +107,7 @@ class ChannelLasso(Schedule):
             state["lasso"] = self.ratio / (1 - self.ratio) * run.loss.float() / penalty
         for weight, norms, mask in sides:
             if weight.grad is not None:
+                run.check_gradient(weight)
                 weight.grad.add_(weight * (mask / norms) * state["lasso"].to(weight.device))
 
     def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

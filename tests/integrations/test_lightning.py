@@ -71,22 +71,34 @@ def test_a_resumed_run_ends_as_a_whole_one(tmp_path, options):
         assert torch.equal(*masks) and 0 < masks[0].double().mean() < 1
 
 
-def test_the_run_is_that_of_a_loop_of_ones_own(tmp_path):
-    trainer, module = fit(tmp_path, 2, strategy="srste")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("srste", {}),
+        ("rigl", dict(interval=3)),
+        ("clicktrain", dict(choose=0.2, enforce=0.7, lasso=0.1)),
+    ],
+)
+def test_the_run_is_that_of_a_loop_of_ones_own(tmp_path, name, options):
+    trainer, module = fit(tmp_path, 2, strategy=name, **options)
     alone = Module()
-    fst.convert(alone, "srste")
+    fst.convert(alone, fst.get_strategy(name, **options))
+    fst.seed_random_rules(alone, 0)
     optimizer = alone.configure_optimizers()
+    fst.attach(alone, optimizer, total_steps=8)
     for _ in range(2):
         for batch in loader():
             optimizer.zero_grad()
             alone.training_step(batch).backward()
             optimizer.step()
-    for name, value in alone.state_dict().items():
-        torch.testing.assert_close(module.state_dict()[name], value)
+    for key, value in alone.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[key], value)
+    layer, expected = module.model[2], alone.model[2]
+    torch.testing.assert_close(layer.effective_weight(), expected.effective_weight())
     assert module.frozen and all(module.frozen)
-    assert trainer.callback_metrics["sparsity/density"] == 0.5
+    assert trainer.callback_metrics["sparsity/density"] == fst.metrics(alone)["sparsity/density"]
     assert "sparsity/grad_norm/model.0" in trainer.callback_metrics
-    assert fst.verify(fst.fold(module)).ok
+    assert fst.verify(fst.fold(module)).ok == (name == "srste")
 
 
 def test_what_cannot_work_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from fst import NM
 from fst.backends import force, sources
 from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output
-from tests.kernels.values import FORMATS, awkward, bits
+from tests.kernels.values import FORMATS, awkward, bits, concentrated
 
 SHAPES = (((2, 16, 3, 5), 1), ((1, 18, 2, 4), 2), ((2, 64, 1, 1), 1))
 PATTERNS = ((2, 4), (1, 2), (3, 5), (4, 8), (2, 8))
@@ -88,6 +88,15 @@ def test_rescaling_where_nothing_is_kept(device):
     zeros = torch.zeros(1, 8, 2, 2, device=device)
     for rescale in ("sample_channel", "group"):
         assert torch.equal(_prune(zeros, 2, 4, "magnitude_rescaled", rescale), zeros)
+
+
+@pytest.mark.parametrize("memory", FORMATS[:2])
+def test_rescaling_by_more_than_float16_holds(memory, device):
+    grad_output = concentrated(memory)
+    rule = NM("grad_output", 2, 4, "magnitude_rescaled")
+    exact = prune_grad_output(grad_output.double(), rule, "grad_input", 1, None)
+    pruned = _prune(grad_output.to(device), 2, 4, "magnitude_rescaled", "sample_channel", 1)
+    torch.testing.assert_close(pruned.cpu().double(), exact, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (3, 5), (1, 8)])

@@ -27,6 +27,16 @@ def awkward(shape: tuple[int, int, int, int], dtype: torch.dtype, memory: str) -
     )
 
 
+def concentrated(memory: str) -> Tensor:
+    """dY of which channel 0 is kept where it is tiny: its L1 norm grows by more than 65504."""
+    values = torch.ones(1, 8, 56, 56, dtype=torch.float16)
+    values[:, 1:4] = 2
+    values[:, :4, 0, 0] = 0
+    values[0, 0, 0, 0] = 0.03
+    format = torch.channels_last if memory == "channels_last" else torch.contiguous_format
+    return values.contiguous(memory_format=format)
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor's values on the CPU, all NaN alike."""
     tensor = tensor.cpu()

@@ -144,6 +144,44 @@ def test_a_step_inside_frozen_is_refused():
     optimizer.step()
 
 
+@pytest.mark.parametrize("wrap", [lambda layer: None, torch.nn.utils.parametrizations.weight_norm])
+def test_a_decay_in_gradients_that_are_climbed_is_refused(wrap):
+    net = decaying(small_net())
+    wrap(net[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, maximize=True)
+    net(batch()).sum().backward()
+    with pytest.raises(RuntimeError, match="SGD: maximize=True"):
+        optimizer.step()
+
+
+def test_a_decoupled_decay_knows_no_direction():
+    net = small_net()
+    fst.convert(net, fst.get_strategy("srste", decay=0.5, decay_mode="decoupled"))
+    before, kept = net[0].weight.detach().clone(), net[0].effective_weight()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0, maximize=True)
+    net(batch()).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(net[0].weight.detach(), (before + kept) / 2)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.nn.utils.parametrizations.weight_norm,
+        lambda layer: torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.25),
+    ],
+    ids=["weight_norm", "prune"],
+)
+def test_a_decoupled_decay_of_a_computed_weight_is_refused(wrap):
+    net = small_net()
+    fst.convert(net, fst.get_strategy("srste", decay_mode="decoupled"))
+    wrap(net[2])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(batch()).sum().backward()
+    with pytest.raises(RuntimeError, match="layer '2': decay_mode='decoupled'"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("kind", ["pruned", "normalised", "plain"])
 def test_weights_that_torch_computes_train(kind):
     """Utilities of torch that replace the Parameter; every optimizer's step looks at the layer."""

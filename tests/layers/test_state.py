@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import TRAINED, attach, small_net, train
+from tests.networks import TRAINED, attach, batch, small_net, train
 from tests.strategy_settings import setting
 
 # ---------------------------------------------------------------- kept and drawn masks
@@ -191,6 +191,36 @@ def test_resume_is_bit_exact(row):
     for (name, p), q in zip(net.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(p, q[1]), name
     assert str(fst.sparsity_state(net)) == str(fst.sparsity_state(other))
+
+
+@pytest.mark.parametrize("name", ["tsm", "srste", "sdgp-random", "resprop", "rigl"])
+def test_a_rollback_within_a_run_is_a_resume(name):
+    """After training calls since the last step, which the state knows nothing of."""
+    row = setting(name)
+
+    def build():
+        net = small_net()
+        fst.convert(net, row.build(**(dict(interval=4) if name in ("tsm", "rigl") else {})))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        attach(net, optimizer)
+        fst.seed_random_rules(net, 5)
+        return net, optimizer
+
+    def resume(net, optimizer, model, momentum, sparsity):
+        net.load_state_dict(model)
+        optimizer.load_state_dict(copy.deepcopy(momentum))  # it would train on in it
+        fst.load_sparsity_state(net, sparsity)
+        train(net, optimizer, range(4, 7))
+        return net.state_dict()
+
+    net, optimizer = build()
+    train(net, optimizer, range(4))
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), fst.sparsity_state(net)))
+    with torch.no_grad():
+        net[2].weight.neg_().add_(0.1)
+    net(batch(7))
+    found, expected = resume(net, optimizer, *saved), resume(*build(), *saved)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 def test_saved_state_is_a_snapshot():

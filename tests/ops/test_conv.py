@@ -11,6 +11,7 @@ from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from tests.cases import CASES, Case, case, error, read_draws, run
+from tests.kernels.values import concentrated
 from tests.strategy_settings import GEMMS, SETTINGS, rows_and_shapes, setting
 
 NAMES = ("output", "grad_input", "grad_weight", "grad_bias")
@@ -237,6 +238,17 @@ def test_rescaling_sums_in_float32(dtype):
         strategy = fst.get_strategy("sdgp", n=2, m=4, rescale=rescale)
         fst.sparse_conv2d(input, weight, strategy=strategy).backward(grad_output)
         assert (input.grad[:, :2] == value).all() and (input.grad[:, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("rescale", ["sample_channel", "channel"])
+def test_rescaling_by_more_than_float16_holds(rescale):
+    grad_output = concentrated("contiguous")
+    input = torch.zeros(1, 8, 56, 56, dtype=torch.float16, requires_grad=True)
+    weight = torch.eye(8, dtype=torch.float16).reshape(8, 8, 1, 1)
+    strategy = fst.get_strategy("sdgp", rescale=rescale)
+    fst.sparse_conv2d(input, weight, strategy=strategy).backward(grad_output)
+    expected = reference_conv2d(input, weight, grad_output, strategy=strategy).grad_input
+    torch.testing.assert_close(input.grad.double(), expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("rescale", ["sample_channel", "channel", "group"])

@@ -57,6 +57,26 @@ def test_penalty_is_the_share_of_the_first_loss_and_enters_the_gradient():
     assert net[0].state.schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # as GradScaler sets it on fused ones
+        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
+        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
+    ],
+    ids=["scaled", "climbed"],
+)
+def test_the_penalty_needs_plain_gradients(change, message):
+    net = small_net()
+    optimizer, attachment = _attached(net)
+    loss = net(batch()).square().mean()
+    attachment.report_loss(loss)
+    loss.backward()
+    change(optimizer)
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.step()
+
+
 def test_a_model_that_was_never_called_has_no_channels_to_follow():
     net = small_net()
     optimizer, _ = _attached(net)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import batch, small_net
+from tests.networks import attach, batch, small_net
 from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training
+from tests.strategy_settings import SETTINGS, of_each_kind
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -117,6 +118,62 @@ def test_resume_in_the_middle_of_a_schedule(name, optimizer, stop):
     for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
         assert torch.equal(p, q), key
     assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+
+
+def _trained(row, closure):
+    """The model after 20 steps, with gradients made in the steps or before them."""
+    net = small_net()
+    fst.convert(net, row.build())
+    fst.seed_random_rules(net, 3)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    attachment = attach(net, optimizer)
+    for step in range(20):
+
+        def loss(step=step):
+            optimizer.zero_grad()
+            found = net(batch(step)).square().mean()
+            attachment.report_loss(found)
+            found.backward()
+            return found
+
+        if closure:
+            optimizer.step(loss)
+        else:
+            loss()
+            optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize(
+    "row", of_each_kind([row for row in SETTINGS if row.build().schedule is not None])
+)
+def test_gradients_made_in_a_closure_are_those_that_schedules_see(row):
+    if row.name == "prunetrain":
+        pytest.importorskip("torch_pruning")
+    nets = [_trained(row, closure) for closure in (False, True)]
+    plain, closure = (net.state_dict() for net in nets)
+    assert all(torch.equal(plain[name], closure[name]) for name in plain)
+    plain, closure = map(fst.sparsity_state, nets)
+    assert str(plain) == str(closure)
+    for name in plain:
+        masks = plain[name]["kept_mask"], closure[name]["kept_mask"]
+        assert masks == (None, None) or torch.equal(*masks)
+
+
+def test_a_closure_called_twice_in_a_step_is_refused():
+    net = small_net()
+    fst.convert(net, "asp")
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+    attach(net, optimizer)
+
+    def loss():
+        optimizer.zero_grad()
+        found = net(batch()).square().mean()
+        found.backward()
+        return found
+
+    with pytest.raises(RuntimeError, match="LBFGS.step calls its closure several times: .*'asp'"):
+        optimizer.step(loss)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

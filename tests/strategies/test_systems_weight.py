@@ -8,6 +8,7 @@ import torch
 
 import fst
 from fst.ops.reference import reference_nm_mask
+from fst.rules.schedule import Run
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
@@ -364,10 +365,33 @@ def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
         torch.testing.assert_close(actual, e)
 
 
-def test_clicktrain_needs_unscaled_gradients_for_its_lasso():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # as GradScaler sets it on fused ones
+        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
+        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
+    ],
+    ids=["scaled", "climbed"],
+)
+def test_clicktrain_needs_plain_gradients_for_its_lasso(change, message):
     training = Training("clicktrain", choose=0.0)
     training.step(0)
     training.backward(1)
-    training.optimizer.grad_scale = torch.tensor(1024.0)  # as GradScaler sets it on fused ones
-    with pytest.raises(RuntimeError, match=r"scaler\.unscale_"):
+    change(training.optimizer)
+    with pytest.raises(RuntimeError, match=message):
         training.optimizer.step()
+
+
+def test_clicktrain_follows_its_weights_to_another_device():
+    training = Training("clicktrain", choose=0.0)
+    training.step(0)
+    training.net.to("meta")
+    for layer in training.layers:
+        layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer = OPTIMIZERS["sgd"](training.net.parameters())
+    run, schedule = Run(optimizer, training.net, 20), training.layers[0].strategy.schedule
+    with torch.no_grad():
+        schedule.before_update(training.layers, run, 2)
+        schedule.after_update(training.layers, run, 20)
+    assert all(layer.state.kept_mask.is_meta for layer in training.layers)
