@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if trainer.train(runs):
         return 1
     console.print("measuring …")
-    results = collect(grid, arguments.out, list(grid.settings))
+    results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
     command = command_of("demo", argv)
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")

@@ -16,6 +16,7 @@ from fst.gradients import Gradients, phases_of, recorded
 from fst.rules.rule import Rule
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import load_grid
+from fst.studies.ablation.invocation import changed, read_invocation
 from fst.studies.ablation.results import Results, collect
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import from_config_on_random_images
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> Result:
         torch.set_num_threads(options.threads)
     grid = load_grid(options.grid)
     work_dir = options.work_dir or Path("work_dirs/ablation") / options.grid.stem
+    grid = changed(grid, read_invocation(work_dir))
     results = collect(grid, work_dir, list(grid.settings))
     names = results.measured()
     if not names:
