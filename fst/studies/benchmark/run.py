@@ -71,6 +71,7 @@ def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     config = load_config(options.config)
     step = sample_step(config, options.batch, options.size, options.device)
     _, selection = read_sparsity(config)
+    selection.pop("plan", None)  # the config's own strategy's, which is not what is compared
     named = {key: names for key, names in selection.items() if names is not None}
     height, width = step.batch_shape[2:]
     subject = {

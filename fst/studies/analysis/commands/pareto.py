@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> Result:
             whole = recorded(subject.copied(), subject.batches[0], subject.loss)
             prefix = next(n for n, m in subject.model.named_modules() if m is root)
             gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
-        fst.convert(root, subject.strategy or "dense", **subject.selectors)
+        fst.convert(root, subject.strategy or "dense", plan=subject.plan, **subject.selectors)
         layers = fst.sparse_layers(root)
         rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
         if any(layer.strategy.output is not None for layer in layers.values()):
