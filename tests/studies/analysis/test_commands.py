@@ -13,6 +13,7 @@ from timm import create_model
 
 import fst
 from fst.engine import cli
+from fst.studies.analysis import overhead
 from fst.studies.analysis.cli import COMMANDS, main
 from fst.studies.analysis.macs import count_macs
 from fst.studies.analysis.subject import from_config, from_name, images_of
@@ -60,6 +61,28 @@ def test_on_a_config(command, write_config, tmp_path, capsys):
     document = check(out, figures=FIGURES.get(command, 1))
     assert document.command.startswith(f"fst analyze {command} ")
     assert str(out / "analysis.json") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_overhead_is_timed_in_the_dtype_of_the_step(dtype, write_config, tmp_path, monkeypatch):
+    seen = set()
+
+    def gradient(grad_output, *_):
+        seen.add(("grad_output", grad_output.dtype))
+
+    def weight(weight, strategy, groups, cast):
+        seen.add(("weight", cast))
+
+    def fold(grad_output, kept):
+        seen.add(("shift", grad_output.dtype))
+
+    monkeypatch.setattr(overhead, "prune_grad_output", gradient)
+    monkeypatch.setattr(overhead, "prune_weight", weight)
+    monkeypatch.setattr(overhead.positions, "fold_grad_output", fold)
+    arguments = ["--batch-size", "4", "--repeats", "1", "--dtype", dtype, "--out", str(tmp_path)]
+    main(["overhead", write_config(), *arguments])
+    wanted = getattr(torch, dtype)
+    assert seen == {(operand, wanted) for operand in ("grad_output", "weight", "shift")}
 
 
 @pytest.mark.parametrize("command", ["macs", "overhead"])
