@@ -64,11 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         runs = make_runs(grid, list(grid.settings), grid.seeds)
-    except ValueError as error:
+        for run in runs:
+            if trainer.folder(run).state(run) == "changed":
+                trainer.folder(run).put_aside()
+    except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    for run in runs:
-        if trainer.folder(run).state(run) == "changed":
-            trainer.folder(run).put_aside()
     if trainer.train(runs):
         return 1
     console.print("measuring …")

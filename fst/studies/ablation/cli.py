@@ -190,7 +190,11 @@ def _put_changed_aside(
                 f"{folder.path} was trained with another config ({folder.changes(run)}). Train it "
                 "again with --rerun, or give another --work-dir."
             )
-        console.print(f"{folder.path} has another config: now {folder.put_aside().name}")
+        try:
+            aside = folder.put_aside()
+        except RuntimeError as error:
+            raise ValueError(f"--rerun: {error}") from error
+        console.print(f"{folder.path} has another config: now {aside.name}")
 
 
 def _report(

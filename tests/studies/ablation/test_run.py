@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from fst.studies.ablation.folders import RunFolder
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.reporting.document import load_document
 
@@ -79,6 +80,22 @@ def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp
     assert len(calls("dense")) == 1
 
 
+def test_a_folder_in_which_a_process_trains_is_left_alone(write_grid, ablate, tmp_path, capsys):
+    ablate(write_grid(seeds=[0]))
+    folder = RunFolder.of(tmp_path / "work", "dense", 0)
+    config = folder.config.read_text()
+    grid = write_grid(seeds=[0], options={"optim_wrapper.optimizer.lr": 0.5})
+    with folder.lock():
+        with pytest.raises(SystemExit) as stop:
+            ablate(grid, "--rerun")
+        assert stop.value.code == 2
+        assert f"another process is training in {folder.path}" in capsys.readouterr().err
+        (folder.path / "run.json").unlink()  # as before the other process has written it
+        assert ablate(grid) == 1
+    assert [path.name for path in folder.path.parent.iterdir()] == ["seed0"]
+    assert folder.config.read_text() == config
+
+
 def counted(tmp_path):
     """The seeds of each setting that count, and the notes on those that do not."""
     notes = load_document(tmp_path / "work").notes
@@ -144,8 +161,6 @@ def test_interrupted_and_resumed(how, write_grid, ablate, stand_in, tmp_path, ca
         time.sleep(0.05)
     time.sleep(0.2)
     with pytest.raises(RuntimeError, match="another process is training"):
-        from fst.studies.ablation.folders import RunFolder
-
         RunFolder.of(work, "waits", 0).lock()
     process.send_signal(how)
     assert process.wait(60) == 130
