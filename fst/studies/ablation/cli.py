@@ -14,7 +14,6 @@ from rich.table import Table
 
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.engine.arguments import OptionAction, add_cfg_options
-from fst.engine.packaged import config_path
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, load_grid
 from fst.studies.ablation.invocation import changed, read_invocation, write_invocation
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
 
 def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
     console = Console()
-    grid = load_grid(config_path(str(arguments.grid)))
+    grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     invocation = _invocation(arguments, argv, work_dir)
     grid = changed(grid, invocation)

@@ -27,7 +27,9 @@ EXACT = "exact"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.add_argument("grid", type=Path, help="grid file whose runs are finished")
+    parser.add_argument(
+        "grid", type=Path, help="grid whose runs are finished: a file, or fst::configs/ablation/..."
+    )
     parser.add_argument(
         "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
     )
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace) -> Result:
     if options.threads:
         torch.set_num_threads(options.threads)
     grid = load_grid(options.grid)
-    work_dir = options.work_dir or Path("work_dirs/ablation") / options.grid.stem
+    work_dir = options.work_dir or Path("work_dirs/ablation") / grid.path.stem
     grid = changed(grid, read_invocation(work_dir))
     results = collect(grid, work_dir, list(grid.settings))
     names = results.measured()
