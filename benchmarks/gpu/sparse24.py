@@ -52,12 +52,12 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.models:
         model, size = a_model(name)
         shapes = layer_shapes(model, functools.partial(model.eval(), torch.zeros(1, 3, size, size)))
-        for shape, count in shapes.items():
+        for shape, names in shapes.items():
             shape = shape._replace(batch=options.batch)
             channels = min(shape.in_channels, shape.out_channels) // shape.geometry.groups
             if channels >= options.least_channels and not unsupported(shape):
                 for row in layer_rows(shape, device, options):
-                    rows.append({"model": name, "count": count, **row})
+                    rows.append({"model": name, "count": len(names), **row})
         packings.append({"model": name, **packing_row(model, device, options.repeats)})
     header = {
         "command": shlex.join(["python", *sys.argv]),

@@ -291,7 +291,6 @@ class COCOFormatDataset(_Checked, CocoDataset):
                     Kind.UNKNOWN_CLASS, f"{where} of {image['file_name']}: {names[category]!r}"
                 )
             elif not annotation.get("ignore", False):
-                self.cat_img_map[category].append(image["id"])
                 text = f"annotation {annotation['id']}, {names[category]} {annotation['bbox']}"
                 instances[image["id"]].append((self._instance(annotation, box), text))
         for image in images.values():
@@ -299,6 +298,11 @@ class COCOFormatDataset(_Checked, CocoDataset):
             raw = {**image, **sides, "img_id": image["id"]}
             info = super().parse_data_info({"raw_img_info": raw, "raw_ann_info": []})
             yield {**info, "instances": instances[image["id"]]}
+
+    def _checked(self, info: dict[str, Any], problems: Problems) -> Iterator[dict[str, Any]]:
+        for instance in super()._checked(info, problems):
+            self.cat_img_map[self.cat_ids[instance["bbox_label"]]].append(info["img_id"])
+            yield instance
 
     def _unique(
         self, what: str, entries: Sequence[Any], problems: Problems

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from mmdet.datasets.api_wrappers import COCO
 from mmdet.evaluation import CocoMetric
 from mmdet.registry import METRICS
+from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
 
-from fst.detection.annotations import category_ids
+from fst.detection.annotations import (
+    category_ids,
+    fault_of_annotation,
+    fault_of_id,
+    fault_of_image,
+    read_coco,
+)
 
 
 @METRICS.register_module()
@@ -17,12 +26,19 @@ class COCOFormatMetric(CocoMetric):
     """mmdet's CocoMetric where labels follow ``classes``, not the file's order of categories.
 
     It evaluates the images that were seen, and says so if the annotation file lists more. Boxes
-    that a data set left out still count as objects to find. ``area`` and ``iscrowd`` may be absent.
+    that a data set left out still count as objects to find, if they are boxes at all; other
+    malformed entries do not count. ``area`` and ``iscrowd`` may be absent.
+
+    Raises:
+        ValueError: ``ann_file`` is no COCO file.
     """
 
     def __init__(self, ann_file: str | None = None, **kwargs: Any) -> None:
-        super().__init__(ann_file=ann_file, **kwargs)
+        super().__init__(**kwargs)
         self._ann_file = ann_file
+        if ann_file is not None:
+            with get_local_path(ann_file, backend_args=self.backend_args) as path:
+                self._coco_api = _indexed(read_coco(path))
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """The metrics of the images in ``results``."""
@@ -41,9 +57,6 @@ class COCOFormatMetric(CocoMetric):
                     "current",
                     logging.WARNING,
                 )
-            for annotation in self._coco_api.anns.values():
-                annotation.setdefault("iscrowd", 0)
-                annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
         return super().compute_metrics(results)
 
     def results2json(self, results: Any, outfile_prefix: str) -> dict[str, str]:
@@ -55,3 +68,26 @@ class COCOFormatMetric(CocoMetric):
             return super().results2json(results, outfile_prefix)
         finally:
             self.cat_ids = evaluated
+
+
+def _indexed(data: dict[str, Any]) -> COCO:
+    """What can be used of an annotation file: of each id the first entry, as data sets take it."""
+    images = _usable(data["images"], fault_of_image)
+    annotations = _usable(data["annotations"], lambda a: fault_of_id(a) or fault_of_annotation(a))
+    for annotation in annotations:
+        annotation["iscrowd"] = int(bool(annotation.get("iscrowd")))
+        if annotation.get("area") is None:
+            annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
+    api = COCO()
+    api.dataset = {**data, "images": images, "annotations": annotations}
+    api.createIndex()
+    api.img_ann_map, api.cat_img_map = api.imgToAnns, api.catToImgs
+    return api
+
+
+def _usable(entries: Sequence[Any], fault: Callable[[Any], str]) -> list[dict[str, Any]]:
+    found: dict[Any, dict[str, Any]] = {}
+    for entry in entries:
+        if not fault(entry):
+            found.setdefault(entry["id"], entry)
+    return list(found.values())

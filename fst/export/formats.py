@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Format(NamedTuple):
 
     write: Callable[[nn.Module, Inputs, bool, Path], None]
     weights: Callable[[Path], dict[str, Tensor]]
-    outputs: Callable[[Path, Inputs], list[Tensor] | None]
+    outputs: Callable[[Path, Inputs], list[Any] | None]
     computes: bool = True
 
 
@@ -40,6 +40,12 @@ def _dynamic(inputs: Inputs, dynamic_batch: bool) -> tuple[dict[int, object], ..
 def _write_onnx(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path) -> None:
     with extra_named():
         import onnxscript  # noqa: F401
+    for index, value in enumerate(inputs):
+        if value.dtype == torch.bfloat16:  # NumPy has none, so the file could not be run
+            raise ValueError(
+                f"example_input[{index}] is torch.bfloat16, in which no .onnx file can be "
+                "compared: export the model and the input in float32 or float16, or a .pt2 file."
+            )
     shapes = _dynamic(inputs, dynamic_batch)
     program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
     assert program is not None  # of the exporter that makes no file itself
@@ -69,7 +75,7 @@ def _write_pt2(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path
     torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
 
 
-def _pt2_outputs(path: Path, inputs: Inputs) -> list[Tensor]:
+def _pt2_outputs(path: Path, inputs: Inputs) -> list[Any]:
     return pytree.tree_leaves(torch.export.load(path).module()(*inputs))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,7 @@ from fst.export.formats import FORMATS, Format, Inputs
 from fst.layers.modules import SparseLayer, folded_to_another_class, sparse_layers
 from fst.verify import verify
 
-LARGEST_DIFFERENCE = 1e-3  # of outputs, relative to the largest one
+LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
 NOTE = (
     "Who can use the zeros, by these programs' own rules (fst/export/consumers.py), not tried on a "
     "GPU; small: fewer than 256 channels, where dense kernels are often faster."
@@ -52,8 +55,8 @@ class ExportReport:
     """What `export` wrote; ``str()`` is a table of weights and who can use them.
 
     Attributes:
-        difference: largest difference between the file's outputs and the model's, relative to the
-            largest output; None where the file was not run.
+        difference: largest difference between an output of the file and the model's, relative to
+            the largest value of that output; None where the file was not run.
         changed: layers of which the file has the plain kind, because their own would compute
             another weight from the folded one; "" if there are none.
     """
@@ -79,7 +82,7 @@ class ExportReport:
         ]
         run = "it was not run"
         if self.difference is not None:
-            run = f"its outputs differ by {self.difference:.1e} of the largest"
+            run = f"its outputs differ by {self.difference:.1e} of their largest value"
         kept = sum(bool(w.pattern) for w in self.weights)
         verdict = f"{self.path}: read back, {kept} of {len(rows)} weights keep their pattern; {run}"
         if self.changed:
@@ -100,14 +103,16 @@ def export(
         model: converted or not; it is left as it is.
         path: the format is its suffix's: .onnx, .pt2 (torch.export) or .safetensors (weights).
         example_input: one batch, (N, ...), or a tuple of several inputs; for .onnx and .pt2.
-        dynamic_batch: the file takes any N, else that of ``example_input``.
+        dynamic_batch: the file takes any N, else that of ``example_input``; it is run on one
+            sample too.
 
     Returns:
         The weights as they are in the file, and who can use their zeros.
 
     Raises:
         ValueError: an unknown suffix, a folder that does not exist, or no ``example_input`` where
-            one is needed.
+            one is needed, or one of a type that the format cannot be compared in.
+        TypeError: ``example_input`` is neither a tensor nor a tuple of tensors.
         ModuleNotFoundError: a package of the extra "export" is not installed.
         RuntimeError: the file does not hold the folded model: a weight is missing or is not zero
             where S(W) is, or the outputs differ. Nothing is left at ``path`` then.
@@ -124,16 +129,23 @@ def export(
     kind = FORMATS[path.suffix]
     if kind.computes and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
+    inputs = _several(example_input)
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
-    inputs = _several(example_input)
+    batches = [inputs]
     if dynamic_batch:  # torch.export takes a size of 1 for a constant
+        if any(x.dim() == 0 for x in inputs):
+            raise ValueError(
+                "example_input: a tensor of no dimension; with dynamic_batch each must be a "
+                "batch, (N, ...)."
+            )
         inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
+        batches = [inputs, tuple(x[:1] for x in inputs)]
     partial = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         kind.write(plain, inputs, dynamic_batch, partial)
         weights = _weights(plain, layers, kind.weights(partial))
-        difference = _difference(plain, kind, partial, inputs)
+        difference = _difference(plain, kind, partial, batches)
         commit_file(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -144,7 +156,12 @@ def export(
 def _several(example_input: Tensor | Inputs | None) -> Inputs:
     if example_input is None:
         return ()
-    inputs = (example_input,) if isinstance(example_input, Tensor) else tuple(example_input)
+    inputs = (example_input,) if isinstance(example_input, Tensor) else example_input
+    if not isinstance(inputs, tuple | list) or not all(isinstance(x, Tensor) for x in inputs):
+        kinds = type(inputs).__name__
+        if isinstance(inputs, tuple | list):
+            kinds += f" of {', '.join(type(x).__name__ for x in inputs)}"
+        raise TypeError(f"example_input is a {kinds}; it must be a tensor, or a tuple of tensors.")
     return tuple(value.detach().cpu() for value in inputs)
 
 
@@ -213,18 +230,49 @@ def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
 
 
 @torch.no_grad()
-def _difference(plain: nn.Module, kind: Format, path: Path, inputs: Inputs) -> float | None:
-    """The largest difference of outputs, relative to the largest output."""
-    found = kind.outputs(path, inputs)
-    if found is None:
-        return None
-    expected = pytree.tree_leaves(plain(*inputs))
-    largest = max(float(value.abs().max()) for value in expected)
-    differences = [
-        float((a - b).abs().max()) if a.shape == b.shape else float("inf")
-        for a, b in zip(found, expected, strict=True)
-    ]
-    difference = max(differences) / (largest or 1.0)
-    if not difference <= LARGEST_DIFFERENCE:
-        raise RuntimeError(f"the file's outputs differ from the model's by {difference:.1e}.")
-    return difference
+def _difference(
+    plain: nn.Module, kind: Format, path: Path, batches: Sequence[Inputs]
+) -> float | None:
+    """The largest difference of an output, relative to its largest value, on any of the batches."""
+    differences = []
+    for inputs in batches:
+        where = f"on a batch of {', '.join(str(tuple(x.shape)) for x in inputs)}"
+        try:
+            found = kind.outputs(path, inputs)
+        except Exception as error:  # of the many kinds of the programs that run files
+            raise RuntimeError(f"the file cannot be run {where}: {error}") from error
+        if found is None:
+            return None
+        leaves = pytree.tree_leaves(plain(*inputs))
+        found, expected = ([v for v in values if v is not None] for values in (found, leaves))
+        if len(found) != len(expected):
+            raise RuntimeError(
+                f"the file has {len(found)} outputs {where}, the model {len(expected)}: "
+                f"{', '.join(type(value).__name__ for value in expected)}."
+            )
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            difference = _relative(*pair)
+            if not difference <= LARGEST_DIFFERENCE:
+                raise RuntimeError(
+                    f"the file's outputs differ from the model's: output {index} by "
+                    f"{difference:.1e} of its largest value, {where}."
+                )
+            differences.append(difference)
+    return max(differences, default=0.0)
+
+
+def _relative(found: Any, expected: Any) -> float:
+    """The largest difference over the largest value; infinite where there is no number for it."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return 0.0 if found == expected else math.inf
+    if found.shape != expected.shape:
+        return math.inf
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0 if bool((found == expected).all()) else math.inf
+    wide = torch.promote_types(expected.dtype, torch.float64)
+    found, expected = found.to(wide), expected.to(wide)
+    sizes = expected[expected.isfinite()].abs()
+    differences = (found - expected).abs()[found != expected]  # infinities may be equal
+    largest = float(sizes.max()) if sizes.numel() else 0.0
+    difference = float(differences.max()) if differences.numel() else 0.0
+    return difference / (largest or 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from fst.basics.extras import extra_named
@@ -15,6 +16,7 @@ with extra_named():
 import fst
 from fst.attach import Attachment
 from fst.convert import Selector
+from fst.rules.sampled import Sampled
 
 KEY = "fst_sparsity"  # of the masks' state in a checkpoint
 
@@ -69,7 +71,8 @@ class SparsityCallback(pl.Callback):
             ValueError: the module is converted with another strategy.
         """
         layers = fst.sparse_layers(pl_module)
-        other = {str(layer.strategy) for layer in layers.values()} - {str(self.strategy)}
+        other = {_as_given(layer.strategy) for layer in layers.values()}
+        other -= {_as_given(self.strategy)}
         if other:
             raise ValueError(
                 f"the module is converted with {other.pop()}, but the callback's strategy is "
@@ -146,3 +149,11 @@ class SparsityCallback(pl.Callback):
     ) -> None:
         """Detach."""
         self.teardown(trainer, pl_module, "")
+
+
+def _as_given(strategy: fst.Strategy) -> str:
+    """In words, without the prefix tokens that `fst.convert` finds in the model."""
+    rule = strategy.grad_weight
+    if isinstance(rule, Sampled):
+        rule = replace(rule, prefix_tokens=None)
+    return str(replace(strategy, grad_weight=rule))

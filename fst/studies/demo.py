@@ -64,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         runs = make_runs(grid, list(grid.settings), grid.seeds)
-    except ValueError as error:
+        for run in runs:
+            if trainer.folder(run).state(run) == "changed":
+                trainer.folder(run).put_aside()
+    except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    for run in runs:
-        if trainer.folder(run).state(run) == "changed":
-            trainer.folder(run).put_aside()
     if trainer.train(runs):
         return 1
     console.print("measuring …")
-    results = collect(grid, arguments.out, list(grid.settings))
+    results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
     command = command_of("demo", argv)
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")

@@ -24,6 +24,8 @@ from tests.detection.damage import (
     voc,
 )
 
+CORNERS = {"xmin": 9, "ymin": 9, "xmax": 9, "ymax": 9}
+NO_BOX = f"<bndbox>{''.join(f'<{tag}>{at}</{tag}>' for tag, at in CORNERS.items())}</bndbox>"
 BREAKAGES = {
     "zero size": (lambda r: first_box(r, (30, 20, 30, 40)), Kind.NO_AREA, "drawn_000", 8, -1),
     "negative": (lambda r: first_box(r, (30, 40, 50, 20)), Kind.NO_AREA, "drawn_000", 8, -1),
@@ -74,6 +76,20 @@ def test_bad_input(own_drawn, make, name, log):
     else:
         assert len(by_path.pop(first)) == len(whole[first]) + boxes
     assert by_path == {path: whole[path] for path in by_path}
+
+
+@pytest.mark.parametrize("make", [voc, coco])
+def test_an_image_without_a_usable_box_is_empty(own_drawn, make, said):
+    edit_xml(own_drawn, "<bndbox>.*?</bndbox>", NO_BOX, count=0)
+
+    def shrink(content):
+        for annotation in content["annotations"]:
+            if annotation["image_id"] == content["images"][0]["id"]:
+                annotation["bbox"][2:] = [0, 0]
+
+    edit_json(own_drawn, shrink)
+    assert len(make(own_drawn, bad_annotations="skip")) == 7
+    assert "1 of 8 images have no objects of them (left out" in said[-1]
 
 
 @pytest.mark.parametrize("make", [voc, coco])

@@ -146,6 +146,68 @@ def test_a_file_that_lost_a_zero_is_refused(converted, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class Outputs(nn.Module):
+    """A 1x1 convolution, and what a function makes of its output."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.conv, self.outputs = nn.Conv2d(3, 4, 1), outputs
+
+    def forward(self, images):
+        return self.outputs(self.conv(images))
+
+
+def two_scores(found):
+    """The second output is a thousandth of the first, which hides it in one scale for both."""
+    return found, found.mean((2, 3)) / 1000
+
+
+@pytest.mark.parametrize("suffix", COMPUTING)
+def test_other_than_float_outputs(suffix, tmp_path):
+    model = Outputs(lambda found: (found, found > 0, found.argmax(1), None, found.shape[0]))
+    assert fst.export(model, tmp_path / f"m{suffix}", torch.randn(1, 3, 4, 4)).difference < 1e-5
+
+
+@pytest.mark.parametrize("suffix", COMPUTING)
+def test_a_file_that_is_another_model_for_one_sample_is_refused(suffix, tmp_path):
+    model = Outputs(lambda found: found * 2 if found.shape[0] == 1 else found)
+    with pytest.raises(RuntimeError, match=r"output 0 by .* on a batch of \(1, 3, 4, 4\)"):
+        fst.export(model, tmp_path / f"m{suffix}", torch.randn(2, 3, 4, 4))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda first, second: [first, second.flip(1)], "output 1 by"),
+        (lambda first, second: [first, second * torch.nan], "output 1 by nan"),
+        (lambda first, second: [first * torch.nan, second], "output 0 by nan"),
+        (lambda first, second: [first, second[:, :1]], "output 1 by inf"),
+        (lambda first, second: [first], "has 1 outputs"),
+    ],
+)
+def test_each_output_is_compared_by_its_own_scale(damage, message, tmp_path, monkeypatch):
+    kind = formats.FORMATS[".pt2"]
+    damaged = kind._replace(outputs=lambda file, inputs: damage(*kind.outputs(file, inputs)))
+    monkeypatch.setitem(formats.FORMATS, ".pt2", damaged)
+    with pytest.raises(RuntimeError, match=message):
+        fst.export(Outputs(two_scores), tmp_path / "m.pt2", torch.randn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("example", "error", "message"),
+    [
+        ({"x": torch.zeros(1)}, TypeError, "example_input is a dict; it must be a tensor"),
+        ((torch.zeros(1), 3), TypeError, "is a tuple of Tensor, int"),
+        (torch.tensor(1.0), ValueError, "a tensor of no dimension"),
+        (torch.zeros(2, 4, 8, 8).bfloat16(), ValueError, r"example_input\[0\] is torch.bfloat16"),
+    ],
+)
+def test_bad_example_inputs(converted, tmp_path, example, error, message):
+    with pytest.raises(error, match=message):
+        fst.export(converted.to(torch.bfloat16), tmp_path / "m.onnx", example)
+
+
 def test_bad_arguments(converted, tmp_path, monkeypatch):
     images = torch.randn(2, 4, 8, 8)
     with pytest.raises(ValueError, match="suffix '.onx' is unknown. Did you mean '.onnx'?"):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.models import VisionTransformer
 
 import fst
 
@@ -16,10 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(pl.LightningModule):
-    def __init__(self):
+    def __init__(self, model=None):
         super().__init__()
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
+        self.model = model or nn.Sequential(
+            nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten()
+        )
         self.frozen = []
 
     def training_step(self, batch):
@@ -28,6 +31,8 @@ class Module(pl.LightningModule):
 
     def validation_step(self, batch):
         self.frozen += [layer.run.frozen is not None for layer in fst.sparse_layers(self).values()]
+
+    test_step = validation_step
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
@@ -40,7 +45,7 @@ def loader():
     return DataLoader(TensorDataset(images, labels), 8)
 
 
-def fit(folder, epochs, strategy="srste", checkpoint=None, **options):
+def fit(folder, epochs, strategy="srste", checkpoint=None, model=None, **options):
     callback = SparsityCallback(strategy, log_every=2, **options)
     trainer = pl.Trainer(
         max_epochs=epochs,
@@ -52,7 +57,7 @@ def fit(folder, epochs, strategy="srste", checkpoint=None, **options):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Module()
+    module = Module(model)
     trainer.fit(module, loader(), loader(), ckpt_path=checkpoint)
     return trainer, module
 
@@ -99,6 +104,16 @@ def test_the_run_is_that_of_a_loop_of_ones_own(tmp_path, name, options):
     assert trainer.callback_metrics["sparsity/density"] == fst.metrics(alone)["sparsity/density"]
     assert "sparsity/grad_norm/model.0" in trainer.callback_metrics
     assert fst.verify(fst.fold(module)).ok == (name == "srste")
+
+
+def test_a_model_with_a_class_token_is_tested_after_its_training(tmp_path):
+    sizes = {"image_size": 8, "patch_size": 4, "num_layers": 1, "num_heads": 2, "num_classes": 32}
+    model = nn.Sequential(
+        nn.Conv2d(4, 3, 1), nn.Upsample(8), VisionTransformer(**sizes, hidden_dim=16, mlp_dim=32)
+    )
+    trainer, module = fit(tmp_path, 1, strategy="sampled", model=model, layers="linear")
+    assert "1 prefix tokens exact" in str(next(iter(fst.sparse_layers(module).values())).strategy)
+    trainer.test(module, loader())
 
 
 def test_what_cannot_work_is_refused(tmp_path):

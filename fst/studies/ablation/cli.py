@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
-from fst.checkpoint import write_text_atomically
 from fst.engine.arguments import OptionAction, add_cfg_options
-from fst.engine.packaged import config_path
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
-from fst.studies.ablation.grid import Grid, check_seeds, load_grid
+from fst.studies.ablation.grid import Grid, load_grid
+from fst.studies.ablation.invocation import changed, read_invocation, write_invocation
 from fst.studies.ablation.results import collect
 from fst.studies.ablation.run import CLUSTERS, TRAIN, Failure, Process, Start, Trainer
 from fst.studies.ablation.table import write
@@ -27,7 +24,6 @@ from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
 from fst.studies.reporting.environment import cores
 
-INVOCATION = "invocation.json"
 TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
@@ -40,14 +36,14 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
 
 def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
     console = Console()
-    grid = load_grid(config_path(str(arguments.grid)))
+    grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     invocation = _invocation(arguments, argv, work_dir)
-    grid = _changed(grid, invocation)
+    grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
     names = grid.select(arguments.only)
     if arguments.report_only:
-        _report(grid, work_dir, names, command, console)
+        _report(grid, work_dir, names, invocation["seeds"], command, console)
         return 0
     runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
@@ -63,8 +59,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         _print_plan(runs, trainer, console)
         return 0
     _put_changed_aside(runs, trainer, arguments.rerun, console)
-    work_dir.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(json.dumps(invocation, indent=1) + "\n", work_dir / INVOCATION)
+    write_invocation(invocation, work_dir)
     failures: list[Failure] = []
     try:
         failures = trainer.train(runs)
@@ -72,7 +67,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         console.print("[yellow]interrupted; the same command goes on from here[/]")
         return STOPPED
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
-    _report(grid, work_dir, made, command, console)
+    _report(grid, work_dir, made, None, command, console)
     for failure in failures:
         run = failure.run
         first = failure.reason.splitlines()[0]
@@ -105,7 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
     parser.add_argument(
-        "--report-only", action="store_true", help="write the results of what was run before"
+        "--report-only",
+        action="store_true",
+        help="write the results of what was run before: of the last command's epochs and options, "
+        "and of every seed, where this one gives none",
     )
     parser.add_argument(
         "--submit",
@@ -129,28 +127,22 @@ def _parser() -> argparse.ArgumentParser:
 def _invocation(
     arguments: argparse.Namespace, argv: Sequence[str] | None, work_dir: Path
 ) -> dict[str, Any]:
-    """The commands so far and what the last changes in the grid; with --report-only the earlier."""
-    path = work_dir / INVOCATION
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commands": []}
+    """The commands so far and what this one changes in the grid.
+
+    With --report-only: the earlier commands, and what this one says otherwise than the last.
+    """
+    earlier = read_invocation(work_dir)
+    seeds, epochs = arguments.seeds, arguments.epochs
+    options = parse_options(arguments.cfg_options, "--cfg-options")
     if arguments.report_only:
-        if not path.is_file():
+        if not earlier["commands"]:
             raise FileNotFoundError(f"--report-only: nothing was run in {str(work_dir)!r}.")
-        return earlier
-    return {
-        "commands": list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)])),
-        "seeds": arguments.seeds,
-        "epochs": arguments.epochs,
-        "options": parse_options(arguments.cfg_options, "--cfg-options"),
-    }
-
-
-def _changed(grid: Grid, invocation: dict[str, Any]) -> Grid:
-    """The grid with the seeds, epochs and options of the command line."""
-    if invocation["seeds"] is not None:
-        grid = replace(grid, seeds=check_seeds(invocation["seeds"], "--seeds"))
-    if invocation["epochs"] is not None:
-        grid = replace(grid, epochs=invocation["epochs"])
-    return replace(grid, options={**grid.options, **invocation["options"]})
+        epochs = earlier["epochs"] if epochs is None else epochs
+        options = {**earlier["options"], **options}
+        commands = earlier["commands"]
+    else:
+        commands = list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)]))
+    return {"commands": commands, "seeds": seeds, "epochs": epochs, "options": options}
 
 
 def _threads(arguments: argparse.Namespace) -> int:
@@ -197,13 +189,22 @@ def _put_changed_aside(
                 f"{folder.path} was trained with another config ({folder.changes(run)}). Train it "
                 "again with --rerun, or give another --work-dir."
             )
-        console.print(f"{folder.path} has another config: now {folder.put_aside().name}")
+        try:
+            aside = folder.put_aside()
+        except RuntimeError as error:
+            raise ValueError(f"--rerun: {error}") from error
+        console.print(f"{folder.path} has another config: now {aside.name}")
 
 
 def _report(
-    grid: Grid, work_dir: Path, names: Sequence[str], command: str, console: Console
+    grid: Grid,
+    work_dir: Path,
+    names: Sequence[str],
+    seeds: Collection[int] | None,
+    command: str,
+    console: Console,
 ) -> None:
-    document = write(collect(grid, work_dir, names), work_dir, command)
+    document = write(collect(grid, work_dir, names, seeds), work_dir, command)
     console.print(_console_table(document))
     for note in document.notes:
         console.print(f"- {note}", markup=False, highlight=False)

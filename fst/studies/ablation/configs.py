@@ -44,14 +44,22 @@ class PlannedRun:
     start_from: str | None
 
 
-def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[PlannedRun]:
+def make_runs(
+    grid: Grid, names: Sequence[str], seeds: Iterable[int], check: bool = True
+) -> list[PlannedRun]:
     """The runs of the settings ``names`` with each seed, in the order in which they are started.
+
+    Args:
+        grid: The grid.
+        names: Of settings; what these start from has to be among them.
+        seeds: Of each setting.
+        check: Whether the configs have to be fit for training, and their data at hand.
 
     Raises:
         ValueError: a config that nothing could train, with the name of its setting.
         FileNotFoundError: a file or folder that a config names is missing.
     """
-    plain = {name: _configured(grid, name) for name in names}
+    plain = {name: _configured(grid, name, check) for name in names}
     runs: list[PlannedRun] = []
     for seed in seeds:
         made: dict[str, PlannedRun] = {}
@@ -88,7 +96,7 @@ def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {str(option): value for option, value in options.items()}
 
 
-def _configured(grid: Grid, name: str) -> Config:
+def _configured(grid: Grid, name: str, check: bool) -> Config:
     """The setting's config without a seed: base, sparsity, the grid's options, its own, epochs."""
     setting = grid.settings[name]
     where = f"{grid.path}: setting {name!r}"
@@ -103,10 +111,11 @@ def _configured(grid: Grid, name: str) -> Config:
         if grid.epochs is not None:
             set_epochs(config, grid.epochs)
         config.work_dir = None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.py"
-            write_config(config, path)
-            check_config(load_config(str(path)), ("train_dataloader", "val_dataloader"))
+        if check:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"{name}.py"
+                write_config(config, path)
+                check_config(load_config(str(path)), ("train_dataloader", "val_dataloader"))
         _length(config)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{where}: {error}") from error

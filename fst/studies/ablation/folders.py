@@ -69,11 +69,16 @@ class RunFolder:
         return "; ".join(texts + ["..."] * (len(keys) > 5))
 
     def put_aside(self) -> Path:
-        """Rename the folder, so that the run can be made again."""
+        """Rename the folder, so that the run can be made again.
+
+        Raises:
+            RuntimeError: another process is training in it.
+        """
         number = 1
         while (old := self.path.with_name(f"{self.path.name}.old{number}")).exists():
             number += 1
-        return self.path.rename(old)
+        with self.lock():
+            return self.path.rename(old)
 
     def lock(self) -> IO[str]:
         """A file that nobody else can lock as long as it, or a copy in a child process, is open.

@@ -12,6 +12,7 @@ import yaml
 from mmengine.config import Config
 
 from fst.basics.text import suggest
+from fst.engine.packaged import config_path
 
 GRID_KEYS = (
     "title description extends base options epochs seeds metrics baseline published settings "
@@ -107,7 +108,7 @@ class Grid:
 
 
 def load_grid(path: str | Path) -> Grid:
-    """Read and check a grid file, and the files that it extends.
+    """Read and check a grid file, or one of the package's, and the files that it extends.
 
     A file with ``extends`` takes every key that it does not set from there; ``settings`` are merged
     by name and key. Paths are relative to the file that names them.
@@ -116,7 +117,7 @@ def load_grid(path: str | Path) -> Grid:
         FileNotFoundError: there is no such file, or no such base config.
         ValueError: an unknown key, or a bad value.
     """
-    path = Path(path)
+    path = Path(config_path(str(path)))
     raw = _read(path, ())
     where = str(path)
     published = tuple(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fst.studies.ablation.configs import PlannedRun, make_runs
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import Grid, Metric, Published
 from fst.studies.reporting.runs import RunLog, is_run, read_run
@@ -19,7 +20,10 @@ NOISE = 2.0  # standard errors of a difference beyond which it is said to be mor
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: its state ('finished', 'failed', 'unfinished') and its log, if it has one."""
+    """One run: its state ('finished', 'failed', 'unfinished') and its log, if it has one.
+
+    A run of another config than the grid's is 'changed', and nothing of it is read.
+    """
 
     setting: str
     seed: int
@@ -118,28 +122,40 @@ class Results:
         return [_ordering(self, column) for column in self.grid.published]
 
 
-def collect(grid: Grid, work_dir: Path, names: Sequence[str]) -> Results:
-    """Read every run of the settings ``names`` that has a folder in ``work_dir``, of any seed."""
+def collect(
+    grid: Grid, work_dir: Path, names: Sequence[str], seeds: Collection[int] | None = None
+) -> Results:
+    """Read the runs of the settings ``names`` in ``work_dir``: of ``seeds``, or of every seed."""
     settings = {name: setting for name, setting in grid.settings.items() if name in names}
-    grid = replace(
+    shown = replace(
         grid,
         settings=settings,
         baseline=grid.baseline if grid.baseline in settings else None,
         heatmap=tuple(name for name in grid.heatmap if name in settings),
     )
-    runs = []
+    runs: list[RunResult] = []
     for name in settings:
-        seeds = [path.name[4:] for path in (work_dir / name).glob("seed*")]
-        for seed in sorted(int(seed) for seed in seeds if seed.isdigit()):
-            runs.append(_read(RunFolder.of(work_dir, name, seed), name, seed))
-    return Results(grid, tuple(runs))
+        there = [path.name[4:] for path in (work_dir / name).glob("seed*")]
+        found = sorted(int(seed) for seed in there if seed.isdigit())
+        found = [seed for seed in found if seeds is None or seed in seeds]
+        try:
+            planned = make_runs(grid, grid.chain(name), found, check=False)
+        except ValueError as error:  # what was changed in all settings does not fit this one
+            runs += [RunResult(name, seed, "changed", None, reason=str(error)) for seed in found]
+            continue
+        runs += [_read(work_dir, run) for run in planned if run.setting == name]
+    return Results(shown, tuple(runs))
 
 
-def _read(folder: RunFolder, name: str, seed: int) -> RunResult:
+def _read(work_dir: Path, run: PlannedRun) -> RunResult:
+    folder = RunFolder.of(work_dir, run.setting, run.seed)
+    if folder.state(run) == "changed":
+        return RunResult(run.setting, run.seed, "changed", None, reason=folder.changes(run))
     made, finished, failed = map(folder.read, ("run.json", "finished.json", "failed.json"))
     state = "finished" if finished else "failed" if failed else "unfinished"
     log = read_run(folder.path) if is_run(folder.path) else None
-    return RunResult(name, seed, state, log, finished or made, failed.get("reason", ""))
+    reason = failed.get("reason", "")
+    return RunResult(run.setting, run.seed, state, log, finished or made, reason)
 
 
 def _ordering(results: Results, column: Published) -> Ordering:

@@ -205,7 +205,6 @@ class Trainer:
             run.config.load_from = newest_checkpoint(source.path)
             if run.config.load_from is None:
                 raise ValueError(f"{source.path} holds no checkpoint to start from.")
-        write_config(run.config, folder.config)
         command = [sys.executable, *self.command, str(folder.config)]
         command += ["--work-dir", str(folder.path)]
         # only where there is something to resume: --resume ignores load_from
@@ -215,6 +214,7 @@ class Trainer:
         start = time.time()
         lock = folder.lock()
         try:
+            write_config(run.config, folder.config)
             attempts = folder.read("run.json").get("attempts", 0) + 1
             folder.write("run.json", {**_described(run), "attempts": attempts})
             folder.log(f"$ {' '.join(command)}")

@@ -147,6 +147,11 @@ def _notes(results: Results) -> list[str]:
             notes.append(f"{grid.settings[run.setting].label}, seed {run.seed} failed: {reason}")
         elif run.state == "unfinished":
             notes.append(f"{grid.settings[run.setting].label}, seed {run.seed} is not finished.")
+        elif run.state == "changed":
+            notes.append(
+                f"{grid.settings[run.setting].label}, seed {run.seed}: trained with another "
+                f"config, left out ({run.reason})."
+            )
     for name, setting in grid.settings.items():
         if setting.start_from is not None and results.of(name):
             source = grid.settings[setting.start_from].label

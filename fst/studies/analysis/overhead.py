@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fst.ops import positions
 from fst.ops.positions import KeptPositions
@@ -28,33 +29,47 @@ SECONDS_ON_A100 = {  # FST, Tables 2 and 6: ResNet-18, batch 256
 
 
 def pruning_functions(
-    records: Mapping[str, LayerRecord], n: int = 2, m: int = 4, rule: Alternating | None = None
+    records: Mapping[str, LayerRecord],
+    n: int = 2,
+    m: int = 4,
+    rule: Alternating | None = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Callable[[], object]]:
     """Functions that prune one operand of all recorded layers, once each, as a step would.
 
     Frozen layers have no grad_weight, and first layers no grad_input: they take no part in those.
+    ``dtype`` is autocast's in that step; None: it has none, and operands are as its weights.
     """
     rule = rule or Alternating()
     of_weight = Strategy("output", output=NM("weight", n, m))
     of_transpose = Strategy("grad_input", grad_input=NM("weight", n, m))
     of_gradient = NM("grad_output", n, m)
 
+    def cast(layer: nn.Conv2d, operand: Tensor) -> Tensor:
+        return operand.to(dtype or layer.weight.dtype)
+
     layers = [record.layer for record in records.values()]
-    calls = [(record.layer, call) for record in records.values() for call in record.calls]
-    backward = [(layer, call) for layer, call in calls if call.grad_input is not None]
-    trained = [(layer, call) for layer, call in calls if layer.weight.requires_grad]
+    calls = [
+        (record.layer, call, cast(record.layer, call.grad_output))
+        for record in records.values()
+        for call in record.calls
+    ]
+    backward = [(layer, grad) for layer, call, grad in calls if call.grad_input is not None]
+    trained = [(layer, grad) for layer, _, grad in calls if layer.weight.requires_grad]
     behind = list({id(layer): layer for layer, _ in backward}.values())
     placed = [
-        (*padded_input(layer, call.input), layer, call.grad_output) for layer, call in trained
+        (*padded_input(layer, cast(layer, call.input)), layer, grad)
+        for layer, call, grad in calls
+        if layer.weight.requires_grad
     ]
 
     def weights(some: list[nn.Conv2d], strategy: Strategy) -> None:
         for layer in some:
-            prune_weight(layer.weight, strategy, layer.groups, layer.weight.dtype)
+            prune_weight(layer.weight, strategy, layer.groups, dtype or layer.weight.dtype)
 
     def gradients(some: list, gemm: str) -> None:
-        for layer, call in some:
-            prune_grad_output(call.grad_output, of_gradient, gemm, layer.groups, None)
+        for layer, grad_output in some:
+            prune_grad_output(grad_output, of_gradient, gemm, layer.groups, None)
 
     def im2col(prune: bool) -> None:
         for input, geometry, layer, _ in placed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fst.rules.strategy import GEMMS
@@ -26,8 +26,9 @@ def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
         ValueError: it is no such report, or one without times of layers.
     """
     try:
+        names = dict.fromkeys(n for entry in report["layers"] for n in entry["times"][GEMMS[0]])
         found = [
-            LayerRuntime(entry["layer"], entry["count"], _by_contestant(entry["times"]))
+            LayerRuntime(entry["layer"], entry["count"], _by_contestant(entry["times"], names))
             for entry in report["layers"]
         ]
     except (KeyError, TypeError) as error:
@@ -39,9 +40,12 @@ def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
     return found
 
 
-def _by_contestant(times: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    names = times[GEMMS[0]]
-    return {name: {gemm: times[gemm][name]["median"] for gemm in GEMMS} for name in names}
+def _by_contestant(times: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """A strategy that was not timed leaves the layer dense."""
+    return {
+        name: {gemm: times[gemm].get(name, times[gemm][PLAIN])["median"] for gemm in GEMMS}
+        for name in names
+    }
 
 
 def totals(layers: Sequence[LayerRuntime], contestant: str = PLAIN) -> dict[str, float]:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -101,16 +102,36 @@ def read_pace(folder: Path, by_epoch: bool) -> Pace:
     return Pace(ends, each, per_epoch if by_epoch else None)
 
 
-def simulated_densities(strategy: Strategy | None) -> dict[str, float]:
-    """GEMM -> density, of the GEMMs that a strategy prunes but that take their dense time."""
+def simulated_densities(
+    strategy: Strategy | None, plan: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """GEMM -> density, of the GEMMs that a strategy prunes but that take their dense time.
+
+    Raises:
+        ValueError: these are others in the layers that ``plan`` names: how long such layers take
+            nobody has measured.
+    """
     if strategy is None:
         return {}
+    found = _simulated_densities(strategy, None)
+    for name, options in (plan or {}).items():
+        if _simulated_densities(strategy, {"0": options}) != found:
+            raise ValueError(
+                f"plan, layer {name!r}: {options!r} beside the simulated grad_weight of strategy "
+                f"{strategy.name!r}; only a grad_weight that is the same in all layers, or "
+                "simulated in none, can be projected."
+            )
+    return found
+
+
+def _simulated_densities(strategy: Strategy, plan: Mapping[str, Any] | None) -> dict[str, float]:
     model = nn.Sequential(nn.Conv2d(64, 64, 3))
-    layer = fst.convert(model, strategy).layers[0]
+    report = fst.convert(model, strategy, plan=plan).layers[0]
+    own = fst.sparse_layers(model)["0"].strategy
     return {
-        gemm: strategy.rule(gemm).density
+        gemm: own.rule(gemm).density
         for gemm in GEMMS
-        if layer.gemms[gemm].mode == "simulated" and strategy.rule(gemm).density < 1
+        if report.gemms[gemm].mode == "simulated" and own.rule(gemm).density < 1
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -82,15 +83,14 @@ def step_bars(steps: StepTimes, breakdown: dict[str, dict[str, float]], device: 
 def layer_bars(found: Measurements) -> Figure:
     """Speed of each layer's GEMMs against torch's, one panel per strategy."""
     layers = found.layers
-    strategies = [
-        name for name in layers[0].times[GEMMS[0]] if name in layers[0].decisions["output"]
-    ]
+    strategies = dict.fromkeys(name for layer in layers for name in layer.decisions["output"])
     values = {
         name: {gemm: [layer.ratio(gemm, name) for layer in layers] for gemm in GEMMS}
         for name in strategies
     }
     figure = gemm_bars([str(layer.shape) for layer in layers], values, "speed against torch")
-    highest = max(max(of_gemm) for panel in values.values() for of_gemm in panel.values())
+    ratios = [x for panel in values.values() for of_gemm in panel.values() for x in of_gemm]
+    highest = max(x for x in ratios if not math.isnan(x))
     for axis in figure.axes:
         axis.set_ylim(0, min(1.05 * highest, HIGHEST_RATIO))
         axis.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")

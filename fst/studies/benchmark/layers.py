@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -107,8 +108,12 @@ class LayerTimes:
     alternatives: list[Alternative] = field(default_factory=list)
 
     def ratio(self, gemm: str, strategy: str) -> float:
-        """Time of torch's dense GEMM over that of the strategy: above 1 is faster."""
-        return self.times[gemm][PLAIN].median / self.times[gemm][strategy].median
+        """Time of torch's dense GEMM over that of the strategy: above 1 is faster.
+
+        NaN where the strategy was not timed, because it leaves the layer dense.
+        """
+        times = self.times[gemm]
+        return times[PLAIN].median / times[strategy].median if strategy in times else math.nan
 
 
 def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
@@ -121,20 +126,21 @@ def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
     return padded_geometry(input, layer.weight, *options)
 
 
-def layer_shapes(model: nn.Module, run: Function, layers: str = "conv") -> dict[LayerShape, int]:
-    """The distinct calls of layers of ``model`` while ``run`` runs it, and their numbers.
+def layer_shapes(
+    model: nn.Module, run: Function, layers: str = "conv"
+) -> dict[LayerShape, list[str]]:
+    """The distinct calls of layers of ``model`` while ``run`` runs it, and whose calls they are.
 
     ``layers``: "conv", "linear" or "all", see `fst.convert`.
     """
-    found: dict[LayerShape, int] = {}
+    found: dict[LayerShape, list[str]] = {}
     left_out = {**kept_dense(model, layers), **never_called(model)}
 
-    def record(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        shape = _shape_of(module, inputs[0])
-        found[shape] = found.get(shape, 0) + 1
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        found.setdefault(_shape_of(module, inputs[0]), []).append(name)
 
     hooks = [
-        module.register_forward_hook(record)
+        module.register_forward_hook(functools.partial(record, name))
         for name, module in model.named_modules()
         if isinstance(module, nn.Conv2d | nn.Linear) and name not in left_out
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,14 +112,16 @@ def _layer_tables(found: Measurements) -> list[Table]:
 
 
 def _strategies(layers: Sequence[LayerTimes], gemm: str) -> list[str]:
-    return [name for name in layers[0].times[gemm] if name != PLAIN]
+    return [
+        n for n in dict.fromkeys(n for layer in layers for n in layer.times[gemm]) if n != PLAIN
+    ]
 
 
 def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
     rows: list[list[Any]] = []
     strategies = _strategies(layers, gemm)
     for layer in layers:
-        ratios = [f"{layer.ratio(gemm, name):.2f}" for name in strategies]
+        ratios = [_ratio(layer.ratio(gemm, name)) for name in strategies]
         plain = _milliseconds(layer.times[gemm][PLAIN].median)
         rows.append([layer.shape, layer.count, plain, *ratios])
     groups = {
@@ -128,9 +131,16 @@ def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
     for title, group in groups.items():
         if not group:
             continue
-        means = [geometric_mean(layer.ratio(gemm, name) for layer in group) for name in strategies]
-        rows.append([f"**{title}**", "", "", *(f"**{mean:.2f}**" for mean in means)])
+        means = []
+        for name in strategies:
+            timed = [layer.ratio(gemm, name) for layer in group if name in layer.times[gemm]]
+            means.append(f"**{geometric_mean(timed):.2f}**" if timed else "")
+        rows.append([f"**{title}**", "", "", *means])
     return rows
+
+
+def _ratio(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
 
 
 def _milliseconds(value: float) -> str:
@@ -199,7 +209,8 @@ def _roofline_rows(
     for layer, of_gemm in zip(layers, bounds, strict=True):
         plain = of_gemm[gemm][PLAIN]
         times = layer.times[gemm]
-        cells = [_share(bound, times[n]) for n, bound in of_gemm[gemm].items() if n in times]
+        names = [PLAIN, *_strategies(layers, gemm)]
+        cells = [_share(of_gemm[gemm][n], times[n]) if n in times else "" for n in names]
         rows.append([layer.shape, layer.count, f"{plain.flops / 1e9:.3g}", plain.limit, *cells])
     return rows
 

@@ -71,6 +71,7 @@ def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     config = load_config(options.config)
     step = sample_step(config, options.batch, options.size, options.device)
     _, selection = read_sparsity(config)
+    selection.pop("plan", None)  # the config's own strategy's, which is not what is compared
     named = {key: names for key, names in selection.items() if names is not None}
     height, width = step.batch_shape[2:]
     subject = {
@@ -130,7 +131,9 @@ def time_layers(
     strategies: dict[str, Strategy],
     found: Measurements,
 ) -> None:
-    """The times of each distinct layer and their bounds; with --op those of the op."""
+    """The times of each distinct layer and their bounds, under the strategies that make it sparse;
+    with --op those of the op.
+    """
     dtype = getattr(torch, options.dtype)
     if not options.op:
         found.rates = _rates(options, dtype)
@@ -144,12 +147,14 @@ def time_layers(
         lambda: training.loss(training.model),
         training.selection.get("layers", "conv"),
     )
-    for index, (shape, count) in enumerate(shapes.items(), 1):
+    converted = {name: training.converted(strategy) for name, strategy in strategies.items()}
+    for index, (shape, names) in enumerate(shapes.items(), 1):
+        sparse = {name: s for name, s in strategies.items() if converted[name].intersection(names)}
         print(f"layer {index} of {len(shapes)}: {shape} …", file=sys.stderr, flush=True)
         times = benchmark.time_layer(
             shape,
-            count,
-            strategies,
+            len(names),
+            sparse,
             device=options.device,
             dtype=dtype,
             memory_format=memory_format,
@@ -160,7 +165,7 @@ def time_layers(
         )
         found.layers.append(times)
         if found.rates is not None:
-            found.bounds.append(roofline.layer_bounds(times, strategies, dtype, found.rates))
+            found.bounds.append(roofline.layer_bounds(times, sparse, dtype, found.rates))
 
 
 def _rates(options: argparse.Namespace, dtype: torch.dtype) -> Rates:

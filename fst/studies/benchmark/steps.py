@@ -46,6 +46,12 @@ class Training:
         """Where the model is."""
         return next(self.model.parameters()).device
 
+    def converted(self, strategy: Strategy) -> set[str]:
+        """Names of the layers that are sparse under a strategy."""
+        model = copy.deepcopy(self.model)
+        convert(self.root(model), strategy, **self.selection)
+        return set(sparse_layers(model))
+
     def contestant(
         self, strategy: Strategy | None, compile_mode: str | None = None
     ) -> tuple[nn.Module, Function]:

@@ -172,6 +172,11 @@ def test_shipped_grids_load(path):
     assert grid.published and any(s.published for s in grid.settings.values())
 
 
+def test_a_grid_of_the_package():
+    grid = load_grid("fst::configs/ablation/digits_table1")
+    assert grid.path.name == "digits_table1.yaml" and grid.settings
+
+
 @pytest.mark.parametrize("path", sorted(GRIDS.glob("digits_*.yaml")), ids=lambda path: path.stem)
 def test_shipped_digits_grids_are_valid(path):
     grid = load_grid(path)

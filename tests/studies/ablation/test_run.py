@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from fst.studies.ablation.folders import RunFolder
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.reporting.document import load_document
 
@@ -79,6 +80,71 @@ def test_a_changed_config_is_refused_or_run_again(write_grid, ablate, calls, tmp
     assert len(calls("dense")) == 1
 
 
+def test_a_folder_in_which_a_process_trains_is_left_alone(write_grid, ablate, tmp_path, capsys):
+    ablate(write_grid(seeds=[0]))
+    folder = RunFolder.of(tmp_path / "work", "dense", 0)
+    config = folder.config.read_text()
+    grid = write_grid(seeds=[0], options={"optim_wrapper.optimizer.lr": 0.5})
+    with folder.lock():
+        with pytest.raises(SystemExit) as stop:
+            ablate(grid, "--rerun")
+        assert stop.value.code == 2
+        assert f"another process is training in {folder.path}" in capsys.readouterr().err
+        (folder.path / "run.json").unlink()  # as before the other process has written it
+        assert ablate(grid) == 1
+    assert [path.name for path in folder.path.parent.iterdir()] == ["seed0"]
+    assert folder.config.read_text() == config
+
+
+def counted(tmp_path):
+    """The seeds of each setting that count, and the notes on those that do not."""
+    notes = load_document(tmp_path / "work").notes
+    settings = results(tmp_path)["settings"].items()
+    return {
+        name: [int(seed) for seed, run in made["runs"].items() if run["state"] == "finished"]
+        for name, made in settings
+    }, [note.partition(" (")[0] for note in notes if "another config" in note]
+
+
+LEFT_OUT = "trained with another config, left out"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "kept", "left_out"),
+    [
+        (["--epochs", "9"], ["--epochs", "2", "--seeds", "1", "2", "--rerun"], [1, 2], [0]),
+        (["--epochs", "9"], ["--epochs", "9", "--seeds", "2"], [0, 1, 2], []),
+        (["--epochs", "9"], ["--report-only"], [0, 1], []),
+        (["--epochs", "9"], ["--report-only", "--epochs", "2"], [], [0, 1]),
+        (["--epochs", "9"], ["--report-only", "--seeds", "1"], [1], []),
+        ([], ["--report-only", "--cfg-options", "optim_wrapper.optimizer.lr=1"], [], [0, 1]),
+    ],
+)
+def test_runs_of_another_config_do_not_count(
+    write_grid, ablate, tmp_path, first, then, kept, left_out
+):
+    grid = write_grid()
+    ablate(grid, *first)
+    assert ablate(grid, *then) == 0
+    notes = [f"dense, seed {seed}: {LEFT_OUT}" for seed in left_out]
+    assert counted(tmp_path) == ({"dense": kept}, notes)
+
+
+def test_settings_of_another_config_do_not_count(write_grid, ablate, tmp_path, capsys):
+    """Among them one whose schedule the options of the last command do not fit."""
+    warm = {"param_scheduler": [{"type": "LinearLR", "end": 3}], "train_cfg.max_epochs": 4}
+    settings = {"dense": DENSE, "fst": FST, "warm": {**DENSE, "options": warm}}
+    ablate(write_grid(seeds=[0], settings=settings))
+    grid = write_grid(seeds=[0], settings={**settings, "later": {**FST, "start_from": "dense"}})
+    assert ablate(grid, "--only", "later") == 0
+    found = {"dense": [0], "fst": [0], "warm": [0], "later": [0]}
+    assert counted(tmp_path) == (found, [])
+    assert ablate(grid, "--only", "fst", "--epochs", "2", "--rerun") == 0
+    notes = [f"{name}, seed 0: {LEFT_OUT}" for name in ("dense", "warm", "later")]
+    assert counted(tmp_path) == ({**dict.fromkeys(found, []), "fst": [0]}, notes)
+    assert "epochs=2 is too few" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_and_resumed(how, write_grid, ablate, stand_in, tmp_path, calls):
     grid, work = write_grid(settings={"waits": DENSE}, seeds=[0]), tmp_path / "work"
@@ -95,8 +161,6 @@ def test_interrupted_and_resumed(how, write_grid, ablate, stand_in, tmp_path, ca
         time.sleep(0.05)
     time.sleep(0.2)
     with pytest.raises(RuntimeError, match="another process is training"):
-        from fst.studies.ablation.folders import RunFolder
-
         RunFolder.of(work, "waits", 0).lock()
     process.send_signal(how)
     assert process.wait(60) == 130

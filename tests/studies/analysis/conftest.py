@@ -12,7 +12,7 @@ model = dict(
     architecture=dict(source="fst", name="analysed_net", num_classes=10),
     data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[96.0]),
 )
-sparsity = dict(strategy="{strategy}")
+sparsity = {sparsity}
 train_dataloader = dict(
     batch_size=32,
     num_workers=2,
@@ -60,9 +60,9 @@ def write_config(tmp_path, monkeypatch):
     models = pytest.importorskip("fst.models")
     monkeypatch.setattr(models, "analysed_net", analysed_net, raising=False)
 
-    def write(strategy="dense"):
+    def write(strategy="dense", **options):
         path = tmp_path / f"analysed_{os.getpid()}_{strategy}.py"
-        path.write_text(CONFIG.format(strategy=strategy))
+        path.write_text(CONFIG.format(sparsity={"strategy": strategy, **options}))
         return str(path)
 
     return write

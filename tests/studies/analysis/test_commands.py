@@ -1,5 +1,6 @@
 """Every subcommand of tools/analyze.py from end to end, on tiny data."""
 
+import argparse
 import json
 
 import pytest
@@ -12,9 +13,14 @@ from timm import create_model
 
 import fst
 from fst.engine import cli
+from fst.studies.analysis import overhead
 from fst.studies.analysis.cli import COMMANDS, main
+from fst.studies.analysis.macs import count_macs
 from fst.studies.analysis.subject import from_config, from_name, images_of
+from fst.studies.benchmark.run import from_config as bench_config
+from fst.studies.benchmark.steps import contestants
 from fst.studies.reporting.document import load_document
+from tests.studies.analysis.conftest import analysed_net
 from tests.studies.analysis.test_figures import REPORT
 
 ON_DATA = {
@@ -57,6 +63,28 @@ def test_on_a_config(command, write_config, tmp_path, capsys):
     assert str(out / "analysis.json") in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_overhead_is_timed_in_the_dtype_of_the_step(dtype, write_config, tmp_path, monkeypatch):
+    seen = set()
+
+    def gradient(grad_output, *_):
+        seen.add(("grad_output", grad_output.dtype))
+
+    def weight(weight, strategy, groups, cast):
+        seen.add(("weight", cast))
+
+    def fold(grad_output, kept):
+        seen.add(("shift", grad_output.dtype))
+
+    monkeypatch.setattr(overhead, "prune_grad_output", gradient)
+    monkeypatch.setattr(overhead, "prune_weight", weight)
+    monkeypatch.setattr(overhead.positions, "fold_grad_output", fold)
+    arguments = ["--batch-size", "4", "--repeats", "1", "--dtype", dtype, "--out", str(tmp_path)]
+    main(["overhead", write_config(), *arguments])
+    wanted = getattr(torch, dtype)
+    assert seen == {(operand, wanted) for operand in ("grad_output", "weight", "shift")}
+
+
 @pytest.mark.parametrize("command", ["macs", "overhead"])
 def test_on_a_named_model(command, tmp_path):
     extra = ["--repeats", "1"] if command == "overhead" else []
@@ -88,6 +116,39 @@ def test_macs_of_a_config_without_data(write_config, tmp_path):
     row = dict(zip(overview.columns, overview.rows[0], strict=True))
     assert row["batch"] == "1x1x8x8"
     assert "->" not in row["output"] and row["grad_input"].endswith(": 100.0% -> 50.0%")
+
+
+PLAN = {"2": {"rule": "sampled", "min_size": 0}, "6": None}
+
+
+def test_a_plan_is_that_of_the_config_s_own_strategy(write_config, tmp_path):
+    """Not that of other strategies, nor of what is exact, nor of what is timed in turns."""
+    config = write_config("dense", plan=PLAN)
+    options = [config, "--random-images", "--size", "8", "--strategies", "dense", "fst_w"]
+    main(["macs", *options, "--out", str(tmp_path / "macs")])
+    overview, *_ = load_document(tmp_path / "macs").tables
+    cells = [row[overview.columns.index("grad_weight")] for row in overview.rows]
+    model, image = analysed_net(), torch.randn(1, 1, 8, 8)
+    fst.convert(model, "dense", plan=PLAN)
+    share = count_macs(model, lambda: model(image).sum().backward()).total("grad_weight").share_left
+    assert share < 1 and cells[0].endswith(f"-> {share:.1%}") and "->" not in cells[1]
+
+    options = [config, "--batches", "1", "--batch-size", "4", "--strategies", "dense", "wx"]
+    main(["saliency", *options, "--out", str(tmp_path / "saliency")])
+    per_layer = load_document(tmp_path / "saliency").tables[1]
+    error = per_layer.columns.index("local grad_weight: relative error")
+    errors = {(row[0], row[1]): row[error] for row in per_layer.rows}
+    assert errors["dense", "2"] > 0.1 and errors["dense", "0"] == errors["dense", "6"] == 0
+    assert errors["wx", "6"] > 0
+
+    arguments = argparse.Namespace(
+        config=config, batch=2, size=(8, 8), device="cpu", dtype="float32"
+    )
+    training, _ = bench_config(arguments)
+    strategies = {name: fst.get_strategy(name) for name in ("dense", "sdgp")}
+    for name, contestant in contestants(training, strategies).ready.items():
+        for layer in fst.sparse_layers(contestant.model).values():
+            assert layer.strategy == strategies[name]
 
 
 def test_macs_of_several_configs_and_strategies(write_config, tmp_path):

@@ -173,6 +173,10 @@ def test_projection_is_sdgps():
     assert projection_factor(fst_all, EQUAL_SHARES) == pytest.approx(2 / 3)
     assert simulated_densities(None) == simulated_densities(fst.get_strategy("dense")) == {}
     assert simulated_densities(fst.get_strategy("sdgp", n=4, m=4)) == {}
+    sampled = {"layer": {"rule": "sampled", "keep": 4}}
+    assert simulated_densities(fst.get_strategy("fst"), sampled) == fst_all
+    with pytest.raises(ValueError, match="plan, layer 'layer'.*strategy 'wx'"):
+        simulated_densities(fst.get_strategy("wx"), sampled)
     curve = TimedCurve("a", "measured", (10.0, 20.0, 30.0), (1.0, 5.0, 4.0))
     half = projected(curve, 0.5)
     assert (half.kind, half.seconds, half.values) == ("projected", (5.0, 10.0, 15.0), curve.values)

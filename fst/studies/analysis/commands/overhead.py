@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> Result:
     model = subject.copied()
     step = _step(subject, model, precision)
     recorded = record_step(sparse_root(model), _loss(subject, model, precision))
-    pruning = pruning_functions(recorded.layers, options.n, options.m)
+    layers = recorded.layers
+    pruning = pruning_functions(layers, options.n, options.m, dtype=precision.dtype)
     pruning = {name: torch.no_grad()(function) for name, function in pruning.items()}
     times = compare({STEP: step, **pruning}, options.repeats, subject.device)
     whole = times[STEP].median

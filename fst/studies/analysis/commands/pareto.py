@@ -16,6 +16,7 @@ from fst.gradients import Gradients, phases_of, recorded
 from fst.rules.rule import Rule
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import load_grid
+from fst.studies.ablation.invocation import changed, read_invocation
 from fst.studies.ablation.results import Results, collect
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import from_config_on_random_images
@@ -26,7 +27,9 @@ EXACT = "exact"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.add_argument("grid", type=Path, help="grid file whose runs are finished")
+    parser.add_argument(
+        "grid", type=Path, help="grid whose runs are finished: a file, or fst::configs/ablation/..."
+    )
     parser.add_argument(
         "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
     )
@@ -43,7 +46,8 @@ def run(options: argparse.Namespace) -> Result:
     if options.threads:
         torch.set_num_threads(options.threads)
     grid = load_grid(options.grid)
-    work_dir = options.work_dir or Path("work_dirs/ablation") / options.grid.stem
+    work_dir = options.work_dir or Path("work_dirs/ablation") / grid.path.stem
+    grid = changed(grid, read_invocation(work_dir))
     results = collect(grid, work_dir, list(grid.settings))
     names = results.measured()
     if not names:
@@ -66,7 +70,7 @@ def run(options: argparse.Namespace) -> Result:
             whole = recorded(subject.copied(), subject.batches[0], subject.loss)
             prefix = next(n for n, m in subject.model.named_modules() if m is root)
             gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
-        fst.convert(root, subject.strategy or "dense", **subject.selectors)
+        fst.convert(root, subject.strategy or "dense", plan=subject.plan, **subject.selectors)
         layers = fst.sparse_layers(root)
         rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
         if any(layer.strategy.output is not None for layer in layers.values()):

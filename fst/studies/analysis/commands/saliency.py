@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from fst.engine.model import sparse_root
+from fst.rules.strategy import Strategy
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import REFERENCES, parse
 from fst.studies.analysis.bias import PARTS
@@ -46,6 +48,10 @@ def run(options: argparse.Namespace) -> Result:
     """Measure every approximation on the same batches."""
     approximations = [parse(text) for text in options.strategies]
     subject = subject_of(options)
+    approximations = [
+        replace(one, plan=subject.plan_of(one.rule)) if isinstance(one.rule, Strategy) else one
+        for one in approximations
+    ]
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     found = [
         saliency(

@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> Result:
         curve = TimedCurve(
             folder.name, "measured", tuple(pace.seconds_at(list(values))), tuple(values.values())
         )
-        strategy, _ = read_sparsity(log.config)
-        densities = simulated_densities(strategy)
+        strategy, choice = read_sparsity(log.config)
+        densities = simulated_densities(strategy, choice.get("plan"))
         factor = projection_factor(densities, shares)
         factors.append(
             [
