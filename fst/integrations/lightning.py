@@ -16,7 +16,6 @@ with extra_named():
 import fst
 from fst.attach import Attachment
 from fst.convert import Selector
-from fst.rules.sampled import Sampled
 
 KEY = "fst_sparsity"  # of the masks' state in a checkpoint
 
@@ -71,8 +70,8 @@ class SparsityCallback(pl.Callback):
             ValueError: the module is converted with another strategy.
         """
         layers = fst.sparse_layers(pl_module)
-        other = {_as_given(layer.strategy) for layer in layers.values()}
-        other -= {_as_given(self.strategy)}
+        found = [layer.strategy for layer in layers.values()]
+        other = {str(own) for own in found if str(own) != str(_placed(self.strategy, own))}
         if other:
             raise ValueError(
                 f"the module is converted with {other.pop()}, but the callback's strategy is "
@@ -151,9 +150,10 @@ class SparsityCallback(pl.Callback):
         self.teardown(trainer, pl_module, "")
 
 
-def _as_given(strategy: fst.Strategy) -> str:
-    """In words, without the prefix tokens that `fst.convert` finds in the model."""
+def _placed(strategy: fst.Strategy, layer: fst.Strategy) -> fst.Strategy:
+    """``strategy`` with the prefix tokens that `fst.convert` found for a layer."""
     rule = strategy.grad_weight
-    if isinstance(rule, Sampled):
-        rule = replace(rule, prefix_tokens=None)
-    return str(replace(strategy, grad_weight=rule))
+    if rule is None:
+        return strategy
+    count = getattr(layer.grad_weight, "prefix_tokens", None) or 0
+    return replace(strategy, grad_weight=rule.with_prefix_tokens(count))
