@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import fst
 from fst.attach import Attachment
 from tests.cases import error
-from tests.strategy_settings import DEFAULTS, SETTINGS
+from tests.strategy_settings import DEFAULTS, SETTINGS, Setting
 
 TRAINED = tuple(
     row
@@ -84,3 +84,35 @@ def decaying(model: nn.Module, strategy: str = "srste", decay: float = 0.5) -> n
     """``model``, converted with a decay large enough to see."""
     fst.convert(model, fst.get_strategy(strategy, decay=decay))
     return model
+
+
+def three_convolutions() -> nn.Sequential:
+    """With three input channels, of stride 2, and in two groups; then a linear layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, bias=False),
+        nn.Conv2d(16, 12, 1, groups=2, padding_mode="reflect"),
+        nn.Flatten(),
+        nn.Linear(12 * 9, 6),
+    )
+
+
+def seven_pixels() -> Tensor:
+    """A batch for `three_convolutions`."""
+    return torch.randn(2, 3, 7, 7)
+
+
+def trained(row: Setting, include: list[str] | None = None) -> nn.Module:
+    """`three_convolutions`, converted by a row of the settings table and trained for two steps."""
+    net = three_convolutions()
+    fst.convert(net, row.build(), include=include)
+    fst.seed_random_rules(net, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    attach(net, optimizer)
+    for _ in range(2):
+        net(seven_pixels()).square().mean().backward()
+        optimizer.step()
+    return net.eval()

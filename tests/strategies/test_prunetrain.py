@@ -14,6 +14,7 @@ import fst.models
 from fst.layers.channels import fit_channels
 from fst.report import describe_layer
 from tests.networks import batch, small_net
+from tests.strategies.weight_systems import for_gradients_that_are_not_plain
 
 
 def _parameters(model):
@@ -57,15 +58,7 @@ def test_penalty_is_the_share_of_the_first_loss_and_enters_the_gradient():
     assert net[0].state.schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        # as GradScaler sets it on fused ones
-        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
-        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
-    ],
-    ids=["scaled", "climbed"],
-)
+@for_gradients_that_are_not_plain
 def test_the_penalty_needs_plain_gradients(change, message):
     net = small_net()
     optimizer, attachment = _attached(net)

@@ -12,7 +12,11 @@ from fst.rules.schedule import Run
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
-from tests.strategies.weight_systems import OPTIMIZERS, Training
+from tests.strategies.weight_systems import (
+    OPTIMIZERS,
+    Training,
+    for_gradients_that_are_not_plain,
+)
 
 
 def _assert_held_at_zero(training):
@@ -365,15 +369,7 @@ def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
         torch.testing.assert_close(actual, e)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        # as GradScaler sets it on fused ones
-        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
-        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
-    ],
-    ids=["scaled", "climbed"],
-)
+@for_gradients_that_are_not_plain
 def test_clicktrain_needs_plain_gradients_for_its_lasso(change, message):
     training = Training("clicktrain", choose=0.0)
     training.step(0)

@@ -1,5 +1,6 @@
 """A training of the systems that prune weights between optimizer steps, step by step."""
 
+import pytest
 import torch
 
 import fst
@@ -10,6 +11,16 @@ OPTIMIZERS = {
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
 }
+# Gradients to which nothing can be added: (what is done to the optimizer, what the error says)
+for_gradients_that_are_not_plain = pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # as GradScaler sets it on fused ones
+        (lambda sgd: setattr(sgd, "grad_scale", torch.tensor(1024.0)), r"scaler\.unscale_"),
+        (lambda sgd: sgd.param_groups[0].update(maximize=True), "maximize=True"),
+    ],
+    ids=["scaled", "climbed"],
+)
 SYSTEMS = ("asp", "asfp", "dpf", "rigl", "clicktrain")
 
 

@@ -1,171 +1,18 @@
-"""verify names the first offending group; fold gives plain layers that hold S(W)."""
+"""verify says whether weights obey a pattern, and names the first group that does not."""
 
-import copy
 import os
 import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import prune
 
 import fst
 from fst import NM
 from fst.rules.nm import Transposable
-from tests.networks import attach
-from tests.strategy_settings import SETTINGS, of_each_kind, setting
-
-
-def _net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, bias=False),
-        nn.Conv2d(16, 12, 1, groups=2, padding_mode="reflect"),
-        nn.Flatten(),
-        nn.Linear(12 * 9, 6),
-    )
-
-
-def _input():
-    return torch.randn(2, 3, 7, 7)
-
-
-def _trained(row, include=None):
-    """Converted, and trained for two steps."""
-    net = _net()
-    fst.convert(net, row.build(), include=include)
-    fst.seed_random_rules(net, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    attach(net, optimizer)
-    for _ in range(2):
-        net(_input()).square().mean().backward()
-        optimizer.step()
-    return net.eval()
-
-
-# ---------------------------------------------------------------- fold
-
-
-@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
-def test_fold_equals_the_evaluated_model(row):
-    net = _trained(row, include=["*"])
-    input = _input()
-    with torch.no_grad():
-        expected = net(input)
-    keys, weight = net.state_dict().keys(), net[3].weight
-    dense = weight.detach().clone()
-    folded = fst.fold(net)
-    assert folded is not net
-    assert not fst.sparse_layers(folded)
-    assert {type(m) for m in folded} == {
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.ReLU,
-        nn.Flatten,
-        nn.Linear,
-    }
-    assert folded.state_dict().keys() == keys
-    assert torch.equal(folded[3].weight, net[3].effective_weight())
-    assert torch.equal(net[3].weight, dense) and net[3].weight is weight  # left as it was
-    assert len(fst.sparse_layers(net)) == 4
-    with torch.no_grad():
-        torch.testing.assert_close(folded(input), expected)
-    plain = _net().eval()
-    plain.load_state_dict(folded.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(plain(input), expected)
-    copy.deepcopy(folded), pickle.dumps(folded)
-    folded.train()(input).sum().backward()
-
-
-def test_fold_in_place():
-    net = _trained(setting("fst"))
-    parameters = dict(net.named_parameters())
-    expected = net(_input().fill_(0.5))
-    folded = fst.fold(net, inplace=True)
-    assert folded is net and not fst.sparse_layers(net)
-    assert all(p is parameters[name] for name, p in net.named_parameters())
-    torch.testing.assert_close(net(_input().fill_(0.5)), expected)
-    fst.convert(net, "sdgp", include="3")  # plain layers again
-
-
-def test_fold_of_a_single_layer():
-    layer = nn.Conv2d(8, 8, 3)
-    fst.convert(layer, "fst")
-    folded = fst.fold(layer)
-    assert type(folded) is nn.Conv2d and fst.verify(folded).ok and not fst.verify(_net()).ok
-
-
-def test_fold_of_tied_weights():
-    first, second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-    second.weight = first.weight
-    net = nn.Sequential(first, second)
-    fst.convert(net, "fst")
-    folded = fst.fold(net)
-    assert folded[0].weight is folded[1].weight
-    input = torch.randn(1, 8, 5, 5)
-    torch.testing.assert_close(folded(input), net.eval()(input))
-
-
-def _tied(*layers):
-    for layer in layers[1:]:
-        layer.weight = layers[0].weight
-    return nn.Sequential(*layers)
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize(
-    ("build", "strategies"),
-    [
-        (lambda: _tied(nn.Embedding(8, 8), nn.Linear(8, 8)), {"1": "srste"}),
-        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste"}),
-        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste", "1": "sdgp"}),
-    ],
-    ids=["embedding", "excluded", "two_strategies"],
-)
-def test_fold_leaves_tied_weights_of_other_values_alone(build, strategies, inplace):
-    net = build().eval()
-    for name, strategy in strategies.items():
-        fst.convert(net, strategy, include=name)
-    input = torch.arange(8) if isinstance(net[0], nn.Embedding) else torch.randn(4, 8)
-    expected = net(input)
-    folded = fst.fold(net, inplace=inplace)
-    torch.testing.assert_close(folded(input), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize(
-    "wrap, unwrap",
-    [
-        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
-        (lambda layer: prune.l1_unstructured(layer, "weight", 9), prune.remove),
-        (nn.utils.parametrizations.weight_norm, parametrize.remove_parametrizations),
-    ],
-    ids=["weight_norm-hook", "prune", "parametrization"],
-)
-def test_fold_refuses_computed_weights(wrap, unwrap):
-    """From S(W) in their place the folded layer would compute another weight again."""
-    model = nn.Sequential(nn.Conv2d(8, 8, 3)).eval()
-    fst.convert(model, "srste")
-    wrap(model[0])
-    with torch.no_grad():
-        model(torch.randn(1, 8, 8, 8))
-    with pytest.raises(ValueError, match="layer '0': its weight is computed"):
-        fst.fold(model)
-    unwrap(model[0], *([] if unwrap is nn.utils.remove_weight_norm else ["weight"]))
-    input = torch.randn(1, 8, 8, 8)
-    torch.testing.assert_close(fst.fold(model)(input), model(input))
-
-
-def test_fold_needs_a_converted_model():
-    with pytest.raises(ValueError, match="convert"):
-        fst.fold(_net())
-
-
-# ---------------------------------------------------------------- verify
+from tests.networks import three_convolutions, trained
+from tests.strategy_settings import SETTINGS, setting
 
 _MAGNITUDE_ROWS = [
     row
@@ -179,7 +26,7 @@ _MAGNITUDE_ROWS = [
 
 @pytest.mark.parametrize("row", _MAGNITUDE_ROWS)
 def test_folded_models_satisfy_the_pattern(row, tmp_path):
-    net = _trained(row)
+    net = trained(row)
     rule = row.build().output
     options = dict(n=rule.n, m=rule.m, group_order=rule.group_order)
     folded = fst.fold(net)
@@ -200,7 +47,7 @@ def test_folded_models_satisfy_the_pattern(row, tmp_path):
 
 @pytest.mark.parametrize("id", ["dense", "sdgp", "sdgp-random"])
 def test_dense_weights_do_not_satisfy_it(id):
-    net = _trained(setting(id))
+    net = trained(setting(id))
     for target in (net, fst.fold(net), net.state_dict()):
         report = fst.verify(target)
         assert not report.ok and "0.weight" in str(report)
@@ -208,7 +55,7 @@ def test_dense_weights_do_not_satisfy_it(id):
 
 def test_verify_respects_the_order_of_each_layer():
     """A converted model is checked in the order its own strategy prunes."""
-    net = _trained(setting("fst-im2col"))
+    net = trained(setting("fst-im2col"))
     assert fst.verify(net).ok
     assert fst.verify(fst.fold(net), group_order="im2col").ok
     assert not fst.verify(fst.fold(net), group_order="channel").ok
@@ -280,7 +127,7 @@ def test_density_and_non_finite_weights():
 
 
 def test_what_is_verified():
-    net = _trained(setting("fst"), include=["0", "3"])
+    net = trained(setting("fst"), include=["0", "3"])
     report = fst.verify(net, include=["0.weight", "3.weight"])
     assert report.ok and len(report.layers) == 2
     assert not fst.verify(net).ok  # "4" was left dense
@@ -374,7 +221,7 @@ def test_nothing_to_verify_is_an_error(target):
 )
 def test_bad_options(options, words):
     with pytest.raises((ValueError, TypeError)) as caught:
-        fst.verify(_net(), **options)
+        fst.verify(three_convolutions(), **options)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{str(caught.value)!r} does not name {missing}"
 
@@ -428,7 +275,7 @@ def test_bad_files(tmp_path, monkeypatch):
     torch.save([torch.zeros(4, 4, 1, 1)], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="list"):
         fst.verify(tmp_path / "list.pth")
-    torch.save(_net(), tmp_path / "module.pth")
+    torch.save(three_convolutions(), tmp_path / "module.pth")
     with pytest.raises(ValueError, match=r"module\.pth"):
         fst.verify(tmp_path / "module.pth")
 
