@@ -227,7 +227,7 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(
-            f"checkpoint {str(source)!r} (load_from or --resume) does not exist."
+            f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
         )
 
 

@@ -120,6 +120,8 @@ def test_missing_files(capsys, tmp_path, write_config):
     assert "absent.py" in refused(capsys, tmp_path, "absent.py")
     message = refused(capsys, tmp_path, write_config(), "--resume", "absent.pth")
     assert "'absent.pth'" in message and "does not exist" in message
+    message = refused(capsys, tmp_path, write_config(), str(tmp_path), command=cli.test)
+    assert f"{str(tmp_path)!r}" in message and "is no file" in message
     message = refused(capsys, tmp_path, write_config(), "absent.pth", command=cli.test)
     assert "'absent.pth'" in message
     broken = tmp_path / "broken.py"
