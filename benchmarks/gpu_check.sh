@@ -11,8 +11,9 @@ usage() {
     cat <<'TEXT'
 usage: benchmarks/gpu_check.sh 1|2|3
 
-Run on a machine with a GPU, PyTorch and Triton; nothing is installed. Each call ends within nine
-minutes and leaves logs, JSON and charts in one archive, OUT/callN.tgz. Most valuable first:
+Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis; nothing is
+installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
+OUT/callN.tgz. Most valuable first:
 
   1  truth    versions; training steps of ResNet-18 and -50; tests of every kernel
   2  worth    steps of VGG16-SSD; cuDNN layer by layer against the kernels: go or no-go

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from torch import nn
 
 from fst.basics.text import suggest
 from fst.engine.recipe import build_loss
-from fst.engine.text import nearest
 from fst.engine.variants import (
     INITIALISATIONS,
     blur_strided_convolutions,
     initialise_convolutions,
 )
+from fst.models.named import build_architecture
 
 PREFIX = "architecture."
 
@@ -116,47 +115,3 @@ def _with_classes(preprocessor: Any, num_classes: int | None) -> Any:
     if not isinstance(preprocessor, Mapping) or not preprocessor.get("mixup"):
         return preprocessor
     return {**preprocessor, "mixup": {"num_classes": num_classes, **preprocessor["mixup"]}}
-
-
-def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:
-    """The model ``name`` of timm, torchvision or `fst.models`."""
-    if source not in _SOURCES:
-        raise ValueError(f"architecture source={source!r} is unknown.{suggest(source, _SOURCES)}")
-    build, known = _SOURCES[source]()
-    if name not in known:
-        raise ValueError(f"{source} has no model {name!r}.{nearest(name, known)}")
-    try:
-        return build(name, **arguments)
-    except TypeError as error:
-        raise ValueError(f"model {name!r} of {source}: {error}") from error
-
-
-def _timm() -> tuple[Callable[..., nn.Module], list[str]]:
-    import timm
-
-    # "resnet18.a1_in1k" names pretrained weights of the model "resnet18"
-    return timm.create_model, [*timm.list_models(), *timm.list_pretrained()]
-
-
-def _torchvision() -> tuple[Callable[..., nn.Module], list[str]]:
-    from torchvision import models
-
-    return models.get_model, models.list_models(module=models)
-
-
-def _own() -> tuple[Callable[..., nn.Module], list[str]]:
-    import fst.models
-
-    names = [
-        name
-        for name, value in vars(fst.models).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
-    ]
-    return lambda name, **arguments: getattr(fst.models, name)(**arguments), names
-
-
-_SOURCES: dict[str, Callable[[], tuple[Callable[..., nn.Module], list[str]]]] = {
-    "fst": _own,
-    "timm": _timm,
-    "torchvision": _torchvision,
-}

@@ -13,12 +13,11 @@ from mmengine.config import Config
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import DATASETS, OPTIMIZERS
 
-from fst.basics.text import suggest
+from fst.basics.text import nearest, suggest
 from fst.engine.data import ImageDataset, TimmStream
 from fst.engine.hooks import ModelEMAHook, SparsityHook
 from fst.engine.packaged import config_path, drop_scope
 from fst.engine.recipe import check_keys
-from fst.engine.text import nearest
 from fst.rules.strategy import Strategy
 
 KNOWN_KEYS = frozenset(

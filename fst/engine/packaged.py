@@ -12,7 +12,7 @@ from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
 
-from fst.engine.text import nearest
+from fst.basics.text import nearest
 
 MODULE2PACKAGE["fst"] = "fst"  # the package whose folder MMEngine searches for `fst::`
 SCOPE = "fst::"

@@ -105,6 +105,21 @@ def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(
     assert f"--out {out} cannot be written" in capsys.readouterr().err
 
 
+def test_a_model_by_name_needs_no_mmengine(tmp_path):
+    """What `benchmarks/gpu_check.sh` runs on machines without it."""
+    command = (
+        "import sys; sys.modules.update(dict.fromkeys(('mmengine', 'mmcv', 'mmdet')));"
+        "from fst.cli import main; sys.exit(main(['bench', *sys.argv[1:]]))"
+    )
+    options = "--model timm:test_resnet --size 32 --batch 2 --repeats 1 --no-layers --no-compile "
+    options += f"--no-profile --no-memory --strategies dense --device cpu --out {tmp_path}/out"
+    done = subprocess.run(
+        [sys.executable, "-c", command, *options.split()], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.md").is_file()
+
+
 def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
     """As by `timeout`, while layers are timed."""
     out = tmp_path / "report"

@@ -11,12 +11,12 @@ import torch
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
+from fst.basics.text import nearest
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.factory import TimmStream
 from fst.engine.data.sampler import EpochSampler
 from fst.engine.data.transforms import stacked
 from fst.engine.random_state import seed_worker
-from fst.engine.text import nearest
 
 
 def build_dataloader(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torchvision.transforms import InterpolationMode, v2
 
+from fst.basics.text import nearest
 from fst.engine.random_state import isolated
-from fst.engine.text import nearest
 
 _OF_THE_PREPROCESSOR = ("ToTensor", "ToImage", "ToDtype", "Normalize", "ConvertImageDtype")
 _OF_BATCHES = ("MixUp", "CutMix")

@@ -12,8 +12,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop
 
+from fst.basics.text import nearest
 from fst.checkpoint import write_text_atomically
-from fst.engine.text import nearest
 
 OUTDATED = "outdated_ckpts"  # names in mmengine's message hub: what goes once a file is complete
 

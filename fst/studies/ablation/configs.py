@@ -12,6 +12,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from fst.basics.text import nearest
 from fst.engine.config import (
     DETECTION_KEYS,
     KNOWN_KEYS,
@@ -20,7 +21,6 @@ from fst.engine.config import (
     load_config,
     read_config,
 )
-from fst.engine.text import nearest
 from fst.studies.ablation.grid import Grid
 
 KEYS = KNOWN_KEYS | DETECTION_KEYS

@@ -24,7 +24,6 @@ from fst.studies.analysis.approximations import one_step
 from fst.studies.analysis.record import Batch, Loss
 
 SPLITS = ("train", "val", "test")
-SOURCES = ("torchvision", "timm", "fst")
 
 
 @dataclass

@@ -56,7 +56,7 @@ def build_named(name: str, classes: int) -> nn.Module:
     Raises:
         ValueError: unknown name.
     """
-    from fst.engine.classifier import build_architecture
+    from fst.models.named import build_architecture
 
     source, _, rest = name.rpartition(":")
     return build_architecture(source or "torchvision", rest, num_classes=classes)

@@ -10,7 +10,7 @@ import torch
 
 import fst
 from fst.basics.arguments import positive
-from fst.engine.classifier import build_architecture
+from fst.models.named import build_architecture
 from fst.report import ConversionReport
 from fst.strategies.registry import get_strategy
 from fst.studies.analysis.result import Result

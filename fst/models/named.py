@@ -1,0 +1,59 @@
+"""Models of timm, torchvision and this package by name; imports a library when it is asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from fst.basics.text import nearest, suggest
+
+
+def build_architecture(source: str, name: str, **arguments: Any) -> nn.Module:
+    """The model ``name`` of "timm", "torchvision" or "fst" (`fst.models`).
+
+    Raises:
+        ValueError: unknown source or name, or arguments that the model does not take.
+    """
+    if source not in _SOURCES:
+        raise ValueError(f"architecture source={source!r} is unknown.{suggest(source, _SOURCES)}")
+    build, known = _SOURCES[source]()
+    if name not in known:
+        raise ValueError(f"{source} has no model {name!r}.{nearest(name, known)}")
+    try:
+        return build(name, **arguments)
+    except TypeError as error:
+        raise ValueError(f"model {name!r} of {source}: {error}") from error
+
+
+def _timm() -> tuple[Callable[..., nn.Module], list[str]]:
+    import timm
+
+    # "resnet18.a1_in1k" names pretrained weights of the model "resnet18"
+    return timm.create_model, [*timm.list_models(), *timm.list_pretrained()]
+
+
+def _torchvision() -> tuple[Callable[..., nn.Module], list[str]]:
+    from torchvision import models
+
+    return models.get_model, models.list_models(module=models)
+
+
+def _own() -> tuple[Callable[..., nn.Module], list[str]]:
+    import fst.models
+
+    names = [
+        name
+        for name, value in vars(fst.models).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
+    ]
+    return lambda name, **arguments: getattr(fst.models, name)(**arguments), names
+
+
+_SOURCES: dict[str, Callable[[], tuple[Callable[..., nn.Module], list[str]]]] = {
+    "fst": _own,
+    "timm": _timm,
+    "torchvision": _torchvision,
+}
