@@ -39,7 +39,9 @@ class _Estimates:
     """What a choice made of one layer's gradients: sums over batches, in float64."""
 
     count: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    total: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
+    )
     squares: float = 0.0
 
     def add(self, value: Tensor) -> None:

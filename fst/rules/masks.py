@@ -162,7 +162,7 @@ def kernel_scores(scores: Tensor) -> Tensor:
 
 def constant(values: Sequence[object], device: torch.device) -> Tensor:
     """A small table on ``device``, without waiting for it."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return torch.tensor(values, device="cpu").to(device, non_blocking=True)
 
 
 def pattern_mask(scores: Tensor, patterns: int) -> Tensor:

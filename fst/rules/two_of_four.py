@@ -113,8 +113,8 @@ def _constants(tensor: Tensor, dims: tuple[int, ...]) -> _Constants:
         falling = M - 1 - torch.arange(sizes[dim], device=tensor.device) % M
         ties += falling.view([-1, *[1] * (tensor.dim() - 1 - dim)])
     made = _Constants(
-        torch.tensor(torch.iinfo(integer).max, dtype=integer),
-        torch.tensor(infinity, dtype=integer),
+        torch.tensor(torch.iinfo(integer).max, dtype=integer, device="cpu"),
+        torch.tensor(infinity, dtype=integer, device="cpu"),
         ties,
     )
     if type(ties) is Tensor and not ties.is_inference():

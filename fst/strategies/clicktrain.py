@@ -58,7 +58,7 @@ class PatternSelection(Schedule):
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.keep(torch.ones((), dtype=torch.bool))
+            layer.keep(torch.ones((), dtype=torch.bool, device=layer.weight.device))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         assert run.total_steps is not None  # in needs
