@@ -271,7 +271,10 @@ def _n_of_m(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
         beaten[i].sub_(lower_wins)
         beaten[j].add_(lower_wins)
     for count, target in zip(beaten, kept, strict=True):
-        torch.lt(count, n, out=target)
+        if torch.compiler.is_compiling():  # which takes no view as out
+            target.copy_(count < n)
+        else:
+            torch.lt(count, n, out=target)
 
 
 def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:
