@@ -13,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.basics.known import remember
+
 M = 4
 TIE_BITS = 8  # a magnitude counts so much more than the tie of two axes, 6 at most
 CPU_BLOCK = 2**20  # elements
+MOST_KNOWN = 256
 # The integer type of a float's bits, and what infinity looks like in it.
 INTEGERS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -118,5 +121,5 @@ def _constants(tensor: Tensor, dims: tuple[int, ...]) -> _Constants:
         ties,
     )
     if type(ties) is Tensor and not ties.is_inference():
-        _KNOWN[key] = made
+        remember(_KNOWN, key, made, MOST_KNOWN)
     return made
