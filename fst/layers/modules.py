@@ -284,7 +284,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
 
     @property
     def conv_groups(self) -> int:
-        return self.groups
+        return int(self.groups)  # of NumPy's integers too
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""

@@ -14,9 +14,15 @@ from fst.basics.text import suggest
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Raise ValueError unless ``value`` is among ``allowed``."""
-    # 1 == True == 1.0
-    if not any(type(value) is type(a) and value == a for a in allowed):
+    if not any(_same(value, a) for a in allowed):
         raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether they are equal and of one type, as 1, True and 1.0 are not, nor tuples of them."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return type(value) is type(other) and value == other
 
 
 def check_integer(name: str, value: object, least: int) -> None:

@@ -176,6 +176,8 @@ BAD_RULES = [
     (Alternating, dict(block=(2, 1), pairing="flat"), ["block", "pairing", "flat"]),
     (Alternating, dict(block=(2, 2, 2)), ["block"]),
     (Alternating, dict(block=2), ["block", "2"]),
+    (Alternating, dict(block=[1.0, 2.0]), ["block", "(1.0, 2.0)"]),
+    (Bands, dict(block=(True, 2)), ["block", "(True, 2)"]),
     (Alternating, dict(block=(2, 2), phase=1), ["block", "phase", "1"]),
     (Alternating, dict(block=(2, 2), phase="random"), ["block", "phase", "random"]),
     (Alternating, dict(block=(2, 2), pairing="flat"), ["block", "pairing", "flat"]),
