@@ -155,9 +155,14 @@ def unstructured_mask(weight: Tensor, sparsity: float) -> Tensor:
     return largest_mask(weight.abs(), kept_count(weight.numel(), sparsity))
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """``tensor`` at least in float32, in which squares of small numbers are not 0."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def kernel_scores(scores: Tensor) -> Tensor:
     """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).sum((2, 3), keepdim=True)
+    return widened(scores).sum((2, 3), keepdim=True)
 
 
 def constant(values: Sequence[object], device: torch.device) -> Tensor:

@@ -75,7 +75,7 @@ class KernelPatterns(Rule):
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        scores = weight.square()
+        scores = masks.widened(weight).square()
         kernels = masks.connectivity_mask(scores, self.connectivity)
         return masks.pattern_mask(scores, self.patterns) & kernels
 

@@ -90,14 +90,14 @@ class PatternSelection(Schedule):
 
     def _select(self, layer: PrunedLayer) -> None:
         weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
-        scores = (weight * layer.gradient_as_conv()).square()
+        scores = (masks.widened(weight) * layer.gradient_as_conv()).square()
         layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
         layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
     def _add_lasso(self, layer: PrunedLayer, gradient: Tensor) -> None:
         weight, state = layer.weight_as_conv().detach(), layer.state.schedule_state
         for kept in (state["patterns"], state["kernels"]):
-            pruned = weight * ~kept.to(weight.device)
+            pruned = masks.widened(weight) * ~kept.to(weight.device)
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
             gradient.add_(layer.laid_out(pull), alpha=self.lasso)
