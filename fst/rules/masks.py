@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.basics.text import suggest
-from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, takes, two_of_four
+from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, slowest_axis, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
@@ -219,7 +219,7 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
     if not on_cpu or values.numel() <= CPU_BLOCK:
         yield values, mask
         return
-    axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
+    axis = slowest_axis(values)
     step = max(1, CPU_BLOCK // (values.numel() // values.shape[axis]))
     if axis == dim:
         step = max(m, step // m * m)

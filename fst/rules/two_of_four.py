@@ -50,6 +50,11 @@ def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(tensor, dtype=dtype)
 
 
+def slowest_axis(tensor: Tensor) -> int:
+    """The axis along which blocks lie apart in memory."""
+    return max(range(tensor.dim()), key=lambda d: (tensor.shape[d] > 1) * tensor.stride(d))
+
+
 def takes(tensor: Tensor, dims: tuple[int, ...]) -> bool:
     """Whether `two_of_four` can prune it along ``dims``."""
     if not is_plain(tensor) or not tensor.numel() or tensor.dtype.itemsize > 4:
@@ -70,7 +75,7 @@ def two_of_four(tensor: Tensor, dims: tuple[int, ...]) -> list[Tensor]:
     if tensor.device.type != "cpu" or count <= CPU_BLOCK:
         return _of_block(tensor, dims)
     found = [torch.empty_like(tensor, dtype=torch.bool) for _ in dims]
-    axis = max(range(tensor.dim()), key=lambda d: (tensor.shape[d] > 1) * tensor.stride(d))
+    axis = slowest_axis(tensor)
     step = CPU_BLOCK * tensor.shape[axis] // count // M * M or M
     blocks = (t.split(step, axis) for t in (tensor, *found))
     for block, *targets in zip(*blocks, strict=True):

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
+from fst.rules.rule import is_number
 from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
 from fst.rules.strategy import Strategy
 from fst.rules.weight import KernelPatterns, check_share
@@ -52,8 +53,7 @@ class PatternSelection(Schedule):
         check_share("enforce", self.enforce, up_to_all=True)
         if self.choose > self.enforce:
             raise ValueError(f"choose={self.choose} must not be above enforce={self.enforce}.")
-        is_number = isinstance(self.lasso, int | float) and not isinstance(self.lasso, bool)
-        if not is_number or not 0 <= self.lasso < float("inf"):
+        if not is_number(self.lasso) or not 0 <= self.lasso < float("inf"):
             raise ValueError(f"lasso={self.lasso!r} must be a number >= 0.")
 
     def start(self, layers: Layers, run: Run) -> None:
