@@ -83,7 +83,8 @@ def convert(
             or layer types; if None, ``layers`` decides.
         exclude: likewise, what to leave dense.
         plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
-            ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``.
+            ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``. Layers
+            of too few input channels for the strategy stay dense, and the report says so.
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
             "all", both, without the patch embedding. Those with fewer input channels than the
             strategy asks for stay dense.
@@ -127,7 +128,11 @@ def convert(
         if reason is None and include is not None and name not in included:
             reason = "not included"
         if reason is None and include is None:
-            reason = dense.get(name) or _too_few_channels(module, strategy)
+            reason = dense.get(name)
+        if reason is None and include is None:
+            reason = _too_few_channels(module, strategy)
+            if reason is not None and planned.pop(name, None) is not None:
+                reason += "; its rule in the plan is not used"
         if reason is not None:
             report.skipped[name] = reason
             continue

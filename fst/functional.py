@@ -45,7 +45,7 @@ def sparse_conv2d(
     """
     if not isinstance(strategy, Strategy):
         strategy = default_strategy(strategy)
-    check_tensors(input, weight, bias, groups)
+    groups = check_tensors(input, weight, bias, groups)
     dtype = compute_dtype(input, weight, bias)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)

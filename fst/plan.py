@@ -18,7 +18,7 @@ from fst.basics.text import suggest, table
 from fst.gradients import Gradients, Loss, phases_of, recorded
 from fst.rules.bands import Bands
 from fst.rules.by_name import chosen_rule, options_of
-from fst.rules.rule import Rule
+from fst.rules.rule import Rule, is_number
 from fst.rules.sampled import Sampled
 
 CHOICES = (
@@ -39,7 +39,9 @@ class _Estimates:
     """What a choice made of one layer's gradients: sums over batches, in float64."""
 
     count: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    total: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
+    )
     squares: float = 0.0
 
     def add(self, value: Tensor) -> None:
@@ -183,7 +185,7 @@ def measure(
 
 def check_budget(budget: float, cost: str) -> None:
     """Raise ValueError unless both are as `plan` needs them."""
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+    if not is_number(budget) or not 0 < budget <= 1:
         raise ValueError(f"budget={budget!r} must be a number above 0 and at most 1.")
     if cost not in COSTS:
         raise ValueError(f"cost={cost!r} is unknown.{suggest(cost, COSTS)}")

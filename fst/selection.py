@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -111,19 +111,28 @@ def _weights_read(module: nn.Module) -> Iterator[str]:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or not code.co_varnames:
         return
+    read = _attributes_read(dis.get_instructions(code), code.co_varnames[0])
+    chains = [chain for chain in read if "weight" in chain]
+    below = dict(module.named_modules()) if chains else {}
+    for chain in chains:
+        at = chain.index("weight")
+        path, rest = ".".join(chain[:at]), chain[at + 1 : at + 2]
+        if isinstance(below.get(path), nn.Linear | nn.Conv2d) and at:
+            if not DESCRIPTIONS & set(rest):
+                yield path
+
+
+def _attributes_read(code: Iterable[dis.Instruction], variable: str) -> Iterator[list[str]]:
+    """The chains of attributes that ``code`` reads of ``variable``."""
     chain: list[str] | None = None
-    below: Mapping[str, nn.Module] | None = None
-    for step in (*dis.get_instructions(code), None):
-        name, value = ("", "") if step is None else (step.opname, step.argval)
-        if chain is not None and name in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain.append(value)
+    for step in code:
+        if chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain.append(step.argval)
             continue
-        if chain and "weight" in chain:
-            below = dict(module.named_modules()) if below is None else below
-            at = chain.index("weight")
-            path, rest = ".".join(chain[:at]), chain[at + 1 : at + 2]
-            if isinstance(below.get(path), nn.Linear | nn.Conv2d) and at:
-                if not DESCRIPTIONS & set(rest):
-                    yield path
-        first = name.startswith("LOAD_FAST") and value == code.co_varnames[0]
-        chain = [] if first else None
+        if chain:
+            yield chain
+        # Python 3.13 fuses loads: ("x", "self"), of which an attribute is read of the last.
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        chain = [] if "LOAD_FAST" in step.opname and names[-1] == variable else None
+    if chain:
+        yield chain

@@ -28,6 +28,7 @@ from fst.layers.coverage import (
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
+from fst.rules.rule import is_number
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ def verify(
         raise ValueError(
             f"group_order={group_order!r} is unknown.{suggest(group_order, GROUP_ORDERS)}"
         )
-    is_number = isinstance(min_coverage, int | float) and not isinstance(min_coverage, bool)
-    if not is_number or not 0 <= min_coverage <= 1:
+    if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
     weights = everything = _weights(target, group_order)
     counted: dict[str, int] = {}

@@ -215,6 +215,16 @@ def test_nothing_to_plan(model):
         fst.plan(model, smooth(1), log=print)
 
 
+def test_a_plan_may_name_layers_of_too_few_channels_for_the_strategy():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3))
+    rule = {"rule": "sampled"}
+    report = fst.convert(model, "sdgp", plan={"0": rule, "1": None, "2": rule})
+    assert set(report.converted) == {"2"}
+    assert report.skipped["0"].endswith("; its rule in the plan is not used")
+    assert "plan" not in report.skipped["1"]
+    assert isinstance(model[2].strategy.grad_weight, Sampled)
+
+
 def test_convert_refuses_plans_that_do_not_fit(model):
     with pytest.raises(ValueError, match="'7' is no layer that is converted; converted layers: 0"):
         fst.convert(model, "fst_w", plan={"7": None})

@@ -1,11 +1,13 @@
 """Which linear layers `layers=` chooses, and what the report says of the others."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
 
 import fst
-from fst.selection import classifier_heads, never_called, patch_embeddings
+from fst.selection import _attributes_read, classifier_heads, never_called, patch_embeddings
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
@@ -155,6 +157,28 @@ def test_layers_whose_weight_is_used_without_a_call_are_never_converted():
         ("timm:swin_tiny_patch4_window7_224", set()),
     ):
         assert {path.rpartition(".")[2] for path in never_called(network(name))} == layers
+
+
+class _Step(NamedTuple):
+    opname: str
+    argval: object = None
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        [_Step("LOAD_FAST", "x"), _Step("LOAD_FAST", "self")],
+        [_Step("LOAD_FAST_LOAD_FAST", ("x", "self"))],
+        [_Step("STORE_FAST_LOAD_FAST", ("y", "self"))],
+        [_Step("LOAD_CONST", ()), _Step("LOAD_FAST_BORROW", "self")],
+    ],
+    ids=lambda loads: loads[-1].opname,
+)
+def test_attributes_are_found_in_the_instructions_of_each_python(loads):
+    names = [_Step("LOAD_ATTR", name) for name in ("inner", "used", "weight")]
+    others = [_Step("LOAD_FAST_LOAD_FAST", ("self", "x")), _Step("LOAD_ATTR", "shape")]
+    code = [*others, *loads, *names, _Step("CALL"), _Step("RETURN_VALUE")]
+    assert list(_attributes_read(code, "self")) == [["inner", "used", "weight"]]
 
 
 def test_the_fast_path_of_torchs_encoder_would_use_dense_weights(monkeypatch):

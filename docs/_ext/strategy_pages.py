@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 
 from config_files import CONFIGS, GRIDS, ROOT, link, packaged_name, strategy_of
 from pages import fence, linked, page, table, toctree
@@ -49,13 +50,13 @@ def _page(name: str) -> str:
         f"# {name}",
         _document(name),
         "## What it prunes",
-        linked(inspect.getdoc(recipe) or ""),
+        linked((inspect.getdoc(recipe) or "").partition("Args:\n")[0].strip()),
         table(("GEMM", "rule", "multiply-adds left", "how it is computed"), _gemms(strategy)),
         _around_steps(strategy),
         "## Use",
         _use(name, strategy),
         "## Options",
-        _options(recipe, strategy),
+        _options(name),
         *_published(name),
         *_configs(name),
         "## Tested settings",
@@ -116,11 +117,13 @@ def _use(name: str, strategy: Strategy) -> str:
     return f"{code}\n\nor, in a config:\n\n{config}"
 
 
-def _options(recipe: Callable[..., Strategy], strategy: Strategy) -> str:
+def _options(name: str) -> str:
+    recipe = _RECIPES[name]
     parameters = inspect.signature(recipe).parameters.values()
     if not parameters:
         return "It has none."
-    meanings = _meanings(strategy)
+    tested = (row.build() for row in SETTINGS if row.name == name)
+    meanings = _meanings([fst.get_strategy(name), *tested]) | _described(recipe)
     rows = [
         (
             f"`{option.name}`",
@@ -137,11 +140,12 @@ def _type(annotation: object) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _meanings(strategy: Strategy) -> dict[str, str]:
-    """What the docstrings of the strategy's parts say of their attributes."""
-    parts = [strategy, *(strategy.rule(gemm) for gemm in GEMMS), strategy.schedule]
+def _meanings(strategies: Iterable[Strategy]) -> dict[str, str]:
+    """What the docstrings of the strategies' parts say of their attributes."""
     found: dict[str, str] = {}
-    for part in parts:
+    for part in chain.from_iterable(
+        (s, *(s.rule(gemm) for gemm in GEMMS), s.schedule) for s in strategies
+    ):
         for kind in type(part).__mro__ if part is not None else ():
             for names, text in _attributes(kind.__doc__ or ""):
                 for name in set(names) - set(GEMMS):
@@ -149,9 +153,16 @@ def _meanings(strategy: Strategy) -> dict[str, str]:
     return found
 
 
+def _described(recipe: Callable[..., Strategy]) -> dict[str, str]:
+    """What the recipe's own docstring says of its options."""
+    return {name: text for names, text in _attributes(recipe.__doc__ or "") for name in names}
+
+
 def _attributes(document: str) -> Iterator[tuple[list[str], str]]:
-    """The names and texts of a docstring's section "Attributes"."""
-    section = re.search(r"Attributes:\n(.*?)(?:\n\n|\Z)", inspect.cleandoc(document), re.DOTALL)
+    """The names and texts of a docstring's section "Attributes" or "Args"."""
+    section = re.search(
+        r"(?:Attributes|Args):\n(.*?)(?:\n\n|\Z)", inspect.cleandoc(document), re.DOTALL
+    )
     if section:
         for entry in re.split(r"\n {4}(?! )", "\n" + section[1])[1:]:
             names, _, text = entry.partition(": ")

@@ -15,6 +15,7 @@ from fst.backends import cache, registry, timing
 
 LEAST_GAIN = 1.05
 REPEATS = 11
+MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
 Candidates = Mapping[str, Callable[[], object]]
 
@@ -113,6 +114,8 @@ def choose(
         if found is None:
             return Decision(operation, text, default, "not measured: a graph is captured", {})
         decision = found
+    if len(_DECIDED) >= MOST_DECIDED:
+        forget_decisions()  # what was measured is on the disk
     _DECIDED[quick] = decision
     return decision
 
@@ -173,7 +176,7 @@ def _error_of(candidate: Callable[[], object]) -> str:
 
 
 def decisions(operation: str | None = None) -> list[Decision]:
-    """What was decided in this process, in order."""
+    """What was decided in this process, in order: the latest, at most `MOST_DECIDED`."""
     return [d for d in _DECIDED.values() if operation in (None, d.operation)]
 
 

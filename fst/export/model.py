@@ -36,8 +36,8 @@ class ExportedWeight:
 
     Attributes:
         groups: of the convolution; 1 for linear layers.
-        pattern: "N:M" that its strategy promises and the file keeps; "" where it promises none, or
-            no group is as long as M (depthwise).
+        pattern: "N:M" that its strategy promises and the file keeps, "N:M along im2col" where its
+            groups run so; "" where it promises none, or no group is as long as M (depthwise).
         is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
         density: share of non-zero elements in the file.
     """
@@ -218,15 +218,15 @@ def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
     if grown:
         raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
     rule = layer.strategy.output
-    pattern = rule.pattern("output") if rule is not None else None
-    if pattern is None:
+    groups = rule.weight_groups if rule is not None else None
+    if groups is None:
         return ""
-    check = verify({name: held}, pattern.n, pattern.m, include=name).layers[0]
+    pattern, order = f"{groups.n}:{groups.m}", groups.group_order
+    check = verify({name: held}, groups.n, groups.m, group_order=order, include=name).layers[0]
+    along = "" if order == "channel" else f" along {order}"
     if not check.ok:
-        raise RuntimeError(
-            f"the file's weight {name!r} is not {pattern.n}:{pattern.m}: {check.offence}."
-        )
-    return f"{pattern.n}:{pattern.m}" if check.inside else ""
+        raise RuntimeError(f"the file's weight {name!r} is not {pattern}{along}: {check.offence}.")
+    return pattern + along if check.inside else ""
 
 
 @torch.no_grad()

@@ -132,8 +132,8 @@ def _group(
         if side == "out" and node.grad_fn in ends:
             obstacle = obstacle or f"{names[module]!r} is an output of the model"
         is_read |= side == "in"
-        positions, order = torch.tensor(list(item.idxs)).sort()
-        channels = torch.tensor(list(item.root_idxs))[order]
+        positions, order = torch.tensor(list(item.idxs), device="cpu").sort()
+        channels = torch.tensor(list(item.root_idxs), device="cpu")[order]
         members.append(Member(names[module], side, positions, channels))
     if not is_read:
         obstacle = obstacle or "no layer reads these channels"
@@ -200,7 +200,8 @@ def remove_channels(
             module = model.get_submodule(member.name)
             key = (member.name, member.side)
             if key not in drop:
-                drop[key] = torch.zeros(_sizes(module)[member.side], dtype=torch.bool)
+                size = _sizes(module)[member.side]
+                drop[key] = torch.zeros(size, dtype=torch.bool, device="cpu")
             drop[key][member.positions[mask.cpu()[member.channels]]] = True
     for name in dict.fromkeys(name for name, _ in drop):
         module = model.get_submodule(name)

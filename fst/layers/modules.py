@@ -129,8 +129,12 @@ class SparseLayer(nn.Module):
         return self.pruned(self.weight.dtype).mask
 
     def pruned(self, dtype: torch.dtype) -> PrunedWeight:
-        """S(W) and S(Wᵀ) in ``dtype`` as the next call has them."""
-        return self._prune(self.weight_as_conv(), dtype, trains=False)[0]
+        """S(W) and S(Wᵀ) in ``dtype`` as the next call has them; no generator moves."""
+        device = self.weight.device
+        kind = "cuda" if device.type in ("cpu", "meta") else device.type
+        devices = [device] if kind == device.type else []
+        with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
+            return self._prune(self.weight_as_conv(), dtype, trains=False)[0]
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
@@ -197,7 +201,7 @@ class SparseLayer(nn.Module):
             pruned, packed = self._prune(weight, dtype, trains=trains and not compiled)
             if not compiled:
                 generator, seed, memory = self._draws(input.device, trains)
-                if trains and stored and strategy.decay:
+                if trains and stored and strategy.decay and self.weight.requires_grad:
                     run.decay_mask = pruned.mask
             output = convolve_pruned(
                 input,
@@ -284,7 +288,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
 
     @property
     def conv_groups(self) -> int:
-        return self.groups
+        return int(self.groups)  # of NumPy's integers too
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""

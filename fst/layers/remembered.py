@@ -47,7 +47,8 @@ class LayerState:
         if self.seed is None:
             return None
         digest = hashlib.blake2b(repr((self.seed[0], *where)).encode(), digest_size=7)
-        return torch.Generator(device).manual_seed(int.from_bytes(digest.digest(), "big"))
+        kind = "cpu" if device.type == "meta" else device  # which has none
+        return torch.Generator(kind).manual_seed(int.from_bytes(digest.digest(), "big"))
 
     def saved(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -42,13 +44,18 @@ def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
     values = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(values) == 1:
         values = values * 2
-    if len(values) != 2 or not all(_is_int(v) and v >= least for v in values):
+    found = tuple(map(_integer, values))
+    if len(found) != 2 or not all(v is not None and v >= least for v in found):
         raise ValueError(f"{name}={value!r} must be an integer >= {least}, or two of them.")
-    return values
+    return found[0], found[1]
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+def _integer(value: Any) -> Any:
+    """``value`` as an integer of Python's, NumPy's too; None if it is none."""
+    if isinstance(value, int | torch.SymInt):
+        return None if isinstance(value, bool) else value
+    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, Tensor)
+    return operator.index(value) if is_integer else None
 
 
 def padded_geometry(
@@ -87,8 +94,10 @@ def padded_geometry(
     return input, Geometry(strides, paddings, dilations, groups)
 
 
-def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Raise unless shapes, groups, layouts and devices fit; inside transforms of torch.func too."""
+def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> int:
+    """``groups``. Raises unless shapes, groups, layouts and devices fit, and inside transforms of
+    torch.func.
+    """
     _check_are_tensors(input, weight, bias)
     _check_no_transform()
     if input.dim() != 4:
@@ -97,8 +106,9 @@ def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: in
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; it must be (Cout, Cin/groups, kh, kw)."
         )
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups={groups!r} must be an integer >= 1.")
+    given, groups = groups, _integer(groups)
+    if groups is None or groups < 1:
+        raise ValueError(f"groups={given!r} must be an integer >= 1.")
     outputs, channels = weight.shape[:2]
     if outputs % groups:
         raise ValueError(
@@ -120,6 +130,7 @@ def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: in
             raise ValueError(
                 f"{name} is on {tensor.device}, input on {input.device}: they must be the same."
             )
+    return groups
 
 
 def _check_are_tensors(input: object, weight: object, bias: object) -> None:

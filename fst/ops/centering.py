@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fst.basics.known import remember
 from fst.ops.kept import KeptPositions
 
 SHARE = 8  # the mean is that of one sample in so many
@@ -76,8 +77,8 @@ def _weights(
     if known is not None:
         return known
     made = _make_weights(grad_output, kept, kernel)
-    if type(made[0]) is Tensor and not made[0].is_inference() and len(_KNOWN) < MOST_KNOWN:
-        _KNOWN[key] = made
+    if type(made[0]) is Tensor and not made[0].is_inference():
+        remember(_KNOWN, key, made, MOST_KNOWN)
     return made
 
 

@@ -196,7 +196,9 @@ def _from_folded(
     """
     kernel = (weight.shape[2], weight.shape[3])
     plain = Geometry((1, 1), (0, 0), (1, 1), kept.geometry.groups)
+    # torch.compile cannot follow how many rows a piece has on maps of varying size.
     in_pieces = program == "strided" and kept.geometry.groups == 1
+    in_pieces = in_pieces and not torch.compiler.is_compiling()
     pieces: list[Piece] = []
     edges: list[Piece] = []
     for index, part in enumerate(folded):

@@ -143,7 +143,8 @@ def _estimated_columns(
     """Columns (N, Cin*kh*kw, P*Q) whose product with grad_output is the rule's grad_weight."""
     height, width = geometry.output
     narrow = isinstance(rule, Bands) and min(height - rule.block[0], width - rule.block[1]) < 0
-    if narrow or height * width < rule.min_size**2:
+    single = isinstance(rule, Sampled) and height * width == 1
+    if narrow or single or height * width < rule.min_size**2:
         return geometry.im2col(inputs)
     uneven = [after - before for before, after in geometry.padding]  # counts as image
     inputs, geometry = F.pad(inputs, (0, uneven[1], 0, uneven[0])), geometry.evened()

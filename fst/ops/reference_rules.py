@@ -122,6 +122,11 @@ def alternating_matrices(
     return kept, shift
 
 
+def _part(sample: int, batch: int, parts: int) -> int:
+    """In which of ``parts`` equal shares of the batch, in order, a sample is."""
+    return next(part for part in range(parts) if sample < batch * (part + 1) // parts)
+
+
 def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width: int) -> Tensor:
     """1 where ``rule`` keeps a position, (N, P, Q): one sample and position after the other.
 
@@ -137,18 +142,17 @@ def sampled_positions(rule: Sampled, phase: int, batch: int, height: int, width:
             kept[n, p, q] = 1 / rule.keep
             continue
         if axis == "samples":
-            first = batch * phase // rule.keep
-            kept[n, p, q] = first <= n < batch * (phase + 1) // rule.keep
+            kept[n, p, q] = _part(n, batch, rule.keep) == phase
             continue
         column = q - prefix
-        half = 1 if rule.split and n >= batch // 2 else 0
+        turn = phase + (_part(n, batch, rule.keep) if rule.split else 0)
         if axis != "both":
             place = p if axis == "rows" else column
-            kept[n, p, q] = (place - phase - half * rule.keep // 2) % rule.keep == 0
+            kept[n, p, q] = (place - turn) % rule.keep == 0
         elif rule.keep == 2:  # a checkerboard
-            kept[n, p, q] = (p + column) % 2 == (phase + half) % 2
+            kept[n, p, q] = (p + column) % 2 == turn % 2
         else:  # round the block: upper left, upper right, lower right, lower left
-            place = ((0, 0), (0, 1), (1, 1), (1, 0))[(phase + 2 * half) % 4]
+            place = ((0, 0), (0, 1), (1, 1), (1, 0))[turn % 4]
             kept[n, p, q] = (p % 2, column % 2) == place
     return kept
 
@@ -168,10 +172,9 @@ def sample_bands(rule: Bands, phase: int, sample: int, batch: int) -> list[tuple
     """The bands of a sample, and what each counts."""
     bands = [(band, 1.0) for band in rule.keep]
     count = len(rule.sample)
-    for part in range(count):
-        if batch * part // count <= sample < batch * (part + 1) // count:
-            band = rule.sample[(part + phase) % count]
-            bands.append((band, float(count) if rule.unbiased else 1.0))
+    if count:
+        band = rule.sample[(_part(sample, batch, count) + phase) % count]
+        bands.append((band, float(count) if rule.unbiased else 1.0))
     return bands
 
 

@@ -95,9 +95,7 @@ class Alternating(Rule):
         return 2
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        if self.phase != "random":
-            return int(self.phase)
-        return draw_of(self.draws, generator, seed, fixed=range(self.draws))
+        return draw_of(self.phase, self.draws, generator, seed)
 
     @property
     def is_random(self) -> bool:

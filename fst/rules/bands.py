@@ -109,11 +109,7 @@ class Bands(Rule):
         return folded
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        if self.phase != "random":
-            return int(self.phase)
-        if self.draws == 1:
-            return 0
-        return draw_of(self.draws, generator, seed, fixed=range(self.draws))
+        return draw_of(self.phase, self.draws, generator, seed)
 
     @property
     def is_random(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst.rules import masks
-from fst.rules.rule import Rule, check_integer
+from fst.rules.rule import Rule, check_integer, is_number
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 
@@ -134,7 +134,7 @@ class Reuse(WholeGradient):
 
 
 def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise ValueError(f"{name}={value!r} must be a number.")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.basics.text import suggest
-from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, takes, two_of_four
+from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, slowest_axis, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
@@ -155,14 +155,19 @@ def unstructured_mask(weight: Tensor, sparsity: float) -> Tensor:
     return largest_mask(weight.abs(), kept_count(weight.numel(), sparsity))
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """``tensor`` at least in float32, in which squares of small numbers are not 0."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def kernel_scores(scores: Tensor) -> Tensor:
     """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).sum((2, 3), keepdim=True)
+    return widened(scores).sum((2, 3), keepdim=True)
 
 
 def constant(values: Sequence[object], device: torch.device) -> Tensor:
     """A small table on ``device``, without waiting for it."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return torch.tensor(values, device="cpu").to(device, non_blocking=True)
 
 
 def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
@@ -214,7 +219,7 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
     if not on_cpu or values.numel() <= CPU_BLOCK:
         yield values, mask
         return
-    axis = max(range(values.dim()), key=lambda d: (values.shape[d] > 1) * values.stride(d))
+    axis = slowest_axis(values)
     step = max(1, CPU_BLOCK // (values.numel() // values.shape[axis]))
     if axis == dim:
         step = max(m, step // m * m)
@@ -271,7 +276,10 @@ def _n_of_m(elements: Sequence[Tensor], n: int, kept: Sequence[Tensor]) -> None:
         beaten[i].sub_(lower_wins)
         beaten[j].add_(lower_wins)
     for count, target in zip(beaten, kept, strict=True):
-        torch.lt(count, n, out=target)
+        if torch.compiler.is_compiling():  # which takes no view as out
+            target.copy_(count < n)
+        else:
+            torch.lt(count, n, out=target)
 
 
 def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -14,9 +14,20 @@ from fst.basics.text import suggest
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Raise ValueError unless ``value`` is among ``allowed``."""
-    # 1 == True == 1.0
-    if not any(type(value) is type(a) and value == a for a in allowed):
+    if not any(_same(value, a) for a in allowed):
         raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether they are equal and of one type, as 1, True and 1.0 are not, nor tuples of them."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return type(value) is type(other) and value == other
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an integer or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_integer(name: str, value: object, least: int) -> None:
@@ -50,17 +61,19 @@ class WeightGroups(NamedTuple):
 
 
 def draw_of(
-    count: int, generator: torch.Generator | None, seed: int | None, fixed: Iterable[int]
+    phase: int | str, count: int, generator: torch.Generator | None, seed: int | None
 ) -> int:
-    """One of ``count`` phases, by ``seed`` where given, which asks no device.
-
-    Args:
-        fixed: the phases that a user may choose instead, for the error.
+    """``phase``, or if it is "random" one of ``count``: by ``seed`` where given, which asks no
+    device.
     """
+    if phase != "random":
+        return int(phase)
+    if count == 1:
+        return 0
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "phase='random' chooses between programs at each step, which torch.compile "
-            f"cannot trace; use one of phase={', '.join(map(str, fixed))}."
+            f"cannot trace; use one of phase={', '.join(map(str, range(count)))}."
         )
     if seed is not None:
         return seed % count

@@ -109,9 +109,7 @@ class Sampled(Rule):
         return self
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        if self.phase != "random":
-            return int(self.phase)
-        return draw_of(self.draws, generator, seed, fixed=range(self.draws))
+        return draw_of(self.phase, self.draws, generator, seed)
 
     @property
     def is_random(self) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fst.rules.rule import is_number
+
 
 class Remembered(Protocol):
     """What schedules read and write of a layer's state.
@@ -95,8 +97,7 @@ class Run:
         steps_per_epoch: float | None = None,
     ) -> None:
         for name, value in (("total_steps", total_steps), ("steps_per_epoch", steps_per_epoch)):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 < value < float("inf")):
+            if value is not None and not (is_number(value) and 0 < value < float("inf")):
                 raise ValueError(f"{name}={value!r} must be a number > 0, or None.")
         self.optimizer = optimizer
         self.model = model

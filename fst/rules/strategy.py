@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fst.rules.nm import SameAsOutput, Transposable
-from fst.rules.rule import Rule, one_of
+from fst.rules.rule import Rule, is_number, one_of
 from fst.rules.schedule import Schedule
 
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -71,9 +71,7 @@ class Strategy:
                     f"allowed: {', '.join(OPERANDS[gemm])}."
                 )
         self._check_masks_shared_by_gemms()
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
-            raise ValueError(f"decay={self.decay!r} must be a number >= 0.")
-        if not 0 <= self.decay < float("inf"):
+        if not is_number(self.decay) or not 0 <= self.decay < float("inf"):
             raise ValueError(f"decay={self.decay!r} must be a finite number >= 0.")
         if self.decay and self.output is None:
             raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")

@@ -13,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.basics.known import remember
+
 M = 4
 TIE_BITS = 8  # a magnitude counts so much more than the tie of two axes, 6 at most
 CPU_BLOCK = 2**20  # elements
+MOST_KNOWN = 256
 # The integer type of a float's bits, and what infinity looks like in it.
 INTEGERS = {
     torch.float16: (torch.int16, 0x7C00),
@@ -47,6 +50,11 @@ def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(tensor, dtype=dtype)
 
 
+def slowest_axis(tensor: Tensor) -> int:
+    """The axis along which blocks lie apart in memory."""
+    return max(range(tensor.dim()), key=lambda d: (tensor.shape[d] > 1) * tensor.stride(d))
+
+
 def takes(tensor: Tensor, dims: tuple[int, ...]) -> bool:
     """Whether `two_of_four` can prune it along ``dims``."""
     if not is_plain(tensor) or not tensor.numel() or tensor.dtype.itemsize > 4:
@@ -67,7 +75,7 @@ def two_of_four(tensor: Tensor, dims: tuple[int, ...]) -> list[Tensor]:
     if tensor.device.type != "cpu" or count <= CPU_BLOCK:
         return _of_block(tensor, dims)
     found = [torch.empty_like(tensor, dtype=torch.bool) for _ in dims]
-    axis = max(range(tensor.dim()), key=lambda d: (tensor.shape[d] > 1) * tensor.stride(d))
+    axis = slowest_axis(tensor)
     step = CPU_BLOCK * tensor.shape[axis] // count // M * M or M
     blocks = (t.split(step, axis) for t in (tensor, *found))
     for block, *targets in zip(*blocks, strict=True):
@@ -113,10 +121,10 @@ def _constants(tensor: Tensor, dims: tuple[int, ...]) -> _Constants:
         falling = M - 1 - torch.arange(sizes[dim], device=tensor.device) % M
         ties += falling.view([-1, *[1] * (tensor.dim() - 1 - dim)])
     made = _Constants(
-        torch.tensor(torch.iinfo(integer).max, dtype=integer),
-        torch.tensor(infinity, dtype=integer),
+        torch.tensor(torch.iinfo(integer).max, dtype=integer, device="cpu"),
+        torch.tensor(infinity, dtype=integer, device="cpu"),
         ties,
     )
     if type(ties) is Tensor and not ties.is_inference():
-        _KNOWN[key] = made
+        remember(_KNOWN, key, made, MOST_KNOWN)
     return made

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.masks import KERNEL_PATTERNS
-from fst.rules.rule import Rule, one_of
+from fst.rules.rule import Rule, is_number, one_of
 
 
 def check_share(name: str, value: object, *, up_to_all: bool = False) -> None:
     """Raise ValueError unless 0 <= value < 1, or 0 <= value <= 1 with ``up_to_all``."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if 0 <= value < 1 or (value == 1 and up_to_all):
-            return
+    if is_number(value) and (0 <= value < 1 or (value == 1 and up_to_all)):
+        return
     limit = "<=" if up_to_all else "<"
     raise ValueError(f"{name}={value!r} must be a number with 0 <= {name} {limit} 1.")
 
@@ -75,7 +74,7 @@ class KernelPatterns(Rule):
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        scores = weight.square()
+        scores = masks.widened(weight).square()
         kernels = masks.connectivity_mask(scores, self.connectivity)
         return masks.pattern_mask(scores, self.patterns) & kernels
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
+from fst.rules.rule import is_number
 from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
 from fst.rules.strategy import Strategy
 from fst.rules.weight import KernelPatterns, check_share
@@ -52,13 +53,12 @@ class PatternSelection(Schedule):
         check_share("enforce", self.enforce, up_to_all=True)
         if self.choose > self.enforce:
             raise ValueError(f"choose={self.choose} must not be above enforce={self.enforce}.")
-        is_number = isinstance(self.lasso, int | float) and not isinstance(self.lasso, bool)
-        if not is_number or not 0 <= self.lasso < float("inf"):
+        if not is_number(self.lasso) or not 0 <= self.lasso < float("inf"):
             raise ValueError(f"lasso={self.lasso!r} must be a number >= 0.")
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.keep(torch.ones((), dtype=torch.bool))
+            layer.keep(torch.ones((), dtype=torch.bool, device=layer.weight.device))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         assert run.total_steps is not None  # in needs
@@ -90,14 +90,14 @@ class PatternSelection(Schedule):
 
     def _select(self, layer: PrunedLayer) -> None:
         weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
-        scores = (weight * layer.gradient_as_conv()).square()
+        scores = (masks.widened(weight) * layer.gradient_as_conv()).square()
         layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
         layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
 
     def _add_lasso(self, layer: PrunedLayer, gradient: Tensor) -> None:
         weight, state = layer.weight_as_conv().detach(), layer.state.schedule_state
         for kept in (state["patterns"], state["kernels"]):
-            pruned = weight * ~kept.to(weight.device)
+            pruned = masks.widened(weight) * ~kept.to(weight.device)
             norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
             gradient.add_(layer.laid_out(pull), alpha=self.lasso)

@@ -38,6 +38,7 @@ from fst.layers.channels import (
     require_tracing,
     weighted,
 )
+from fst.rules.rule import check_integer, is_number
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy
@@ -62,16 +63,10 @@ class ChannelLasso(Schedule):
     removes_channels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.interval, bool)
-            or not isinstance(self.interval, int)
-            or self.interval < 1
-        ):
-            raise ValueError(f"interval={self.interval!r} must be an integer >= 1.")
+        check_integer("interval", self.interval, 1)
         for name, low, high in (("ratio", 0, 1), ("threshold", 0, float("inf"))):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and low <= value < high):
+            if not (is_number(value) and low <= value < high):
                 raise ValueError(
                     f"{name}={value!r} must be a number with {low} <= {name} < {high}."
                 )

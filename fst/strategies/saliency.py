@@ -6,6 +6,7 @@ and gx the fixed mask of Eq. 7 instead, with or without information restoration.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from fst.basics.text import suggest
 from fst.rules.alternating import Alternating
@@ -49,18 +50,26 @@ def wx(
     m: int = 4,
     rule: str = "magnitude",
     group_order: str = "channel",
-    pairing: str = "row",
-    phase: int | str = 0,
-    block: tuple[int, int] = (1, 2),
-    restore: bool = True,
+    pairing: str | None = None,
+    phase: int | str | None = None,
+    block: tuple[int, int] | None = None,
+    restore: bool | None = None,
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """dX = S(Wᵀ)·dY, dW = dY·S(Xᵀ)."""
+    """dX = S(Wᵀ)·dY, dW = dY·S(Xᵀ).
+
+    Args:
+        rule: of X in grad_weight: "magnitude", "random", or "alternating", FST's fixed mask, which
+            alone has ``pairing``, ``phase``, ``block`` and ``restore`` (None: as in ``fst``).
+    """
     if rule not in X_RULES:
         raise ValueError(f"rule={rule!r} is unknown.{suggest(rule, X_RULES)}")
-    alternating = Alternating(pairing=pairing, phase=phase, block=block, restore=restore)
-    grad_weight = alternating if rule == "alternating" else NM("input", n, m, rule=rule)
+    options: dict[str, Any] = dict(pairing=pairing, phase=phase, block=block, restore=restore)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given if rule != "alternating" else ():
+        raise ValueError(f"{name}={given[name]!r} needs rule='alternating', not {rule!r}.")
+    grad_weight = Alternating(**given) if rule == "alternating" else NM("input", n, m, rule=rule)
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="wx", grad_weight=grad_weight)
 
@@ -71,13 +80,18 @@ def gx(
     m: int = 4,
     rule: str = "magnitude",
     group_order: str = "channel",
-    pairing: str = "row",
-    phase: int | str = 0,
-    block: tuple[int, int] = (1, 2),
-    restore: bool = True,
+    pairing: str | None = None,
+    phase: int | str | None = None,
+    block: tuple[int, int] | None = None,
+    restore: bool | None = None,
     decay: float = 2e-4,
     decay_mode: str = "gradient",
 ) -> Strategy:
-    """dX = Wᵀ·S(dY), dW = dY·S(Xᵀ)."""
+    """dX = Wᵀ·S(dY), dW = dY·S(Xᵀ).
+
+    Args:
+        rule: of X in grad_weight: "magnitude", "random", or "alternating", FST's fixed mask, which
+            alone has ``pairing``, ``phase``, ``block`` and ``restore`` (None: as in ``fst``).
+    """
     base = wx(n, m, rule, group_order, pairing, phase, block, restore, decay, decay_mode)
     return replace(base, name="gx", grad_input=NM("grad_output", n, m))

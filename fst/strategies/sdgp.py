@@ -23,19 +23,34 @@ def sdgp(
     n: int = 2,
     m: int = 4,
     rule: str = "magnitude_rescaled",
-    rescale: str = "sample_channel",
+    rescale: str | None = None,
     group_order: str = "channel",
     prune_grad_weight: bool = False,
     prune_weight: bool = False,
-    decay: float = 2e-4,
+    decay: float | None = None,
     grad_weight: dict[str, Any] | None = None,
 ) -> Strategy:
     """dX = Wᵀ·P(dY), pruned along output channels; dW and the bias gradient see the full dY.
 
     ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"bands"`` with their options.
+
+    Args:
+        rule: of dY: "magnitude_rescaled" (the paper's "Res. Mag."), "magnitude" or "random".
+        rescale: over what "magnitude_rescaled" preserves the L1 norm: "sample_channel" (None; the
+            published code), "channel" (the paper's text) or "group".
+        prune_grad_weight: whether dY is pruned in grad_weight too.
+        prune_weight: whether W is pruned in output, with SR-STE's decay.
+        decay: λ of that decay, 2e-4 if None; for ``prune_weight=True`` alone.
+        grad_weight: options of a rule of grad_weight; None: dense.
     """
     if prune_grad_weight and grad_weight is not None:
         raise ValueError("prune_grad_weight=True and grad_weight exclude each other.")
+    if rescale is not None and rule != "magnitude_rescaled":
+        raise ValueError(f"rescale={rescale!r} needs rule='magnitude_rescaled', not {rule!r}.")
+    if decay is not None and not prune_weight:
+        raise ValueError(f"decay={decay} needs prune_weight=True: dense weights have no decay.")
+    rescale = "sample_channel" if rescale is None else rescale
+    decay = 2e-4 if decay is None else decay
     pruned = NM("grad_output", n, m, rule=rule, rescale=rescale)
     return Strategy(
         "sdgp",

@@ -71,6 +71,24 @@ def test_weights_in_the_file_keep_their_pattern(converted, tmp_path, suffix):
     assert fst.verify(stored, include=["0.weight", "5.weight"]).ok
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "pattern"),
+    [
+        ("tsm", {}, "2:4"),
+        ("tsm", {"group_order": "im2col"}, "2:4 along im2col"),
+        ("fst", {"literal": True}, "2:4 along im2col"),
+    ],
+)
+def test_every_promised_pattern_is_checked(name, options, pattern, tmp_path):
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False))
+    fst.convert(model, fst.get_strategy(name, **options))
+    path = tmp_path / "model.safetensors"
+    assert [weight.pattern for weight in fst.export(model, path).weights] == [pattern]
+    model[0].keep(torch.ones_like(model[0].weight, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match=f"'0.weight' is not {pattern}: "):
+        fst.export(model, path)
+
+
 def test_a_fixed_batch(converted, tmp_path):
     path = tmp_path / "model.pt2"
     fst.export(converted, path, torch.randn(1, 4, 8, 8), dynamic_batch=False)

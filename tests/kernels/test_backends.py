@@ -83,6 +83,14 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_decisions_are_bounded_and_none_is_measured_again(timed, monkeypatch):
+    monkeypatch.setattr(autotune, "MOST_DECIDED", 3)
+    for key in (*range(5), *range(5)):
+        _choose(key=key)
+        assert len(backends.decisions()) <= 3
+    assert len(timed[1]) == 5
+
+
 def test_a_candidate_that_raises_is_left_out_with_its_reason(timed):
     milliseconds, log = timed
 

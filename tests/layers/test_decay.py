@@ -87,6 +87,13 @@ def test_a_weight_without_a_gradient_does_not_decay():
     assert torch.equal(net[2].weight, before) and net[2].state.step == 0 < net[0].state.step
 
 
+def test_a_frozen_weight_keeps_no_mask_for_a_decay():
+    net = decaying(small_net())
+    net[0].weight.requires_grad_(False)
+    net(batch()).sum().backward()
+    assert net[0].run.decay_mask is None and net[2].run.decay_mask is not None
+
+
 @pytest.mark.parametrize("row", [row for row in DETERMINISTIC if row in DEFAULTS])
 def test_gradient_accumulation_equals_one_batch(row):
     """Two half batches with half the loss: the same gradient, the decay in it once."""

@@ -64,13 +64,16 @@ def _look(layer):
 
 @pytest.mark.parametrize("id", ["tsm", "srste-random", "srste"])
 @pytest.mark.parametrize("grad", [True, False])
-def test_looking_at_a_layer_changes_nothing(id, grad):
+@pytest.mark.parametrize("seed", [7, None])
+def test_looking_at_a_layer_changes_nothing(id, grad, seed):
     row = setting(id)
     strategy = row.build(interval=3) if id == "tsm" else row.build()
 
     def run(between):
+        torch.manual_seed(0)
         layer, unit = _identity_layer(strategy)
-        fst.seed_random_rules(layer, 7)
+        if seed is not None:
+            fst.seed_random_rules(layer, seed)
         return _masks_of_steps(layer, unit, 8, between(layer)), layer[0].weight.grad
 
     def look(layer):
@@ -122,6 +125,15 @@ def test_random_masks_follow_seed_layer_and_step():
     fst.seed_random_rules(net, 1)
     net(torch.randn(1, 16, 1, 1))
     assert not torch.equal(net[0].output_mask(), net[1].output_mask()), "each layer its own"
+
+
+def test_seeded_rules_without_data():
+    with torch.device("meta"):
+        layer, images = nn.Conv2d(4, 4, 3), torch.randn(2, 4, 8, 8)
+    fst.convert(layer, setting("srste-random").build())
+    fst.seed_random_rules(layer, 1)
+    layer(images).sum().backward()
+    assert layer.weight.grad.device.type == "meta"
 
 
 @pytest.mark.parametrize("wrong", [None, 1.5, "1", True])

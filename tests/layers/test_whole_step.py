@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fst
 from fst.ops import arguments
+from fst.rules import two_of_four
 from tests.networks import small_net
-from tests.strategy_settings import SETTINGS, of_each_kind
+from tests.strategy_settings import DEFAULTS, SETTINGS, of_each_kind
 
 
 class NoWaiting(TorchDispatchMode):
@@ -73,6 +74,15 @@ def test_no_step_waits_for_the_device(row, monkeypatch):
         net = small_net(double=False)
         fst.convert(net, row.build())
         _train(net, torch.randn(4, 4, 5, 5), steps=3)
+
+
+@pytest.mark.parametrize("row", DEFAULTS, ids=lambda row: row.id)
+def test_nothing_is_made_on_the_default_device(row):
+    net = small_net(double=False)
+    fst.convert(net, row.build())
+    two_of_four._KNOWN.clear()
+    with torch.device("meta"):
+        _train(net, torch.randn(4, 4, 5, 5, device="cpu"), steps=3)
 
 
 def test_waiting_is_noticed():

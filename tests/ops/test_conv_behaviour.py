@@ -282,14 +282,31 @@ def test_compiles_with_a_dynamic_batch():
             torch.testing.assert_close(a, e)
 
 
-@pytest.mark.parametrize("id", ["sdgp-random", "srste-random", "fst-phase_random"])
+def test_compiles_for_maps_of_varying_size():
+    strategy = fst.get_strategy("sampled", axis="rows", phase=1)
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(input, weight):
+        return fst.sparse_conv2d(input, weight, padding=1, strategy=strategy)
+
+    for size in (16, 20):
+        shape = Case("varying", (4, 8), (size, size), padding=1)
+        operands = shape.operands(torch.float32)
+        leaves = _leaves(operands)[:2]
+        compiled(*leaves).backward(operands.grad_output)
+        expected = run(shape, operands, strategy)
+        torch.testing.assert_close(leaves[1].grad, expected[2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("id", ["sdgp-random", "srste-random", "wx-random", "fst-phase_random"])
 def test_random_strategies_compile(id):
     """Without a generator of its own; the phase is drawn outside the graph."""
     strategy = setting(id).build()
     operands = case("basic").operands(torch.float32)
     torch._dynamo.reset()
 
-    @torch.compile(backend="aot_eager")
+    @torch.compile(fullgraph=id != "fst-phase_random", backend="aot_eager")
     def compiled(input, weight):
         return fst.sparse_conv2d(input, weight, padding=1, strategy=strategy)
 

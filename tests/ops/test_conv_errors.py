@@ -1,5 +1,6 @@
 """Bad input to the functional ops: the error names the argument, its value and what is allowed."""
 
+import numpy
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ BAD = [
     ("groups_output", dict(weight=_weight(9, 4, 3, 3), groups=2), ["groups", "2", "9"]),
     ("groups_zero", dict(groups=0), ["groups", "0"]),
     ("groups_negative", dict(groups=-1), ["groups", "-1"]),
+    ("groups_bool", dict(groups=True), ["groups", "True"]),
     ("groups_float", dict(groups=1.0), ["groups", "1.0"]),
     ("input_3d", dict(input=_input(8, 6, 6)), ["input", "(8, 6, 6)"]),
     ("input_5d", dict(input=_input(1, 2, 8, 6, 6)), ["input", "(1, 2, 8, 6, 6)"]),
@@ -69,6 +71,16 @@ BAD = [
     ("input_type", dict(input=[[0.0]]), ["input"]),
     ("weight_type", dict(weight=None), ["weight"]),
 ]
+
+
+def test_integers_of_numpy_are_integers():
+    two = numpy.int64(2)
+    layer = torch.nn.Conv2d(8, 8, 3, two, (two, 1), groups=two)
+    expected = layer(_input()).shape
+    fst.convert(layer, "fst")
+    layer(_input()).sum().backward()
+    output = fst.sparse_conv2d(_input(), layer.weight, None, two, (two, 1), groups=two)
+    assert layer(_input()).shape == output.shape == expected
 
 
 @pytest.mark.parametrize(("arguments", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fst
 from fst.ops import positions
+from fst.ops.reference import reference_conv2d
 from fst.report import describe_layer
 from fst.rules.bands import Bands
 from fst.rules.rule import Rule
@@ -69,6 +70,24 @@ def test_split_with_a_fixed_phase_is_exact_over_all_orders_of_a_batch(keep, axis
     rule = Sampled(keep=keep, axis=axis, phase=1, split=True, center=False)
     assert error(mean(rule), exact) <= 1e-12
     assert error(mean(replace(rule, split=False)), exact) > 0.1
+
+
+@pytest.mark.parametrize("size", [(6, 7), (1, 1)])
+@pytest.mark.parametrize("axis", ["rows", "columns", "both"])
+@pytest.mark.parametrize("keep", [2, 4])
+def test_each_part_of_a_split_batch_is_the_references(keep, axis, size):
+    case = Case("split", (4, 4), size, padding=1, batch=6)
+    operands = case.operands()
+    for phase in range(keep):
+        rule = Sampled(keep=keep, axis=axis, phase=phase, split=True)
+        expected = reference_conv2d(
+            operands.input,
+            operands.weight,
+            operands.grad_output,
+            **case.arguments,
+            strategy=Strategy("test", grad_weight=rule),
+        ).grad_weight
+        assert error(gradient(case, operands, rule), expected) <= 1e-12
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

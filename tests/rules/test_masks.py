@@ -286,3 +286,12 @@ def test_grad_output_is_the_same_in_parts_of_the_cache(rescale, memory, monkeypa
     assert torch.equal(pruned.view(torch.int32), expected.view(torch.int32))
     assert pruned.stride() == expected.stride()
     assert whole == ([5] if rescale == "channel" else [2, 2, 1])
+
+
+def test_what_is_made_once_for_each_size_is_bounded(monkeypatch):
+    monkeypatch.setattr(two_of_four, "MOST_KNOWN", 3)
+    two_of_four._KNOWN.clear()
+    for size in (*range(4, 36, 4), *range(4, 36, 4)):
+        tensor = torch.randn(size)
+        assert torch.equal(nm_mask(tensor, 2, 4, 0), reference_nm_mask(tensor, 2, 4, 0))
+        assert len(two_of_four._KNOWN) <= 3

@@ -8,7 +8,10 @@ import torch
 
 import fst
 from fst.ops.reference import reference_nm_mask
+from fst.ops.reference_rules import reference_kernel_mask
+from fst.rules import masks
 from fst.rules.schedule import Run
+from fst.rules.weight import KernelPatterns
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
@@ -324,6 +327,19 @@ def test_clicktrain_kernels_have_patterns_of_the_set_or_are_gone(optimizer):
     assert all(torch.equal(a, b) for a, b in zip(enforced, training.masks(), strict=True))
     _assert_held_at_zero(training)
     assert int((fst.fold(training.net)[0].weight != 0).sum()) == 4 * round(0.75 * 32)
+
+
+def test_clicktrain_chooses_among_squares_too_small_for_float16():
+    torch.manual_seed(0)
+    weight, rule = (torch.randn(8, 8, 3, 3) * 2e-4).half(), KernelPatterns()
+    assert torch.equal(rule.weight_mask(weight, "output", 1), reference_kernel_mask(weight, rule))
+    layer = torch.nn.Conv2d(8, 8, 3).half()
+    fst.convert(layer, "clicktrain")
+    layer.weight.data, layer.weight.grad = weight, torch.ones_like(weight)
+    layer.strategy.schedule._select(layer)
+    assert torch.equal(
+        layer.state.schedule_state["patterns"], masks.pattern_mask(weight.float().square(), 4)
+    )
 
 
 def test_clicktrain_chooses_by_weight_times_gradient():
