@@ -53,6 +53,21 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     assert logs[0] == logs[1]
 
 
+def test_a_folded_file_is_evaluated_as_it_is(train, write_config, tmp_path):
+    """rigl's layers have other densities than its rule, which would prune the first one again."""
+    sparsity = 'dict(strategy="rigl", sparsity=0.8)'
+    checkpoint, folded = train(sparsity=sparsity) / "epoch_2.pth", tmp_path / "folded.pth"
+    cli.fold([write_config(sparsity), str(checkpoint), str(folded)])
+    images, outputs = torch.rand(2, 1, 8, 8), []
+    for number, path in enumerate((checkpoint, folded)):
+        config = load_config(write_config(sparsity))
+        config.update(work_dir=str(tmp_path / f"run{number}"), load_from=str(path))
+        runner = Runner.from_cfg(config)
+        runner.val()
+        outputs.append(runner.model.architecture(images))
+    assert torch.equal(*outputs)
+
+
 def test_tsm_is_folded_with_its_kept_mask(train, write_config, tmp_path):
     sparsity = 'dict(strategy="tsm", interval=100)'
     work_dir = train(sparsity=sparsity)

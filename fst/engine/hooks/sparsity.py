@@ -31,7 +31,10 @@ FROM_SCRATCH = ("warn", "error", "allow")
 
 @HOOKS.register_module()
 class SparsityHook(Hook):
-    """Convert the model before the run, keep mask state in checkpoints, log what the masks do.
+    """Convert the model before a training, keep mask state in checkpoints, log what the masks do.
+
+    An evaluation converts it if the checkpoint comes from a sparse training; weights alone, such as
+    those of `fst fold`, are evaluated as they are.
 
     It works in mmengine's own Runner too, with any model: `custom_imports=dict(
     imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
@@ -102,20 +105,24 @@ class SparsityHook(Hook):
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
             raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
+        wrappers = built_wrappers(runner.optim_wrapper)
+        if self.strategy.removes_channels:
+            self._check_parameters_may_change(runner)
+        if self._attached or not wrappers:  # no training, or a run after it, such as a test
+            return
+        self._convert(runner)
+        for wrapper in wrappers:
+            wrapper.optimizer.register_step_pre_hook(self._look)
+            self._check_start(runner)
+            lengths = _lengths(runner, wrapper)
+            self._attached.append(fst.attach(self.root(runner), wrapper.optimizer, **lengths))
+
+    def _convert(self, runner: Any) -> None:
         root = self.root(runner)
         if not fst.sparse_layers(root):
             report = fst.convert(root, self.strategy, **self.choice)
             runner.logger.info(f"Sparsity:\n{report}")
         self._layers = fst.sparse_layers(root)
-        if self.strategy.removes_channels:
-            self._check_parameters_may_change(runner)
-        if self._attached:  # a run after the training, such as a test
-            return
-        for wrapper in built_wrappers(runner.optim_wrapper):
-            wrapper.optimizer.register_step_pre_hook(self._look)
-            self._check_start(runner)
-            lengths = _lengths(runner, wrapper)
-            self._attached.append(fst.attach(root, wrapper.optimizer, **lengths))
 
     def _check_parameters_may_change(self, runner: Any) -> None:
         name = self.strategy.name
@@ -156,6 +163,10 @@ class SparsityHook(Hook):
         wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
             return
+        if state is None:
+            runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
+        else:
+            self._convert(runner)
         if self.strategy.removes_channels:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
             changed = fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
@@ -190,7 +201,8 @@ class SparsityHook(Hook):
 
     def before_val_epoch(self, runner: Any) -> None:
         """Prune each weight once for the whole validation."""
-        self._frozen.enter_context(fst.frozen(self.root(runner)))
+        if fst.sparse_layers(self.root(runner)):
+            self._frozen.enter_context(fst.frozen(self.root(runner)))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Let the weights change again."""
