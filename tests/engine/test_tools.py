@@ -17,6 +17,7 @@ from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Runner, cli
 from fst.engine.config import load_config
+from fst.engine.export import main as export
 from fst.studies.ablation.cli import main as ablate
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.benchmark.cli import main as benchmark
@@ -107,6 +108,17 @@ def error_of(capsys, command, arguments):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     return lines[0]
+
+
+@pytest.mark.parametrize("command", [cli.fold, export])
+def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, capsys, command):
+    checkpoint, folder = tmp_path / "epoch_1.pth", tmp_path / "folder"
+    checkpoint.write_bytes(b"trained for days")
+    folder.mkdir()
+    for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
+        assert message in error_of(capsys, command, [write_config(), checkpoint, out])
+    assert checkpoint.read_bytes() == b"trained for days"
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_fold_refuses_what_the_dense_model_would_standardise_again(
