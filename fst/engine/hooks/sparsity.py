@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root
 from fst.layers.channels import fit_channels
-from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
+from fst.layers.modules import SparseLayer
+from fst.layers.step import held_by
+from fst.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.rules.by_name import planned_rules
 
 FROM_SCRATCH = ("warn", "error", "allow")
@@ -89,9 +92,9 @@ class SparsityHook(Hook):
         self.choice = {"include": include, "exclude": exclude, "plan": plan, "layers": layers}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
-        self._layers: dict[str, nn.Module] = {}
+        self._layers: dict[str, SparseLayer] = {}
         self._masks = MaskWatch()
-        self._measured: dict[str, Scalars] | None = None
+        self._measured: dict[str, Scalars] = {}
         self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
         self._frozen = ExitStack()
@@ -111,9 +114,11 @@ class SparsityHook(Hook):
         if self._attached or not wrappers:  # no training, or a run after it, such as a test
             return
         self._convert(runner)
-        for wrapper in wrappers:
-            wrapper.optimizer.register_step_pre_hook(self._look)
-            self._check_start(runner)
+        self._check_start(runner)
+        for wrapper in [w for w in wrappers if held_by(w.optimizer)] or wrappers:
+            held = set(held_by(wrapper.optimizer))
+            layers = {name: layer for name, layer in self._layers.items() if layer in held}
+            wrapper.optimizer.register_step_pre_hook(partial(self._look, layers))
             lengths = _lengths(runner, wrapper)
             self._attached.append(fst.attach(self.root(runner), wrapper.optimizer, **lengths))
 
@@ -215,14 +220,14 @@ class SparsityHook(Hook):
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
         self._is_logged = is_logged(runner, batch_idx)
 
-    def _look(self, *_: Any) -> None:
+    def _look(self, layers: Layers, *_: Any) -> None:
         # right before the optimizer's step, after the decay: mmengine clears the gradients right
         # after it, and masks are still those of this iteration
         if not (self._is_due or self._is_logged):
             return
-        self._measured = {"grad_norm": gradient_norms(self._layers)}
-        if self._is_due:
-            self._measured |= self._masks.look(self._layers)
+        measured = self._masks.look(layers) if self._is_due else {}
+        for what, values in {"grad_norm": gradient_norms(layers), **measured}.items():
+            self._measured.setdefault(what, {}).update(values)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -234,9 +239,9 @@ class SparsityHook(Hook):
         hub = runner.message_hub
         # mmengine would show the mean with earlier ones, and repeat it in lines without a step
         hub.log_scalars.pop("train/sparse_grad_norm", None)
-        if self._measured is None:
+        if not self._measured:
             return
-        measured, self._measured = fetch(self._measured), None
+        measured, self._measured = fetch(self._measured), {}
         means = totals(self._layers, measured)
         if "grad_norm" in means:
             hub.update_scalar("train/sparse_grad_norm", means.pop("grad_norm"))
