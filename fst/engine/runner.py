@@ -262,9 +262,12 @@ class Runner(mmengine.runner.Runner):
         return any(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks)
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
-        names = {name.removeprefix("module.") for name in state_dict}
-        own = set(self._bare_model.state_dict())
-        if not names & own:
+        shapes = {name.removeprefix("module."): value.shape for name, value in state_dict.items()}
+        names, own = shapes.keys(), self._bare_model.state_dict()
+        if self._is_training and not self._resume:
+            fitting = [n for n in names & own.keys() if shapes[n] == getattr(own[n], "shape", None)]
+            self.logger.info(f"{len(fitting)} of the model's {len(own)} entries fit {filename}")
+        if not names & own.keys():
             raise ValueError(
                 f"{filename!r} belongs to another model: none of its {len(names)} entries "
                 f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "

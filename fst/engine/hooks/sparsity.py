@@ -14,11 +14,12 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
-from torch import nn
+from torch import Tensor, nn
 
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
@@ -114,7 +115,8 @@ class SparsityHook(Hook):
         if self._attached or not wrappers:  # no training, or a run after it, such as a test
             return
         self._convert(runner)
-        self._check_start(runner)
+        if runner._load_from is None and not runner._resume:
+            self._warn_untrained(runner, "load_from=None")
         for wrapper in [w for w in wrappers if held_by(w.optimizer)] or wrappers:
             held = set(held_by(wrapper.optimizer))
             layers = {name: layer for name, layer in self._layers.items() if layer in held}
@@ -142,13 +144,12 @@ class SparsityHook(Hook):
                 "leave `ema` (or the EMAHook) out."
             )
 
-    def _check_start(self, runner: Any) -> None:
+    def _warn_untrained(self, runner: Any, why: str) -> None:
         schedule = self.strategy.schedule
-        trained = runner._load_from is not None or runner._resume
-        if schedule is None or not schedule.needs_trained_model or trained:
+        if schedule is None or not schedule.needs_trained_model:
             return
         message = (
-            f"strategy {self.strategy.name!r} prunes a trained model once, but load_from=None: if "
+            f"strategy {self.strategy.name!r} prunes a trained model once, but {why}: if "
             "the model does not come trained otherwise, this prunes random weights. Give the "
             "checkpoint of a dense training as load_from, or set sparsity.from_scratch='allow'."
         )
@@ -157,8 +158,28 @@ class SparsityHook(Hook):
         if self.from_scratch == "warn":
             runner.logger.warning(message)
 
+    def _check_fit(self, runner: Any, given: dict[str, Tensor]) -> None:
+        """Whether ``load_from`` gives the converted layers their weights."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        own = {f"{name}.weight": layer.weight for name, layer in fst.sparse_layers(model).items()}
+        unfit = [name for name in own if name in given and given[name].shape != own[name].shape]
+        absent = [name for name in own if name not in given]
+        if unfit and len(unfit) + len(absent) == len(own):
+            name = unfit[0]
+            raise ValueError(
+                f"load_from={runner._load_from!r} fits no layer that is to be sparse: {name!r} has "
+                f"shape {tuple(given[name].shape)} there and {tuple(own[name].shape)} in the model."
+            )
+        if unfit or absent:
+            name = (unfit or absent)[0]
+            self._warn_untrained(runner, f"load_from={runner._load_from!r} has no fitting {name!r}")
+
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone."""
+        """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone.
+
+        Raises:
+            ValueError: the checkpoint is of no sparse run, or none of its weights fits.
+        """
         state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
         if runner._resume and state is None:
             raise ValueError(
@@ -167,6 +188,7 @@ class SparsityHook(Hook):
             )
         wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
+            self._check_fit(runner, state_dict_of(checkpoint))
             return
         if state is None:
             runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
