@@ -22,20 +22,18 @@ class Attachment:
     def __init__(
         self, optimizer: torch.optim.Optimizer, layers: list[SparseLayer], run: Run
     ) -> None:
-        self._layers, self._run = layers, run
-        self._scheduled: dict[Strategy, tuple[Schedule, list[SparseLayer]]] = {}
+        self._run = run
+        self._by_strategy: dict[Strategy, list[SparseLayer]] = {}
         for layer in layers:
-            schedule = _acting_schedule(layer.strategy)
-            if schedule is not None:
-                self._scheduled.setdefault(layer.strategy, (schedule, []))[1].append(layer)
-        for schedule, scheduled in self._scheduled.values():
+            self._by_strategy.setdefault(layer.strategy, []).append(layer)
+        for schedule, scheduled in self._scheduled():
             schedule.attached(scheduled, run)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
         self._is_sharded = any(is_sharded(layer.weight) for layer in layers)
-        if self._is_sharded and self._scheduled:
+        if self._is_sharded:
             # ahead of the hook of fully_shard, which gathers
             self._hooks.append(run.model.register_forward_pre_hook(self._before_call, prepend=True))
         for layer in layers:
@@ -55,26 +53,37 @@ class Attachment:
         """Detach from the optimizer."""
         for hook in (*self._hooks, *self._run.hooks):
             hook.remove()
-        for layer in self._layers:
+        for layer in self._layers():
             layer.run.start = None
+
+    def _scheduled(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
+        """Each schedule with its layers, but for those that were folded since."""
+        for strategy, layers in self._by_strategy.items():
+            left = [layer for layer in layers if isinstance(layer, SparseLayer)]
+            if left and strategy.schedule is not None:
+                yield strategy.schedule, left
+
+    def _layers(self) -> list[SparseLayer]:
+        return [layer for _, layers in self._scheduled() for layer in layers]
 
     def _before_call(self, model: nn.Module, _: Any) -> None:
         """Start schedules while weights are the optimizer's."""
         if not model.training or not torch.is_grad_enabled():
             return
-        if any(_new(layers) for _, layers in self._scheduled.values()):
-            for layer in self._layers:
+        layers = self._layers()
+        if _new(layers):
+            for layer in layers:
                 checks.shardable(layer, layer.layer_name, layer.strategy, layer.state)
             reshard(model)
             self._start()
 
     @torch.no_grad()
     def _start(self) -> None:
-        for strategy, (schedule, layers) in self._scheduled.items():
+        for schedule, layers in self._scheduled():
             new = _new(layers)
             if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
                 raise RuntimeError(
-                    f"strategy {strategy.name!r} starts before FSDP gathers weights: give "
+                    f"strategy {new[0].strategy.name!r} starts before FSDP gathers weights: give "
                     "fst.attach the model that is called in training and was given to fully_shard."
                 )
             if new:
@@ -87,8 +96,16 @@ class Attachment:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         def act(first: bool) -> None:
-            if is_skipped(optimizer, self._layers):
+            layers = self._layers()
+            if is_skipped(optimizer, layers):
                 return
+            for layer in _new(layers):
+                if layer.weight.grad is not None:
+                    raise RuntimeError(
+                        f"layer {layer.layer_name!r} has a gradient, and was never called in "
+                        f"training mode: strategy {layer.strategy.name!r} would not act. Call "
+                        "model.train(), and then eval() on batch norms alone if they shall stay."
+                    )
             for schedule, layers in self._trained():
                 if not first:
                     raise RuntimeError(
@@ -102,15 +119,15 @@ class Attachment:
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._run.show_gradients()
-        if is_skipped(optimizer, self._layers):
+        if is_skipped(optimizer, self._layers()):
             return
         for schedule, layers in self._trained():
             schedule.after_update(layers, self._run, _step(layers))
 
     def _trained(self) -> Iterator[tuple[Schedule, list[SparseLayer]]]:
         """The schedules whose layers have had a training step."""
-        for schedule, layers in self._scheduled.values():
-            if all("started" in layer.state.schedule_state for layer in layers):
+        for schedule, layers in self._scheduled():
+            if not _new(layers):
                 yield schedule, layers
 
 
@@ -139,11 +156,12 @@ def attach(
     """Let strategies do their share of each optimizer step.
 
     Strategies with a `Schedule` choose masks, and zero gradients, weights and momentum, around it.
-    The decay of SR-STE needs no attachment.
+    Others, such as SR-STE's decay, need no attachment.
 
     Args:
         model: converted; it may be trained on any loss, in any loop.
-        optimizer: holds the weights of the converted layers.
+        optimizer: holds the weights of the layers with a schedule. Where there are several, each is
+            attached to the part of the model that it trains.
         total_steps: optimizer steps of the whole training, for schedules that end with it.
         steps_per_epoch: optimizer steps of one pass over the data, for schedules that act after
             each epoch.
@@ -165,6 +183,7 @@ def attach(
     run = Run(optimizer, model, total_steps, steps_per_epoch)
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     owners: dict[int, str] = {}
+    scheduled: list[SparseLayer] = []
     for name, layer in layers.items():
         strategy = layer.strategy
         if is_managed(layer):
@@ -192,4 +211,5 @@ def attach(
                 f"layers {other!r} and {name!r} share a weight; {strategy.name!r} keeps one mask "
                 "for each layer: exclude one of them in fst.convert."
             )
-    return Attachment(optimizer, list(layers.values()), run)
+        scheduled.append(layer)
+    return Attachment(optimizer, scheduled, run)

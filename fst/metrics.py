@@ -50,7 +50,7 @@ class MaskWatch:
             if layer.strategy.schedule is not None:
                 for what, value in layer.strategy.schedule.measure(layer).items():
                     measured.setdefault(what, {})[name] = value
-        self._seen = masks
+        self._seen |= masks
         return measured
 
 

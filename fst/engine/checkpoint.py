@@ -70,6 +70,20 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def check_unused(work_dir: str | os.PathLike[str]) -> None:
+    """Check that a run may start in ``work_dir``, and later go on from its newest checkpoint.
+
+    Raises:
+        ValueError: it holds checkpoints, which would be mistaken for the run's own.
+    """
+    found = sorted(checkpoint_files(work_dir))
+    if found:
+        raise ValueError(
+            f"work_dir={str(work_dir)!r} holds {found[-1][-1].name} of an earlier run: go on from "
+            "it with --resume, or give this run a --work-dir of its own."
+        )
+
+
 def _training_meta(checkpoint: Any, path: object) -> dict[str, Any]:
     state_dict_of(checkpoint, path)
     if not isinstance(checkpoint.get("meta"), dict):
@@ -149,14 +163,22 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
         compared["schedule"] = _schedules
     for what, settings in compared.items():
         own, saved = settings(runner, None), settings(runner, checkpoint)
-        changed = [k for k in own if k in saved and own[k] != saved[k]]
+        changed = [k for k in {**saved, **own} if _differs(k, saved, own)]
         if changed:
             name = changed[0]
             raise ValueError(
-                f"{start}its {what} has {name}={saved[name]!r}, and this run's {own[name]!r} "
-                "would be ignored. Undo that change, or start from its weights with load_from and "
-                "without resume."
+                f"{start}its {what} has {name}={saved.get(name)!r}, and this run's "
+                f"{own.get(name)!r} would be ignored. Undo that change, or start from its weights "
+                "with load_from and without resume."
             )
+
+
+def _differs(key: str, saved: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether a setting is another; a flag that one lacks is of another version of PyTorch."""
+    if key in saved and key in own:
+        return bool(saved[key] != own[key])
+    value = saved.get(key, own.get(key))
+    return value is not None and not isinstance(value, bool)
 
 
 def check_sparsity(checkpoint: Any, path: object, is_sparse: bool) -> None:

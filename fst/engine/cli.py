@@ -16,8 +16,8 @@ from mmengine.config import Config
 import fst
 from fst.basics.arguments import add_traceback, user_errors
 from fst.checkpoint import save_atomically, state_dict_of
-from fst.engine.arguments import add_cfg_options
-from fst.engine.checkpoint import checkpoint_files
+from fst.engine.arguments import add_cfg_options, check_out
+from fst.engine.checkpoint import check_unused, checkpoint_files
 from fst.engine.config import check_config, load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
@@ -107,6 +107,8 @@ def train(argv: Sequence[str] | None = None) -> int:
         config = _configured(arguments)
         if arguments.resume is not None:
             _resume(config, arguments.resume)
+        if not config.get("resume"):
+            check_unused(config.work_dir)
         for key in ("train_cfg", "train_dataloader", "optim_wrapper"):
             if config.get(key) is None:
                 raise ValueError(f"config {arguments.config!r} has no {key}.")
@@ -220,8 +222,7 @@ def fold(argv: Sequence[str] | None = None) -> int:
     add_traceback(parser)
     arguments = parser.parse_args(argv)
     with user_errors(arguments):
-        if not Path(arguments.out).parent.is_dir():
-            raise FileNotFoundError(f"the folder of OUT={arguments.out!r} does not exist.")
+        check_out(arguments.out, arguments.checkpoint)
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         if config.get("sparsity") is None:
             raise ValueError(

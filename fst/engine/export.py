@@ -11,7 +11,7 @@ from torch import nn
 
 import fst
 from fst.basics.arguments import add_traceback, positive, user_errors
-from fst.engine.arguments import add_cfg_options
+from fst.engine.arguments import add_cfg_options, check_out
 from fst.engine.classifier import Classifier
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.size and len(arguments.size) > 2:
         parser.error(f"argument --size: {arguments.size} is not one number or two")
     with user_errors(arguments):
+        check_out(arguments.out, arguments.checkpoint)
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         model = trained_model(config, arguments.checkpoint)
         if not hasattr(model.data_preprocessor, "mean"):

@@ -23,6 +23,7 @@ from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
 from fst.engine.checkpoint import (
     check_resumable,
     check_sparsity,
+    check_unused,
     newest_checkpoint,
     sole_run,
     training_position,
@@ -162,9 +163,30 @@ class Runner(mmengine.runner.Runner):
     def _bare_model(self) -> nn.Module:
         return self.model.module if is_model_wrapper(self.model) else self.model
 
+    def dump_config(self) -> None:
+        """Keep the config of a training; one that is refused, or a test, leaves what is there."""
+        if self._is_training:
+            super().dump_config()
+
+    def load_or_resume(self) -> None:
+        """Also keeps the config: nothing refuses the run any more."""
+        super().load_or_resume()
+        self.dump_config()
+
+    @property
+    def _is_training(self) -> bool:
+        return isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
+
     def train(self) -> nn.Module:
-        """Train; a resumed run takes its seed from the checkpoint before anything is drawn."""
+        """Train; a resumed run takes its seed from the checkpoint before anything is drawn.
+
+        Raises:
+            ValueError: the work dir is another run's, or there is nothing from which it could go on
+                exactly.
+        """
         with sole_run(self.work_dir) if is_main_process() else nullcontext():
+            if not self._resume:
+                check_unused(self.work_dir)
             if self._resume and self._load_from is None:
                 self._load_from = newest_checkpoint(self.work_dir)
                 if self._load_from is None:
@@ -219,15 +241,14 @@ class Runner(mmengine.runner.Runner):
         if self._resume and "ema_state_dict" in checkpoint and not self._averages:
             raise ValueError(f"cannot resume without `ema`: {filename!r} comes from a run with it.")
         self._check_overlap(checkpoint["state_dict"], filename)
-        is_training = isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
-        if not is_training:
+        if not self._is_training:
             check_sparsity(checkpoint, filename, has_hook)
             trained = (checkpoint.get("meta") or {}).get("dataset_meta")
             for loop in (self._val_loop, self._test_loop):
                 if isinstance(loop, BaseLoop):
                     self._check_classes(loop.dataloader.dataset, _classes_in(trained))
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-        strict = strict or self._resume or not is_training
+        strict = strict or self._resume or not self._is_training
         try:
             _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
         except RuntimeError as error:
@@ -241,9 +262,12 @@ class Runner(mmengine.runner.Runner):
         return any(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks)
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
-        names = {name.removeprefix("module.") for name in state_dict}
-        own = set(self._bare_model.state_dict())
-        if not names & own:
+        shapes = {name.removeprefix("module."): value.shape for name, value in state_dict.items()}
+        names, own = shapes.keys(), self._bare_model.state_dict()
+        if self._is_training and not self._resume:
+            fitting = [n for n in names & own.keys() if shapes[n] == getattr(own[n], "shape", None)]
+            self.logger.info(f"{len(fitting)} of the model's {len(own)} entries fit {filename}")
+        if not names & own.keys():
             raise ValueError(
                 f"{filename!r} belongs to another model: none of its {len(names)} entries "
                 f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmengine.config import Config
 from mmengine.model import BaseModel
 
@@ -25,17 +27,28 @@ def trained_model(config: Config, path: str) -> BaseModel:
     check_sparsity(checkpoint, path, strategy is not None)
     is_sparse = isinstance(checkpoint, dict) and "sparsity" in checkpoint
     model = build_model(config)
+    if is_sparse:
+        fst.convert(sparse_root(model), strategy, **selection)
+    load_weights(model, checkpoint, path, strategy)
+    if is_sparse:
+        fst.load_sparsity_state(sparse_root(model), checkpoint["sparsity"])
+    return model
+
+
+def load_weights(
+    model: BaseModel, checkpoint: Any, path: str, strategy: fst.Strategy | None
+) -> None:
+    """Give ``model`` the weights of a checkpoint, and its channels if ``strategy`` removes some.
+
+    Raises:
+        ValueError: the checkpoint holds no weights, or does not fit the model.
+    """
     state_dict = state_dict_of(checkpoint, path)
     if hasattr(model, "adopted"):
         state_dict = model.adopted(state_dict)
-    if is_sparse:
-        fst.convert(sparse_root(model), strategy, **selection)
-        if strategy.removes_channels:
-            fit_channels(model, state_dict)
+    if strategy is not None and strategy.removes_channels:
+        fit_channels(model, state_dict)
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:
         raise ValueError(f"{path!r} does not fit the model: {error}") from error
-    if is_sparse:
-        fst.load_sparsity_state(sparse_root(model), checkpoint["sparsity"])
-    return model

@@ -16,6 +16,7 @@ with extra_named():
 import fst
 from fst.attach import Attachment
 from fst.convert import Selector
+from fst.layers.step import held_by
 
 KEY = "fst_sparsity"  # of the masks' state in a checkpoint
 
@@ -84,17 +85,16 @@ class SparsityCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizer that holds the converted weights."""
         fst.seed_random_rules(pl_module, self.seed, trainer.global_rank)
-        weights = {id(layer.weight) for layer in fst.sparse_layers(pl_module).values()}
         steps = trainer.estimated_stepping_batches
         per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
         for optimizer in trainer.optimizers:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if weights & held:
+            if held_by(optimizer):
                 attached = fst.attach(
                     pl_module,
                     optimizer,
                     total_steps=int(steps) if math.isfinite(steps) else None,
-                    steps_per_epoch=per_epoch if math.isfinite(per_epoch) else None,
+                    # Lightning steps at the end of an epoch, however few batches are accumulated
+                    steps_per_epoch=math.ceil(per_epoch) if math.isfinite(per_epoch) else None,
                 )
                 self._attached.append(attached)
 

@@ -73,7 +73,7 @@ def _is_zero(rate: float | Tensor | None) -> bool:
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    layers = [layer for layer in _held_by(optimizer) if not _is_nested(layer, optimizer)]
+    layers = [layer for layer in held_by(optimizer) if not _is_nested(layer, optimizer)]
     if is_skipped(optimizer, layers):
         return None
     for layer in layers:
@@ -157,7 +157,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for layer in _held_by(optimizer):
+    for layer in held_by(optimizer):
         run = layer.run
         if run.stepping is None or run.stepping() is not optimizer:
             continue
@@ -167,7 +167,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
             run.calls = 0
 
 
-def _held_by(optimizer: Optimizer) -> Layers:
+def held_by(optimizer: Optimizer) -> Layers:
     """The living layers whose weight is among the optimizer's parameters."""
     layers = living_layers()
     if not layers:

@@ -82,10 +82,8 @@ class ChannelLasso(Schedule):
                 "strategy 'prunetrain' replaces Parameters, which DistributedDataParallel cannot "
                 "follow: train in one process."
             )
-        run.notes["channels"] = TracedChannels(run.model, layers)
-        run.hooks.append(
-            run.model.register_forward_pre_hook(run.notes["channels"].see_input, with_kwargs=True)
-        )
+        channels = run.notes["channels"] = TracedChannels(run.model, layers)
+        run.hooks.append(channels.hook)
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         state = layers[0].state.schedule_state
@@ -142,12 +140,13 @@ class TracedChannels:
     """The removable channels of a model, traced when they are first asked for.
 
     Args:
-        model: called with one tensor; `see_input` is a forward pre-hook of it.
+        model: called with one tensor; `see_input` is a forward pre-hook of it for one call.
         layers: those whose output channels may be removed.
     """
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
         self.model, self.layers = model, set(layers)
+        self.hook = model.register_forward_pre_hook(self.see_input, with_kwargs=True)
         self._size: torch.Size | None = None
         self._groups: list[ChannelGroup] | None = None
 
@@ -160,6 +159,7 @@ class TracedChannels:
                 f"{sorted(options)}."
             )
         self._size = inputs[0].shape[1:]
+        self.hook.remove()
 
     def groups(self) -> list[ChannelGroup]:
         """The groups without an obstacle, of the model as it is."""

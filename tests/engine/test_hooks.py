@@ -9,11 +9,13 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import HOOKS, MODELS
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.utils.data import DataLoader
 
 from fst.checkpoint import load_checkpoint_safely
+from fst.engine import Classifier
 from fst.layers.modules import SparseConv2d
 
 
@@ -138,6 +140,41 @@ def test_looking_changes_nothing(train, assert_same_state):
 def test_gradient_accumulation_is_looked_at_with_the_next_step(train):
     lines = scalars_of(train(extra='optim_wrapper["accumulative_counts"] = 3\n'))
     assert [line["step"] for line in lines if "grad_norm/3" in line][0] == 3
+
+
+@MODELS.register_module(force=True)
+class TwoSteps(Classifier):
+    """Trained by two optimizers, each of one convolution."""
+
+    def train_step(self, data, optim_wrapper):
+        losses = self(**self.data_preprocessor(data, True), mode="loss")
+        self.parse_losses(losses)[0].backward()
+        for wrapper in optim_wrapper.values():
+            wrapper.step()
+            wrapper.zero_grad()
+        return losses
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+def two_optimizers(optim_wrapper_cfg, paramwise_cfg):
+    def build(model):
+        layers = {"first": model.architecture[0], "second": model.architecture[3]}
+        found = {n: torch.optim.SGD(x.parameters(), lr=0.5) for n, x in layers.items()}
+        return OptimWrapperDict(**{n: OptimWrapper(optimizer) for n, optimizer in found.items()})
+
+    return build
+
+
+def test_several_optimizers_hold_converted_weights(train):
+    """What is logged of a layer is measured at the step of its own optimizer."""
+    two = 'model["type"] = "TwoSteps"\noptim_wrapper["constructor"] = "two_optimizers"\n'
+    work_dir = train(extra=f"{two}param_scheduler = None\n")
+    state = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]
+    assert [layer["step"] for layer in state.values()] == [8, 8]
+    layers = [line for line in scalars_of(work_dir) if "density/3" in line]
+    assert [line["step"] for line in layers] == [2, 4, 6, 8]
+    assert all(line["grad_norm/0"] > 0 and line["grad_norm/3"] > 0 for line in layers)
+    assert all(line["mask_flip_rate/3"] > 0 for line in layers[1:])
 
 
 @MODELS.register_module(force=True)

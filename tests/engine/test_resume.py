@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fst.checkpoint import load_checkpoint_safely
+from fst.engine import Runner, cli
 from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.config import load_config
 from fst.engine.metrics import Accuracy
 
 
@@ -157,8 +160,36 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
     assert not list((tmp_path / "other").glob("*.pth"))
     constant = "param_scheduler = None\n"
     train("longer", extra=constant)
+    adam = constant + "optim_wrapper['optimizer'] = dict(type='Adam', lr=0.05)\n"
+    with pytest.raises(ValueError, match=r"has param_groups\[0\].momentum=0.9, .* None"):
+        train("longer", "--resume", extra=adam)
     longer = train("longer", "--resume", extra=constant + "train_cfg['max_epochs'] = 3\n")
     assert (longer / "epoch_3.pth").exists()
+
+
+def test_a_run_does_not_start_among_the_checkpoints_of_another(train, write_config):
+    """Killed before its first save, it would go on from the other's."""
+    work_dir = train("run")
+    before = sorted(work_dir.rglob("*"))
+    with pytest.raises(ValueError, match="holds epoch_2.pth of an earlier run: .* --resume"):
+        train("run")
+    assert sorted(work_dir.rglob("*")) == before
+    config = load_config(write_config())
+    config.work_dir = str(work_dir)
+    with pytest.raises(ValueError, match="holds epoch_2.pth"):
+        Runner.from_cfg(config).train()
+
+
+def test_a_refused_run_leaves_the_config(train, write_config):
+    config = write_config()
+    work_dir = Path(config).parent / "run"
+    cli.train([config, "--work-dir", str(work_dir), "--traceback"])
+    kept = (work_dir / Path(config).name).read_text()
+    refused = [config, "--work-dir", str(work_dir), "--resume", "--traceback", "--cfg-options"]
+    with pytest.raises(ValueError, match="srste"):
+        cli.train([*refused, "sparsity.strategy=srste"])
+    cli.test([config, str(work_dir / "epoch_1.pth"), "--work-dir", str(work_dir)])
+    assert (work_dir / Path(config).name).read_text() == kept
 
 
 def test_checkpoints_inside_an_epoch_are_refused(train):

@@ -41,6 +41,23 @@ def test_asp_from_scratch_is_told(train):
         train("unknown", sparsity='dict(strategy="asp", from_scratch="never")')
 
 
+def test_a_checkpoint_of_other_shapes_is_no_start(train, tmp_path):
+    """Its biases would fit, and the weights stay random."""
+    dense = load_checkpoint_safely(train("dense", sparsity="None") / "epoch_2.pth")["state_dict"]
+    path, first, second = tmp_path / "other.pth", *(f"architecture.{n}.weight" for n in LAYERS)
+    start = {"extra": f'load_from = "{path}"\n'}
+    torch.save({**dense, second: dense[second][:, :4]}, path)
+    log = next(train("part", **start).glob("*/*.log")).read_text()
+    assert f"10 of the model's 11 entries fit {path}" in log
+    with pytest.raises(ValueError, match=f"'asp' .* has no fitting '{second}'"):
+        train("asp", sparsity='dict(strategy="asp", from_scratch="error")', **start)
+    torch.save({**dense, first: dense[first][:4], second: dense[second][:, :4]}, path)
+    with pytest.raises(
+        ValueError, match=rf"no layer that is .* '{first}' has shape \(4, 1, 3, 3\)"
+    ):
+        train("none", **start)
+
+
 @pytest.mark.parametrize(
     ("extra", "zeros"),
     [

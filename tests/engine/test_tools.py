@@ -17,6 +17,7 @@ from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Runner, cli
 from fst.engine.config import load_config
+from fst.engine.export import main as export
 from fst.studies.ablation.cli import main as ablate
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.benchmark.cli import main as benchmark
@@ -51,6 +52,21 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
         text = next((tmp_path / f"test{number}").glob("*/*.log")).read_text()
         logs.append(text.rpartition("accuracy/top1:")[2].split()[0])
     assert logs[0] == logs[1]
+
+
+def test_a_folded_file_is_evaluated_as_it_is(train, write_config, tmp_path):
+    """rigl's layers have other densities than its rule, which would prune the first one again."""
+    sparsity = 'dict(strategy="rigl", sparsity=0.8)'
+    checkpoint, folded = train(sparsity=sparsity) / "epoch_2.pth", tmp_path / "folded.pth"
+    cli.fold([write_config(sparsity), str(checkpoint), str(folded)])
+    images, outputs = torch.rand(2, 1, 8, 8), []
+    for number, path in enumerate((checkpoint, folded)):
+        config = load_config(write_config(sparsity))
+        config.update(work_dir=str(tmp_path / f"run{number}"), load_from=str(path))
+        runner = Runner.from_cfg(config)
+        runner.val()
+        outputs.append(runner.model.architecture(images))
+    assert torch.equal(*outputs)
 
 
 def test_tsm_is_folded_with_its_kept_mask(train, write_config, tmp_path):
@@ -92,6 +108,17 @@ def error_of(capsys, command, arguments):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     return lines[0]
+
+
+@pytest.mark.parametrize("command", [cli.fold, export])
+def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, capsys, command):
+    checkpoint, folder = tmp_path / "epoch_1.pth", tmp_path / "folder"
+    checkpoint.write_bytes(b"trained for days")
+    folder.mkdir()
+    for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
+        assert message in error_of(capsys, command, [write_config(), checkpoint, out])
+    assert checkpoint.read_bytes() == b"trained for days"
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_fold_refuses_what_the_dense_model_would_standardise_again(

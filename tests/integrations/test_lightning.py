@@ -38,17 +38,27 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
 
 
-def loader():
+def loader(batch_size=8):
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(32, 4, 6, 6, generator=generator)
     labels = torch.randint(32, (32,), generator=generator)
-    return DataLoader(TensorDataset(images, labels), 8)
+    return DataLoader(TensorDataset(images, labels), batch_size)
 
 
-def fit(folder, epochs, strategy="srste", checkpoint=None, model=None, **options):
+def fit(
+    folder,
+    epochs,
+    strategy="srste",
+    checkpoint=None,
+    module=None,
+    batch_size=8,
+    accumulate=1,
+    **options,
+):
     callback = SparsityCallback(strategy, log_every=2, **options)
     trainer = pl.Trainer(
         max_epochs=epochs,
+        accumulate_grad_batches=accumulate,
         accelerator="cpu",
         default_root_dir=folder,
         callbacks=[callback, pl.callbacks.ModelCheckpoint(folder / "saved", save_top_k=-1)],
@@ -57,8 +67,8 @@ def fit(folder, epochs, strategy="srste", checkpoint=None, model=None, **options
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    module = Module(model)
-    trainer.fit(module, loader(), loader(), ckpt_path=checkpoint)
+    module = module or Module()
+    trainer.fit(module, loader(batch_size), loader(), ckpt_path=checkpoint)
     return trainer, module
 
 
@@ -111,9 +121,40 @@ def test_a_model_with_a_class_token_is_tested_after_its_training(tmp_path):
     model = nn.Sequential(
         nn.Conv2d(4, 3, 1), nn.Upsample(8), VisionTransformer(**sizes, hidden_dim=16, mlp_dim=32)
     )
-    trainer, module = fit(tmp_path, 1, strategy="sampled", model=model, layers="linear")
+    trainer, module = fit(tmp_path, 1, strategy="sampled", module=Module(model), layers="linear")
     assert "1 prefix tokens exact" in str(next(iter(fst.sparse_layers(module).values())).strategy)
     trainer.test(module, loader())
+
+
+class TwoOptimizers(Module):
+    """The halves of the model take turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.model[index].parameters(), lr=0.5) for index in (0, 2)]
+
+
+def test_several_optimizers_hold_converted_weights(tmp_path):
+    _, module = fit(tmp_path, 1, module=TwoOptimizers())
+    assert [layer.state.step for layer in fst.sparse_layers(module).values()] == [4, 4]
+
+
+def test_accumulation_ends_with_the_epoch(tmp_path):
+    """Six batches, four at a time, are two steps; of eight filters some go after each epoch."""
+    trainer, _ = fit(tmp_path, 3, strategy="asfp", goal=0.5, batch_size=6, accumulate=4)
+    assert trainer.global_step == 6
+    for path in (tmp_path / "saved").glob("*.ckpt"):
+        weight = torch.load(path, weights_only=True)["state_dict"]["model.2.weight"]
+        assert (weight == 0).flatten(1).all(1).sum() in (3, 4), path.name
 
 
 def test_what_cannot_work_is_refused(tmp_path):

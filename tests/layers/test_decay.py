@@ -278,7 +278,8 @@ def test_attaching_to_no_optimizer_is_refused(optimizer):
 
 
 def test_attaching_twice_is_refused():
-    net = _decoupled(small_net())
+    net = small_net()
+    fst.convert(net, "asp")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     fst.attach(net, optimizer)
     with pytest.raises(ValueError, match="attached to an optimizer already"):

@@ -56,6 +56,7 @@ def test_penalty_is_the_share_of_the_first_loss_and_enters_the_gradient():
     net(batch()).square().mean().backward()
     optimizer.step()
     assert net[0].state.schedule_state["lasso"].item() == pytest.approx(lasso), "set once"
+    assert not fst.fold(net)._forward_pre_hooks
 
 
 @for_gradients_that_are_not_plain

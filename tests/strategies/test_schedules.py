@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import attach, batch, small_net
+from tests.networks import attach, batch, small_net, train
 from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training
 from tests.strategy_settings import SETTINGS, of_each_kind
 
@@ -230,6 +230,46 @@ def test_a_removed_attachment_leaves_the_optimizer_alone():
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert (net[0].weight != 0).all()
+
+
+def test_several_optimizers_train_a_model():
+    """Each of the layers that it holds; those with a schedule go to one, or part by part."""
+    for name, parts in (("srste", lambda net: (net, net)), ("asp", lambda net: (net[0], net[2]))):
+        net = small_net()
+        fst.convert(net, name)
+        optimizers = [torch.optim.SGD(net[index].parameters(), lr=0.1) for index in (0, 2)]
+        for part, optimizer in zip(parts(net), optimizers, strict=True):
+            fst.attach(part, optimizer)
+        net(batch()).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert [layer.state.step for layer in fst.sparse_layers(net).values()] == [1, 1]
+        assert fst.verify(fst.fold(net)).ok
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_training_in_eval_mode_is_an_error(name):
+    net = small_net()
+    fst.convert(net, name)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    attach(net, optimizer)
+    net.eval()(batch()).square().mean().backward()
+    with pytest.raises(RuntimeError, match=rf"'0' has a gradient.*{name}.*model\.train\(\)"):
+        optimizer.step()
+
+
+def test_an_attached_model_can_be_folded_in_place():
+    net = small_net()
+    fst.convert(net, "asp")
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    handle = attach(net, optimizer)
+    train(net, optimizer, [0])
+    fst.fold(net[2], inplace=True)
+    train(net, optimizer, [1])
+    assert fst.verify(net[0]).ok and not fst.verify(net[2]).ok
+    fst.fold(net, inplace=True)
+    train(net, optimizer, [2])
+    handle.remove()
 
 
 def test_linear_layers_follow_schedules_too():

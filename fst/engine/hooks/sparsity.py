@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,20 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
-from torch import nn
+from torch import Tensor, nn
 
 import fst
 from fst.attach import Attachment
 from fst.basics.text import suggest
+from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root
 from fst.layers.channels import fit_channels
-from fst.metrics import MaskWatch, Scalars, fetch, gradient_norms, totals
+from fst.layers.modules import SparseLayer
+from fst.layers.step import held_by
+from fst.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.rules.by_name import planned_rules
 
 FROM_SCRATCH = ("warn", "error", "allow")
@@ -31,7 +35,10 @@ FROM_SCRATCH = ("warn", "error", "allow")
 
 @HOOKS.register_module()
 class SparsityHook(Hook):
-    """Convert the model before the run, keep mask state in checkpoints, log what the masks do.
+    """Convert the model before a training, keep mask state in checkpoints, log what the masks do.
+
+    An evaluation converts it if the checkpoint comes from a sparse training; weights alone, such as
+    those of `fst fold`, are evaluated as they are.
 
     It works in mmengine's own Runner too, with any model: `custom_imports=dict(
     imports=["fst.engine"])` and `custom_hooks=[dict(type="SparsityHook", strategy="fst")]`.
@@ -86,9 +93,9 @@ class SparsityHook(Hook):
         self.choice = {"include": include, "exclude": exclude, "plan": plan, "layers": layers}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
-        self._layers: dict[str, nn.Module] = {}
+        self._layers: dict[str, SparseLayer] = {}
         self._masks = MaskWatch()
-        self._measured: dict[str, Scalars] | None = None
+        self._measured: dict[str, Scalars] = {}
         self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
         self._frozen = ExitStack()
@@ -102,20 +109,27 @@ class SparsityHook(Hook):
         """Convert the model; Parameters stay the same objects, so optimizer and DDP stay valid."""
         if "FullyShardedDataParallel" in type(runner.model).__name__:
             raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
+        wrappers = built_wrappers(runner.optim_wrapper)
+        if self.strategy.removes_channels:
+            self._check_parameters_may_change(runner)
+        if self._attached or not wrappers:  # no training, or a run after it, such as a test
+            return
+        self._convert(runner)
+        if runner._load_from is None and not runner._resume:
+            self._warn_untrained(runner, "load_from=None")
+        for wrapper in [w for w in wrappers if held_by(w.optimizer)] or wrappers:
+            held = set(held_by(wrapper.optimizer))
+            layers = {name: layer for name, layer in self._layers.items() if layer in held}
+            wrapper.optimizer.register_step_pre_hook(partial(self._look, layers))
+            lengths = _lengths(runner, wrapper)
+            self._attached.append(fst.attach(self.root(runner), wrapper.optimizer, **lengths))
+
+    def _convert(self, runner: Any) -> None:
         root = self.root(runner)
         if not fst.sparse_layers(root):
             report = fst.convert(root, self.strategy, **self.choice)
             runner.logger.info(f"Sparsity:\n{report}")
         self._layers = fst.sparse_layers(root)
-        if self.strategy.removes_channels:
-            self._check_parameters_may_change(runner)
-        if self._attached:  # a run after the training, such as a test
-            return
-        for wrapper in built_wrappers(runner.optim_wrapper):
-            wrapper.optimizer.register_step_pre_hook(self._look)
-            self._check_start(runner)
-            lengths = _lengths(runner, wrapper)
-            self._attached.append(fst.attach(root, wrapper.optimizer, **lengths))
 
     def _check_parameters_may_change(self, runner: Any) -> None:
         name = self.strategy.name
@@ -130,13 +144,12 @@ class SparsityHook(Hook):
                 "leave `ema` (or the EMAHook) out."
             )
 
-    def _check_start(self, runner: Any) -> None:
+    def _warn_untrained(self, runner: Any, why: str) -> None:
         schedule = self.strategy.schedule
-        trained = runner._load_from is not None or runner._resume
-        if schedule is None or not schedule.needs_trained_model or trained:
+        if schedule is None or not schedule.needs_trained_model:
             return
         message = (
-            f"strategy {self.strategy.name!r} prunes a trained model once, but load_from=None: if "
+            f"strategy {self.strategy.name!r} prunes a trained model once, but {why}: if "
             "the model does not come trained otherwise, this prunes random weights. Give the "
             "checkpoint of a dense training as load_from, or set sparsity.from_scratch='allow'."
         )
@@ -145,8 +158,28 @@ class SparsityHook(Hook):
         if self.from_scratch == "warn":
             runner.logger.warning(message)
 
+    def _check_fit(self, runner: Any, given: dict[str, Tensor]) -> None:
+        """Whether ``load_from`` gives the converted layers their weights."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        own = {f"{name}.weight": layer.weight for name, layer in fst.sparse_layers(model).items()}
+        unfit = [name for name in own if name in given and given[name].shape != own[name].shape]
+        absent = [name for name in own if name not in given]
+        if unfit and len(unfit) + len(absent) == len(own):
+            name = unfit[0]
+            raise ValueError(
+                f"load_from={runner._load_from!r} fits no layer that is to be sparse: {name!r} has "
+                f"shape {tuple(given[name].shape)} there and {tuple(own[name].shape)} in the model."
+            )
+        if unfit or absent:
+            name = (unfit or absent)[0]
+            self._warn_untrained(runner, f"load_from={runner._load_from!r} has no fitting {name!r}")
+
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone."""
+        """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone.
+
+        Raises:
+            ValueError: the checkpoint is of no sparse run, or none of its weights fits.
+        """
         state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
         if runner._resume and state is None:
             raise ValueError(
@@ -155,7 +188,12 @@ class SparsityHook(Hook):
             )
         wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
+            self._check_fit(runner, state_dict_of(checkpoint))
             return
+        if state is None:
+            runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
+        else:
+            self._convert(runner)
         if self.strategy.removes_channels:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
             changed = fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
@@ -190,7 +228,8 @@ class SparsityHook(Hook):
 
     def before_val_epoch(self, runner: Any) -> None:
         """Prune each weight once for the whole validation."""
-        self._frozen.enter_context(fst.frozen(self.root(runner)))
+        if fst.sparse_layers(self.root(runner)):
+            self._frozen.enter_context(fst.frozen(self.root(runner)))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Let the weights change again."""
@@ -203,14 +242,14 @@ class SparsityHook(Hook):
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
         self._is_logged = is_logged(runner, batch_idx)
 
-    def _look(self, *_: Any) -> None:
+    def _look(self, layers: Layers, *_: Any) -> None:
         # right before the optimizer's step, after the decay: mmengine clears the gradients right
         # after it, and masks are still those of this iteration
         if not (self._is_due or self._is_logged):
             return
-        self._measured = {"grad_norm": gradient_norms(self._layers)}
-        if self._is_due:
-            self._measured |= self._masks.look(self._layers)
+        measured = self._masks.look(layers) if self._is_due else {}
+        for what, values in {"grad_norm": gradient_norms(layers), **measured}.items():
+            self._measured.setdefault(what, {}).update(values)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -222,9 +261,9 @@ class SparsityHook(Hook):
         hub = runner.message_hub
         # mmengine would show the mean with earlier ones, and repeat it in lines without a step
         hub.log_scalars.pop("train/sparse_grad_norm", None)
-        if self._measured is None:
+        if not self._measured:
             return
-        measured, self._measured = fetch(self._measured), None
+        measured, self._measured = fetch(self._measured), {}
         means = totals(self._layers, measured)
         if "grad_norm" in means:
             hub.update_scalar("train/sparse_grad_norm", means.pop("grad_norm"))

@@ -14,12 +14,13 @@ from mmengine.model import BaseModel
 from torch import Tensor
 
 import fst
-from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.checkpoint import load_checkpoint_safely
 from fst.engine.classifier import Classifier
 from fst.engine.config import check_config, load_config, read_sparsity
 from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step
+from fst.engine.trained import load_weights
 from fst.studies.analysis.approximations import one_step
 from fst.studies.analysis.record import Batch, Loss
 
@@ -133,8 +134,9 @@ def from_config(
     torch.manual_seed(seed)
     model = build_model(config)
     loaded = load_checkpoint_safely(checkpoint) if checkpoint else {}
+    sparsity = _sparsity_of(config)
     if checkpoint:
-        _load(model, loaded, checkpoint)
+        load_weights(model, loaded, checkpoint, sparsity["strategy"])
     else:
         _initialise(model)
     model = model.to(device).train()
@@ -150,7 +152,7 @@ def from_config(
         model,
         read,
         loss_of,
-        **_sparsity_of(config),
+        **sparsity,
         masks=loaded.get("sparsity"),
     )
 
@@ -170,16 +172,6 @@ def _initialise(model: BaseModel) -> None:
         model.init_weights()
     finally:
         logger.setLevel(level)
-
-
-def _load(model: BaseModel, checkpoint: Mapping[str, Any], path: str) -> None:
-    state = state_dict_of(checkpoint, path)
-    if hasattr(model, "adopted"):
-        state = model.adopted(state)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{path!r} does not fit the model: {error}") from error
 
 
 def _loader_config(config: Any, batch_size: int | None) -> dict[str, Any]:
