@@ -131,7 +131,6 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ('optim_wrapper["optimizer"]["lrr"] = 1\n', "unexpected keyword argument 'lrr'"),
         (
             'optim_wrapper["optimizer"]["type"] = "SDG"\n',
             "is unknown. Did you mean 'SGD'",
