@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fst.basics.errors import UsageError
 from fst.basics.sharding import ORDER, is_managed, is_sharded, reshard
 from fst.layers import checks
 from fst.layers.modules import SparseLayer, converted_layers
@@ -73,7 +74,7 @@ class Attachment:
         for strategy, (schedule, layers) in self._scheduled.items():
             new = _new(layers)
             if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
-                raise RuntimeError(
+                raise UsageError(
                     f"strategy {strategy.name!r} starts before FSDP gathers weights: give "
                     "fst.attach the model that is called in training and was given to fully_shard."
                 )
@@ -91,7 +92,7 @@ class Attachment:
                 return
             for schedule, layers in self._trained():
                 if not first:
-                    raise RuntimeError(
+                    raise UsageError(
                         f"{type(optimizer).__name__}.step calls its closure several times: "
                         f"strategy {layers[0].strategy.name!r} needs one that calls it once."
                     )

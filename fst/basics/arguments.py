@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from fst.basics import extras
+from fst.basics.errors import UsageError
 
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 USER_ERRORS = (
@@ -21,6 +22,8 @@ USER_ERRORS = (
     ImportError,
     SyntaxError,
     FloatingPointError,
+    NotImplementedError,
+    UsageError,
 )
 
 
@@ -78,5 +81,5 @@ def _in_words(error: BaseException) -> str:
         text = str(error.args[0])
         text = text if " " in text else f"key {text!r} is missing"
     # of these not every one is a sentence of a check
-    is_vague = isinstance(error, TypeError | KeyError | AssertionError)
+    is_vague = isinstance(error, TypeError | KeyError | AssertionError | NotImplementedError)
     return f"{text} (--traceback shows where)" if is_vague else text

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fst.basics.errors import UsageError
 from fst.basics.text import suggest
 
 
@@ -58,7 +59,7 @@ def draw_of(
         fixed: the phases that a user may choose instead, for the error.
     """
     if torch.compiler.is_compiling():
-        raise RuntimeError(
+        raise UsageError(
             "phase='random' chooses between programs at each step, which torch.compile "
             f"cannot trace; use one of phase={', '.join(map(str, fixed))}."
         )
