@@ -118,7 +118,7 @@ def test_configs_are_listed_and_copied(capsys, tmp_path):
     assert cli.main(["configs", "list"]) == 0
     assert capsys.readouterr().out.split() == packaged_configs()
     assert "fst::configs/ablation/digits_table3.yaml" in packaged_configs()
-    assert not any("_base_" in name for name in packaged_configs())
+    assert not any("_base_" in name or "/settings/" in name for name in packaged_configs())
     target = tmp_path / "mine"
     assert cli.main(["configs", "copy", str(target)]) == 0
     of_checkout = {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.py")}
@@ -127,6 +127,15 @@ def test_configs_are_listed_and_copied(capsys, tmp_path):
     assert stopped(["configs", "list", "*.txt"]) == 2
     said = capsys.readouterr().err
     assert "exists; name a folder that does not" in said and "pattern='*.txt'" in said
+
+
+def test_output_that_nobody_reads_ends_a_command_silently():
+    command = [sys.executable, "-m", "fst", "configs", "list"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_names_of_packaged_configs():
