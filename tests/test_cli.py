@@ -1,6 +1,7 @@
 """The command `fst`: its subcommands, what it says about mistakes, and the doors in tools/."""
 
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -105,11 +106,17 @@ def test_every_requirement_of_an_extra_is_known():
     assert how_to_get("mmdet.apis") == "pip install 'fst-train[det]'" and how_to_get("os") == ""
 
 
-def test_env_says_what_a_bug_report_needs(capsys):
+def test_env_says_what_a_bug_report_needs(capsys, monkeypatch):
+    monkeypatch.setitem(EXTRA_OF, "absent", "export")
     assert cli.main(["env"]) == 0
     said = capsys.readouterr().out
     for part in ("torch ", "python ", "machine ", "prune_weight", str(ROOT), fst.__version__):
         assert part in said
+    assert re.search(r"^absent +missing: pip install 'fst-train\[export\]'$", said, re.MULTILINE)
+    for package in EXTRA_OF:
+        if package in ("accelerate", "onnx", "safetensors", "timm"):
+            there = importlib.util.find_spec(package) is not None
+            assert bool(re.search(rf"^{package} +\d", said, re.MULTILINE)) == there
 
 
 def test_configs_are_listed_and_copied(capsys, tmp_path):
