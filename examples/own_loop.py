@@ -2,10 +2,12 @@
 
     python examples/own_loop.py --strategy fst
 
-Only two lines differ from a dense loop: `fst.convert` and `fst.attach`.
+Only two lines differ from a dense loop: `fst.convert` and `fst.attach`; `prunetrain` needs a third,
+`report_loss`.
 """
 
 import argparse
+import math
 
 import torch
 from sklearn.datasets import load_digits
@@ -13,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import fst
 from fst.models import digits_net
+
+BATCH = 64
 
 
 def load() -> tuple[torch.Tensor, ...]:
@@ -44,13 +48,15 @@ def main() -> None:
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    fst.attach(model, optimizer)
+    steps = math.ceil(len(labels) / BATCH)
+    handle = fst.attach(model, optimizer, total_steps=args.epochs * steps, steps_per_epoch=steps)
     for epoch in range(args.epochs):
         model.train()
-        for batch in torch.randperm(len(labels)).split(64):
+        for batch in torch.randperm(len(labels)).split(BATCH):
             optimizer.zero_grad()
             loss = cross_entropy(model(images[batch]), labels[batch])
             loss.backward()
+            handle.report_loss(loss)
             optimizer.step()
         schedule.step()
         test_accuracy = accuracy(model, test_images, test_labels)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fst.basics.errors import UsageError
 from fst.basics.sharding import ORDER, is_managed, is_sharded, reshard
 from fst.layers import checks
 from fst.layers.modules import SparseLayer, converted_layers
@@ -82,7 +83,7 @@ class Attachment:
         for schedule, layers in self._scheduled():
             new = _new(layers)
             if self._is_sharded and not all(is_sharded(layer.weight) for layer in new):
-                raise RuntimeError(
+                raise UsageError(
                     f"strategy {new[0].strategy.name!r} starts before FSDP gathers weights: give "
                     "fst.attach the model that is called in training and was given to fully_shard."
                 )
@@ -101,14 +102,14 @@ class Attachment:
                 return
             for layer in _new(layers):
                 if layer.weight.grad is not None:
-                    raise RuntimeError(
+                    raise UsageError(
                         f"layer {layer.layer_name!r} has a gradient, and was never called in "
                         f"training mode: strategy {layer.strategy.name!r} would not act. Call "
                         "model.train(), and then eval() on batch norms alone if they shall stay."
                     )
             for schedule, layers in self._trained():
                 if not first:
-                    raise RuntimeError(
+                    raise UsageError(
                         f"{type(optimizer).__name__}.step calls its closure several times: "
                         f"strategy {layers[0].strategy.name!r} needs one that calls it once."
                     )

@@ -212,5 +212,5 @@ def save_atomically(obj: Any, path: str | os.PathLike[str]) -> None:
 def write_text_atomically(text: str, path: str | os.PathLike[str]) -> None:
     """Replace a small text file in one step."""
     partial = f"{os.fspath(path)}.tmp"
-    Path(partial).write_text(text)
+    Path(partial).write_text(text, encoding="utf-8")
     commit_file(partial, path)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fst.basics.arguments import user_errors
+from fst.basics.arguments import silent_when_unread, user_errors
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
@@ -65,4 +65,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
     with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
         module = importlib.import_module(COMMANDS[name].module)
-    return getattr(module, COMMANDS[name].function)(rest)
+    with silent_when_unread():
+        return getattr(module, COMMANDS[name].function)(rest)

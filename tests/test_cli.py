@@ -1,6 +1,7 @@
 """The command `fst`: its subcommands, what it says about mistakes, and the doors in tools/."""
 
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -105,11 +106,17 @@ def test_every_requirement_of_an_extra_is_known():
     assert how_to_get("mmdet.apis") == "pip install 'fst-train[det]'" and how_to_get("os") == ""
 
 
-def test_env_says_what_a_bug_report_needs(capsys):
+def test_env_says_what_a_bug_report_needs(capsys, monkeypatch):
+    monkeypatch.setitem(EXTRA_OF, "absent", "export")
     assert cli.main(["env"]) == 0
     said = capsys.readouterr().out
     for part in ("torch ", "python ", "machine ", "prune_weight", str(ROOT), fst.__version__):
         assert part in said
+    assert re.search(r"^absent +missing: pip install 'fst-train\[export\]'$", said, re.MULTILINE)
+    for package in EXTRA_OF:
+        if package in ("accelerate", "onnx", "safetensors", "timm"):
+            there = importlib.util.find_spec(package) is not None
+            assert bool(re.search(rf"^{package} +\d", said, re.MULTILINE)) == there
 
 
 def test_configs_are_listed_and_copied(capsys, tmp_path):
@@ -118,7 +125,7 @@ def test_configs_are_listed_and_copied(capsys, tmp_path):
     assert cli.main(["configs", "list"]) == 0
     assert capsys.readouterr().out.split() == packaged_configs()
     assert "fst::configs/ablation/digits_table3.yaml" in packaged_configs()
-    assert not any("_base_" in name for name in packaged_configs())
+    assert not any("_base_" in name or "/settings/" in name for name in packaged_configs())
     target = tmp_path / "mine"
     assert cli.main(["configs", "copy", str(target)]) == 0
     of_checkout = {p.relative_to(ROOT / "configs") for p in (ROOT / "configs").rglob("*.py")}
@@ -127,6 +134,15 @@ def test_configs_are_listed_and_copied(capsys, tmp_path):
     assert stopped(["configs", "list", "*.txt"]) == 2
     said = capsys.readouterr().err
     assert "exists; name a folder that does not" in said and "pattern='*.txt'" in said
+
+
+def test_output_that_nobody_reads_ends_a_command_silently():
+    command = [sys.executable, "-m", "fst", "configs", "list"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
 
 
 def test_names_of_packaged_configs():

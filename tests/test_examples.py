@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,14 @@ def test_own_loop_learns_and_folds(strategy: str) -> None:
     folded = float(re.search(r"folded: ([\d.]+)", done.stdout).group(1))
     assert trained > 90
     assert folded == pytest.approx(trained, abs=0.5)
+
+
+@pytest.mark.parametrize("strategy", ["rigl", "asfp", "prunetrain"])
+def test_own_loop_tells_schedules_what_they_need(strategy, monkeypatch, capsys) -> None:
+    arguments = ["own_loop.py", "--strategy", strategy, "--epochs", "1"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(ROOT / "examples" / "own_loop.py"), run_name="__main__")
+    assert "folded: " in capsys.readouterr().out
 
 
 def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from fst.basics.errors import UsageError
 from fst.basics.text import suggest, table
 
 VARIABLE = "FST_BACKENDS"
@@ -138,7 +139,7 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
         name = _PREFERRED.get(operation)
         return name if name in candidates else None
     if name not in candidates:
-        raise RuntimeError(
+        raise UsageError(
             f"{operation}={name!r} is forced but cannot compute this; "
             f"possible: {', '.join(candidates)}."
         )
@@ -194,7 +195,7 @@ def _check_operation(operation: str) -> None:
 def _check_usable(operation: str, name: str) -> None:
     reason = backend(operation, name).missing()
     if reason:
-        raise RuntimeError(f"{operation}={name!r} cannot be forced here: {reason}")
+        raise UsageError(f"{operation}={name!r} cannot be forced here: {reason}")
 
 
 def describe() -> str:

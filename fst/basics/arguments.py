@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +13,10 @@ from contextlib import contextmanager
 import torch
 
 from fst.basics import extras
+from fst.basics.errors import UsageError
 
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
+UNREAD = 141  # and of what has written to a pipe that nobody reads
 USER_ERRORS = (
     AssertionError,  # mmengine's and timm's checks of arguments
     ValueError,
@@ -21,6 +26,8 @@ USER_ERRORS = (
     ImportError,
     SyntaxError,
     FloatingPointError,
+    NotImplementedError,
+    UsageError,
 )
 
 
@@ -29,6 +36,17 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
 
 
 def usable_device(text: str) -> torch.device:
@@ -63,11 +81,27 @@ def user_errors(
         if line := when_stopped():
             print(line, file=sys.stderr)
         raise SystemExit(STOPPED) from None
+    except BrokenPipeError:
+        raise
     except USER_ERRORS as error:
         if options.traceback:
             raise
         print(f"error: {_in_words(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@contextmanager
+def silent_when_unread() -> Iterator[None]:
+    """End without a word, and with exit status 141, where nobody reads on, as after ``| head``."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        output = sys.stdout.fileno()
+        if not stat.S_ISFIFO(os.fstat(output).st_mode):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python flushes once more at its end
+        raise SystemExit(UNREAD) from None
 
 
 def _in_words(error: BaseException) -> str:
@@ -78,5 +112,5 @@ def _in_words(error: BaseException) -> str:
         text = str(error.args[0])
         text = text if " " in text else f"key {text!r} is missing"
     # of these not every one is a sentence of a check
-    is_vague = isinstance(error, TypeError | KeyError | AssertionError)
+    is_vague = isinstance(error, TypeError | KeyError | AssertionError | NotImplementedError)
     return f"{text} (--traceback shows where)" if is_vague else text

@@ -18,7 +18,8 @@ from fst.basics.arguments import add_traceback, user_errors
 from fst.checkpoint import save_atomically, state_dict_of
 from fst.engine.arguments import add_cfg_options, check_out
 from fst.engine.checkpoint import check_unused, checkpoint_files
-from fst.engine.config import check_config, load_config
+from fst.engine.checks import check_config
+from fst.engine.config import load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
 from fst.engine.trained import trained_model

@@ -1,23 +1,19 @@
-"""Configs: what would be ignored or fail later is refused before any work is done."""
+"""Reading configs: names that nothing reads are refused."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.hooks import CheckpointHook
-from mmengine.registry import DATASETS, OPTIMIZERS
 
-from fst.basics.text import nearest, suggest
-from fst.engine.data import ImageDataset, TimmStream
-from fst.engine.hooks import ModelEMAHook, SparsityHook
+from fst.basics.text import nearest
+from fst.engine.hooks import SparsityHook
 from fst.engine.packaged import config_path, drop_scope
-from fst.engine.recipe import check_keys
 from fst.rules.strategy import Strategy
 
 KNOWN_KEYS = frozenset(
@@ -28,7 +24,6 @@ KNOWN_KEYS = frozenset(
     sparsity ema compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval""".split()
 )
-_OF_ANY_HOOK = {"priority", "_scope_"}
 DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # default_scope "mmdet"
 
 
@@ -108,11 +103,11 @@ def _is_detector(config: Config) -> bool:
 
 
 def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
-    """MMEngine divides by the interval after the first epoch, and asserts the rest later."""
-    for key in ("max_epochs", "max_iters", "val_interval"):
+    """MMEngine divides by the interval after the first epoch, and compares the rest later."""
+    for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
         value = train_cfg.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"train_cfg.{key}={value!r} must be a whole number, at least 1.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"train_cfg.{key}={value!r} must be a whole number, at least {least}.")
 
 
 def _read(path: str) -> Config:
@@ -189,47 +184,6 @@ def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
                     yield (path.parent / name).resolve()
 
 
-def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Check what can be checked without building anything: sparsity, averaging, data, checkpoints.
-
-    Args:
-        config: The whole config.
-        dataloaders: Which of its dataloaders are going to be used.
-
-    Raises:
-        FileNotFoundError: a data folder or a checkpoint is missing.
-        ValueError: anything else.
-    """
-    if "model" not in config:
-        raise ValueError(f"config {config.filename!r} has no `model`.")
-    read_sparsity(config)
-    if config.get("ema") is not None:
-        check_keys("ema", ModelEMAHook, config.ema)
-        ModelEMAHook(**config.ema)
-    for name in dataloaders:
-        if config.get(name) is not None:
-            for dataset in _datasets(config[name].get("dataset")):
-                _check_dataset(dataset, name, config.get("default_scope") or "mmengine")
-    if config.get("default_scope") == "mmdet":
-        from fst.detection.config import check_files
-
-        check_files(config, dataloaders)
-    saving = dict((config.get("default_hooks") or {}).get("checkpoint") or {})
-    if saving.pop("type", None) == "CheckpointHook":
-        check_keys("default_hooks.checkpoint", CheckpointHook, saving.keys() - _OF_ANY_HOOK)
-    optimizer = (config.get("optim_wrapper") or {}).get("optimizer") or {}
-    kind = optimizer.get("type")
-    of_mmengine = config.get("default_scope") in (None, "mmengine")
-    if of_mmengine and isinstance(kind, str) and "." not in kind and OPTIMIZERS.get(kind) is None:
-        known = nearest(kind, OPTIMIZERS.module_dict)
-        raise ValueError(f"optim_wrapper: optimizer type {kind!r} is unknown.{known}")
-    source = config.get("load_from")
-    if source and "://" not in str(source) and not Path(source).expanduser().is_file():
-        raise FileNotFoundError(
-            f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
-        )
-
-
 def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str, Any]]:
     """A config's strategy (None: dense), and the other arguments of its `fst.convert`.
 
@@ -245,33 +199,3 @@ def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str,
         raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
     hook = SparsityHook(**sparsity)
     return hook.strategy, hook.choice
-
-
-def _datasets(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """A dataset's config, and those within wrappers such as mmengine's RepeatDataset."""
-    if isinstance(dataset, Mapping):
-        yield dataset
-        yield from _datasets(dataset.get("dataset"))
-        for part in dataset.get("datasets", ()):
-            yield from _datasets(part)
-
-
-def _check_dataset(dataset: Mapping[str, Any], where: str, scope: str) -> None:
-    kind = dataset.get("type")
-    if isinstance(kind, str):
-        found = DATASETS.get(kind)
-        if found is None and "." not in kind and scope == "mmengine":
-            known = DATASETS.module_dict
-            raise ValueError(f"{where}: dataset type {kind!r} is unknown.{suggest(kind, known)}")
-        kind = found
-    if isinstance(kind, type) and issubclass(kind, ImageDataset | TimmStream):
-        arguments = {key: value for key, value in dataset.items() if key not in ("type", "_scope_")}
-        check_keys(f"{where}: {kind.__name__}", kind, arguments)
-        kind.check(**arguments)
-        return
-    root = dataset.get("data_root")
-    if root and "://" not in str(root) and not Path(root).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"{where}: data_root={str(root)!r} does not exist; get the data of "
-            f"{dataset.get('type')} and put or link it there, or change data_root."
-        )

@@ -25,11 +25,16 @@ class Accuracy(BaseMetric):
 
     def __init__(self, topk: int | Sequence[int] = (1, 5)) -> None:
         super().__init__()
-        self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
+        self.topk = (topk,) if isinstance(topk, int) else tuple(dict.fromkeys(topk))
         if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
             raise ValueError(f"topk={topk!r} must be positive integers.")
         self._meters: dict[int, Any] = {}
         self._seen = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of what it measures."""
+        return [f"{self.prefix}/top{k}" for k in self.topk]
 
     def process(self, data_batch: Any, data_samples: Sequence[dict[str, torch.Tensor]]) -> None:
         """Take the ``scores`` and ``labels`` of a batch."""
@@ -58,9 +63,8 @@ class Accuracy(BaseMetric):
         """Combine all ranks; torchmetrics sums its counts over them."""
         if not self._meters:
             raise ValueError("no image was evaluated: is there one for every rank?")
-        metrics = {
-            f"{self.prefix}/top{k}": 100 * m.compute().item() for k, m in self._meters.items()
-        }
+        values = (100 * meter.compute().item() for meter in self._meters.values())
+        metrics = dict(zip(self.names, values, strict=True))
         seen = torch.tensor(self._seen, device=next(iter(self._meters.values())).device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(seen)

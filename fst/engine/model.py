@@ -20,12 +20,17 @@ def build_model(config: Config) -> BaseModel:
     return MODELS.build(model)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model within a wrapper such as DDP."""
+    return model.module if is_model_wrapper(model) else model
+
+
 def sparse_root(model: nn.Module) -> nn.Module:
     """The module whose layers are converted, and by whose names they go.
 
     A classifier's architecture, else the model itself; within a wrapper such as DDP.
     """
-    model = model.module if is_model_wrapper(model) else model
+    model = unwrapped(model)
     return getattr(model, "sparse_root", model)
 
 

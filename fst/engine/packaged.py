@@ -19,13 +19,14 @@ SCOPE = "fst::"
 ROOT = Path(__file__).resolve().parents[1] / ".mim" / "configs"
 FOLDER = "configs"
 SUFFIXES = (".py", ".yaml")
+INHERITED = {"_base_", "settings"}  # folders of configs, and of grids, that cannot run alone
 
 
 def packaged_configs() -> list[str]:
-    """Names of all configs and grids, those that are only inherited (`_base_`) left out."""
+    """Names of all configs and grids, without those that are only inherited."""
     files = (path for path in (ROOT / FOLDER).glob("**/*") if path.suffix in SUFFIXES)
     names = (path.relative_to(ROOT) for path in files)
-    return sorted(SCOPE + name.as_posix() for name in names if "_base_" not in name.parts)
+    return sorted(SCOPE + name.as_posix() for name in names if INHERITED.isdisjoint(name.parts))
 
 
 def config_path(name: str) -> str:

@@ -135,6 +135,11 @@ class ImagePreprocessor(BaseDataPreprocessor):
             shift = (draws[1:3, :, None] * (2 * pad + 1)).long()
             rows, columns = rows + shift[0], columns + shift[1]
             if self.padding_mode == "reflect":
+                if pad >= min(height, width):
+                    raise ValueError(
+                        f"translate={pad} with padding_mode='reflect' must be less than the sides "
+                        f"of images of {(height, width)} pixels."
+                    )
                 images = F.pad(images, [pad], padding_mode="reflect")
             else:
                 images = F.pad(images, [pad], fill=self._fill)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fst.basics.errors import UsageError
 from fst.basics.sharding import is_flat, is_sharded
 from fst.layers.remembered import LayerState, RunState
 from fst.rules.strategy import Strategy
@@ -20,7 +21,7 @@ def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> 
     if strategy.schedule is None or not strategy.schedule.acts_at_steps:
         return
     if run.start is None:
-        raise RuntimeError(
+        raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} works at the optimizer's steps; "
             "call fst.attach(model, optimizer) before training."
         )
@@ -31,7 +32,7 @@ def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> 
 def gathered(name: str, weight: Tensor) -> None:
     """Raise RuntimeError where a call finds a part of the weight."""
     if is_sharded(weight):
-        raise RuntimeError(
+        raise UsageError(
             f"layer {name!r}: its weight is a DTensor in the forward pass. Tensor parallelism is "
             "not supported; fully_shard is, where the layer is called by the forward of a module "
             "that was given to it."
@@ -52,7 +53,7 @@ def shardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState
     """Raise ValueError or RuntimeError where a layer managed by FSDP cannot train."""
     not_flat(layer, name)
     if strategy.draws_masks and state.seed is None:
-        raise RuntimeError(
+        raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} draws masks of the weight, which must be "
             "equal on all ranks where it is sharded: call fst.seed_random_rules(model, seed, rank) "
             "before training."
@@ -62,7 +63,7 @@ def shardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState
 def ended(name: str, strategy: Strategy, run: RunState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
     if strategy.has_memory and run.calls >= MOST_CALLS:
-        raise RuntimeError(
+        raise UsageError(
             f"layer {name!r} was called {run.calls} times in training without a step of an "
             f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."
         )
@@ -81,7 +82,7 @@ def traceable(name: str, strategy: Strategy) -> None:
     elif strategy.decay and rule.is_random:
         what = "the random mask that the decay needs at the optimizer's step is"
     if what:
-        raise RuntimeError(
+        raise UsageError(
             f"layer {name!r}: {what} state that torch.compile cannot trace; "
             f"train uncompiled{advice}."
         )

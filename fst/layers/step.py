@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fst.basics.errors import UsageError
 from fst.basics.sharding import is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import residual
@@ -78,7 +79,7 @@ def _before_step(
         return None
     for layer in layers:
         if layer.run.frozen is not None:
-            raise RuntimeError(
+            raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
@@ -145,7 +146,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
         if strategy.gradient_decay:
             check_descends(optimizer, weight)
         elif strategy.decay and not layer.multiplies_parameter:
-            raise RuntimeError(
+            raise UsageError(
                 f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
                 "this one is computed from other parameters: use decay_mode='gradient'."
             )
@@ -191,7 +192,7 @@ def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tens
         if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.run.calls:
             continue
         if weight.requires_grad and weight.shape in loose:
-            raise RuntimeError(
+            raise UsageError(
                 f"{type(optimizer).__name__}.step: the weight of layer {layer.layer_name!r} is "
                 "gathered, and the optimizer would change shards that it is no longer made of: "
                 "call reshard() of its FSDP module first (after a forward pass without a backward "

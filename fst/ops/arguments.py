@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fst.basics.autocast import autocast_dtype
+from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]
@@ -152,7 +153,7 @@ def _check_are_tensors(input: object, weight: object, bias: object) -> None:
 def _check_no_transform() -> None:
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return
-    raise RuntimeError(
+    raise UsageError(
         "sparse_conv2d cannot run inside the transforms of torch.func (grad, vmap, jacrev, jvp): "
         "call torch.autograd.grad instead, also on the output of torch.func.functional_call; "
         "for inference transform fst.fold(model)."

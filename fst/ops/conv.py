@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fst.backends import dispatch
 from fst.basics.autocast import without_autocast
+from fst.basics.errors import UsageError
 from fst.ops import gemms, positions
 from fst.ops.arguments import IntPair, check_linear, padded_geometry
 from fst.ops.geometry import Geometry, gradients
@@ -76,7 +77,7 @@ class _SparseConv2d(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
+            raise UsageError(
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fst.backends import dispatch
+from fst.basics.errors import UsageError
 from fst.ops import cpp, triton
 from fst.rules.masks import apply_mask, remove_kept
 from fst.rules.rule import Pattern, Rule
@@ -47,7 +48,7 @@ def prune_weight(
         dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
     if torch.jit.is_tracing():
-        raise RuntimeError(
+        raise UsageError(
             "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow how weights "
             "are pruned: trace fst.fold(model)."
         )

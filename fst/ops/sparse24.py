@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.backends import sources
+from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
 BACKEND = "mma_sp"
@@ -38,7 +39,7 @@ def _kernels() -> ModuleType:
 def _extension() -> Any:
     reason = sources.cuda_missing()
     if reason:
-        raise RuntimeError(f"the 2:4 kernels cannot run here: {reason}.")
+        raise UsageError(f"the 2:4 kernels cannot run here: {reason}.")
     return sources.load("sparse24.extension").extension()
 
 

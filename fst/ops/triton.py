@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
+from fst.basics.errors import UsageError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
@@ -53,7 +54,7 @@ def takes_grad_output(m: int, rule: str, rescale: str, dtype: torch.dtype) -> bo
 def _kernels(module: str) -> ModuleType:
     reason = sources.triton_missing()
     if reason:
-        raise RuntimeError(f"the Triton kernels cannot run here: {reason}.")
+        raise UsageError(f"the Triton kernels cannot run here: {reason}.")
     return sources.load(module)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from fst.basics.errors import UsageError
 from fst.basics.text import suggest
 
 
@@ -71,7 +72,7 @@ def draw_of(
     if count == 1:
         return 0
     if torch.compiler.is_compiling():
-        raise RuntimeError(
+        raise UsageError(
             "phase='random' chooses between programs at each step, which torch.compile "
             f"cannot trace; use one of phase={', '.join(map(str, range(count)))}."
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fst.basics.errors import UsageError
 from fst.rules.rule import is_number
 
 
@@ -68,7 +69,7 @@ def check_descends(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     """Raise RuntimeError if the optimizer climbs the weight's gradient: a pull in it would push."""
     for group in optimizer.param_groups:
         if group.get("maximize") and any(parameter is weight for parameter in group["params"]):
-            raise RuntimeError(
+            raise UsageError(
                 f"{type(optimizer).__name__}: maximize=True turns round what strategies add to "
                 "gradients; use maximize=False and the negated loss."
             )
@@ -129,7 +130,7 @@ class Run:
         """
         check_descends(self.optimizer, weight)
         if getattr(self.optimizer, "grad_scale", None) is not None:
-            raise RuntimeError(
+            raise UsageError(
                 f"{type(self.optimizer).__name__} unscales gradients itself, too late for "
                 "what is added to them: call scaler.unscale_(optimizer) before scaler.step."
             )

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fst.basics.errors import UsageError
 from fst.basics.sharding import refuse_sharded
 from fst.layers.channels import (
     AXES,
@@ -90,7 +91,7 @@ class ChannelLasso(Schedule):
         sides = list(self._penalised(run))
         if "lasso" not in state:
             if run.loss is None and step > 1:
-                raise RuntimeError(
+                raise UsageError(
                     "strategy 'prunetrain' sets its penalty by the first loss, and knows none: "
                     "call report_loss(loss) of what fst.attach returned before optimizer.step()."
                 )
@@ -165,7 +166,7 @@ class TracedChannels:
         """The groups without an obstacle, of the model as it is."""
         if self._groups is None:
             if self._size is None:
-                raise RuntimeError(
+                raise UsageError(
                     "strategy 'prunetrain' follows channels through the model that fst.attach was "
                     f"given, and this {type(self.model).__name__} has not been called."
                 )

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from fst.backends.timing import Timing, compare
-from fst.basics.arguments import positive
+from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.convert import fold
@@ -48,9 +48,13 @@ STRATEGIES = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, measure, print and write. Exit status 1 if a run failed."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
+    arguments = _parser().parse_args(argv)
+    with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
+        return _demonstrate(arguments, command_of("demo", argv))
+
+
+def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     console, start = Console(), time.perf_counter()
     torch.set_num_threads(arguments.threads)
     grid = _grid(arguments, Path(config_path("fst::configs/demo.py")))
@@ -62,18 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metric=ACCURACY.key,
         console=console,
     )
-    try:
-        runs = make_runs(grid, list(grid.settings), grid.seeds)
-        for run in runs:
-            if trainer.folder(run).state(run) == "changed":
-                trainer.folder(run).put_aside()
-    except (ValueError, RuntimeError) as error:
-        parser.error(str(error))
+    runs = make_runs(grid, list(grid.settings), grid.seeds)
+    for run in runs:
+        if trainer.folder(run).state(run) == "changed":
+            trainer.folder(run).put_aside()
     if trainer.train(runs):
         return 1
     console.print("measuring …")
     results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
-    command = command_of("demo", argv)
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
     write_text_atomically(markdown(document), arguments.out / "table.md")
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
     )
+    add_traceback(parser)
     return parser
 
 

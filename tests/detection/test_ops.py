@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import fst.detection
 import fst.detection.__main__ as command
+from fst.basics.arguments import USER_ERRORS
 from fst.detection import ops
 from tests.detection import references
 
@@ -268,6 +269,7 @@ class TestRoIAlign:
         features, rois = torch.randn(1, 3, 8, 8), torch.tensor([[0, 1.0, 1.0, 2.0, 4.0]])
         with pytest.raises(ops.UnavailableOpError, match="pool_mode='max' needs mmcv's compiled"):
             mmcv.ops.RoIAlign((2, 2), pool_mode="max")(features, rois)
+        assert issubclass(ops.UnavailableOpError, USER_ERRORS)  # commands end in one line
 
     @pytest.mark.parametrize(("size", "scale", "ratio", "aligned"), ROI_CASES)
     def test_against_the_compiled_one(self, compiled, size, scale, ratio, aligned, monkeypatch):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from fst.engine import Accuracy, Classifier, ImagePreprocessor
@@ -159,4 +160,7 @@ def test_accuracy():
 
 
 def test_compiled_architecture(train):
+    torch._dynamo.reset()
+    counters.clear()
     train(extra='compile = dict(backend="eager")\n')
+    assert counters["stats"]["unique_graphs"]

@@ -1,14 +1,18 @@
 """Bad input is refused before any work, with a message that says what to do."""
 
+import inspect
 import re
 
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.optim.optimizer import default_constructor as constructor
 from mmengine.registry import DATASETS
 from PIL import Image
 
 from fst.engine import cli
-from fst.engine.config import check_config, load_config
+from fst.engine.checks import PARAMWISE_CFG, check_config
+from fst.engine.config import load_config
 from fst.engine.data import build_dataloader
 
 CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
@@ -85,6 +89,7 @@ def test_package_bases_are_trusted(tmp_path):
         ("optim_wraper.optimizer.lr=1", "Did you mean 'optim_wrapper'"),
         ("model.data_preprocessor.mean=[1", "unbalanced brackets"),
         ("train_cfg.max_epochs=-1", "train_cfg.max_epochs=-1 must be a whole number, at least 1"),
+        ("train_cfg.val_begin=x", "train_cfg.val_begin='x' must be a whole number, at least 0"),
         ("train_cfg.val_interval=0", "train_cfg.val_interval=0 must be a whole number"),
     ],
 )
@@ -181,14 +186,53 @@ def test_classes_have_the_same_numbers_in_training_and_evaluation(train, write_c
             cli.test([config, path, "--work-dir", str(tmp_path / "test"), "--traceback"])
 
 
-def test_options_of_saving(capsys, tmp_path, write_config):
-    path = write_config(extra='default_hooks["checkpoint"]["max_keep_ckpt"] = 2\n')
-    assert "Did you mean 'max_keep_ckpts'" in refused(capsys, tmp_path, path)
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("env_cfg = dict(cudnn_benchmrk=True)", "env_cfg key 'cudnn_benchmrk'.* 'cudnn_benchmark'"),
+        (
+            "auto_scale_lr = dict(enabled=True)",
+            "auto_scale_lr key 'enabled'.* Did you mean 'enable'",
+        ),
+        ('{optim}["paramwise_cfg"] = dict(norm_decay_mul=0)', "Did you mean 'norm_decay_mult'"),
+        (
+            '{optim}["paramwise_cfg"] = dict(custom_keys=dict(bn=dict(decay_mul=0)))',
+            r"custom_keys\['bn'\] key 'decay_mul' is unknown. Did you mean 'decay_mult'",
+        ),
+        ('{optim}["optimizer"]["lrr"] = 0', "optim_wrapper.optimizer key 'lrr'.* 'lr'"),
+        ('train_dataloader["batchsize"] = 7', "train_dataloader key 'batchsize'.* 'batch_size'"),
+        ('{saving}["max_keep_ckpt"] = 2', "Did you mean 'max_keep_ckpts'"),
+        ('{saving}["interval"] = 0', "checkpoint.interval=0 must be .* at least 1, or -1"),
+        ('{saving}["interval"] = -2', "checkpoint.interval=-2 must be"),
+        ('{saving}["save_best"] = "accuracy/top5"', "top5' is no metric. Did you mean"),
+        ('val_evaluator["topk"] = 20', r"val_evaluator: topk=\(20,\) exceeds .* num_classes=10"),
+    ],
+)
+def test_what_would_be_ignored_or_fail_late(capsys, tmp_path, write_config, extra, expected):
+    extra = extra.format(optim="optim_wrapper", saving='default_hooks["checkpoint"]')
+    assert re.search(expected, refused(capsys, tmp_path, write_config(extra=extra + "\n")))
 
 
-def test_a_best_metric_that_is_none(train):
+def test_keys_of_paramwise_cfg_are_those_that_mmengine_reads():
+    read = re.findall(r"paramwise_cfg\.get\(\s*'(\w+)'", inspect.getsource(constructor))
+    assert set(PARAMWISE_CFG) == set(read)
+
+
+def test_other_constructors_have_keys_of_their_own():
+    optim = dict(optimizer=dict(type="SGD", lr=1), paramwise_cfg=dict(num_layers=2))
+    config = Config(dict(model={}, optim_wrapper=dict(optim, constructor="LayerDecay")))
+    check_config(config, ())
+    with pytest.raises(ValueError, match="'num_layers' is unknown"):
+        check_config(Config(dict(model={}, optim_wrapper=optim)), ())
+
+
+def test_a_best_metric_that_is_none(train, tmp_path):
+    metrics = f"""[val_evaluator, dict(type="DumpResults", out_file_path="{tmp_path}/out.pkl")]"""
     with pytest.raises(ValueError, match="save_best='accuracy/top5' is no metric. Did you mean"):
-        train(extra='default_hooks["checkpoint"]["save_best"] = "accuracy/top5"\n')
+        train(
+            extra='default_hooks["checkpoint"]["save_best"] = "accuracy/top5"\n'
+            f"val_evaluator = {metrics}\n"
+        )
 
 
 def test_fsdp_is_refused(train):

@@ -265,7 +265,7 @@ def test_repeated_augmentation(folder):
 
 
 def test_loader_errors():
-    with pytest.raises(ValueError, match="'batchsize' is not supported.* 'batch_size'"):
+    with pytest.raises(ValueError, match="key 'batchsize' is unknown.* 'batch_size'"):
         build_dataloader(dict(dataset=dict(type="Digits"), batchsize=3), 0)
     with pytest.raises(ValueError, match="collate_fn"):
         build_dataloader(

@@ -11,7 +11,7 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from fst.engine import ImageFolder, TimmDataset, TimmStream
-from fst.engine.config import check_config
+from fst.engine.checks import check_config
 from fst.engine.data import build_dataloader
 
 CROP = [dict(type="RandomResizedCrop", size=16), dict(type="RandomHorizontalFlip")]

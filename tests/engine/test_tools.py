@@ -18,6 +18,7 @@ from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Runner, cli
 from fst.engine.config import load_config
 from fst.engine.export import main as export
+from fst.studies import demo
 from fst.studies.ablation.cli import main as ablate
 from fst.studies.analysis.cli import main as analyze
 from fst.studies.benchmark.cli import main as benchmark
@@ -158,7 +159,6 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ('optim_wrapper["optimizer"]["lrr"] = 1\n', "unexpected keyword argument 'lrr'"),
         (
             'optim_wrapper["optimizer"]["type"] = "SDG"\n',
             "is unknown. Did you mean 'SGD'",
@@ -166,12 +166,29 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         ('model["architecture"].pop("source")\n', "source"),
         ("optim_wrapper = None\n", "has no optim_wrapper"),
         ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
+        ("optim_wrapper['optimizer']['maximize'] = True\n", "maximize=True turns round"),
+        (
+            "model['data_preprocessor'].update(translate=20, padding_mode='reflect')\n",
+            "translate=20 with padding_mode='reflect' must be less than the sides of images of (8,",
+        ),
         ("optim_wrapper['accumulative_counts'] = 0\n", "greater than or equal to 1 (--traceback"),
     ],
 )
 def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, extra, expected):
     arguments = [write_config(extra=extra), "--work-dir", tmp_path / "w"]
     assert expected in error_of(capsys, cli.train, arguments)
+
+
+def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch):
+    options = ["--strategies", "dense", "--epochs", "2", "--seeds", "1", "--out"]
+    (tmp_path / "file").touch()
+    assert "file/dense" in error_of(capsys, demo.main, [*options, tmp_path / "file"])
+    press_ctrl_c = "import os, signal; os.kill(os.getppid(), signal.SIGINT)"
+    monkeypatch.setattr(demo, "TRAIN", ["-c", press_ctrl_c])
+    with pytest.raises(SystemExit) as stopped:
+        demo.main([*options, str(tmp_path / "demo")])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
 
 
 def test_a_missing_key_is_named(capsys):

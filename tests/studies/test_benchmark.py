@@ -227,6 +227,7 @@ def test_help_and_bad_arguments(capsys):
     bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
     bad += [["--threads", "-3"], ["--device", "quantum"], ["--size", "1", "2", "3"]]
     bad += [["--config", "nowhere.py"], ["--tflops", "0"], ["--bandwidth", "fast"]]
+    bad += [[*option, "--config", "a.py"] for option in (["--layers", "all"], ["--classes", "7"])]
     bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
     for arguments in bad:
         with pytest.raises(SystemExit):

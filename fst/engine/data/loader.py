@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import mmengine.runner
@@ -11,12 +12,12 @@ import torch
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
-from fst.basics.text import nearest
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.factory import TimmStream
 from fst.engine.data.sampler import EpochSampler
 from fst.engine.data.transforms import stacked
 from fst.engine.random_state import seed_worker
+from fst.engine.recipe import check_keys
 
 
 def build_dataloader(
@@ -30,14 +31,11 @@ def build_dataloader(
     if isinstance(dataloader, DataLoader):
         return dataloader
     config = copy.deepcopy(dict(dataloader))
-    dataset = config.get("dataset")
-    kind = (
-        DATASETS.get(dataset["type"]) if isinstance(dataset, dict) and "type" in dataset else None
-    )
-    if kind is TimmStream:
-        loader = _stream_dataloader(config, None if diff_rank_seed else seed)
-    elif inspect.isclass(kind) and issubclass(kind, ImageDataset):
-        loader = _image_dataloader(config, None if diff_rank_seed else seed)
+    check_loader_keys("dataloader", config)
+    kind = _own_kind(config.get("dataset"))
+    if kind is not None:
+        build = _stream_dataloader if issubclass(kind, TimmStream) else _image_dataloader
+        loader = build(config, None if diff_rank_seed else seed)
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
         config.pop("disable_subprocess_warning", None)  # of the default worker_init_fn only
@@ -63,15 +61,21 @@ def _check_batches(loader: DataLoader) -> None:
         )
 
 
-def _check_keys(config: dict[str, Any]) -> None:
-    known = set(inspect.signature(DataLoader).parameters) - {"collate_fn", "batch_sampler"}
-    for name in config:
-        if name not in known:
-            raise ValueError(f"dataloader key {name!r} is not supported.{nearest(name, known)}")
+def check_loader_keys(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse keys that the dataloader ``name`` of a dataset of FST's does not take."""
+    if _own_kind(config.get("dataset")) is not None:
+        check_keys(name, DataLoader, config, refused=("collate_fn", "batch_sampler"))
+
+
+def _own_kind(dataset: Any) -> type | None:
+    """The class of a dataset's config, if it is one of FST's."""
+    kind = dataset.get("type") if isinstance(dataset, Mapping) else None
+    kind = DATASETS.get(kind) if isinstance(kind, str) else kind
+    is_own = inspect.isclass(kind) and issubclass(kind, ImageDataset | TimmStream)
+    return kind if is_own else None
 
 
 def _stream_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
-    _check_keys(config)
     dataset = DATASETS.build(config.pop("dataset"))
     sampler = config.pop("sampler", {"type": "DefaultSampler", "shuffle": False})
     if sampler["type"] != "DefaultSampler":
@@ -94,7 +98,6 @@ def _batch_of_images(images: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
 
 
 def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
-    _check_keys(config)
     dataset = DATASETS.build(config.pop("dataset"))
     on_gpu = isinstance(dataset, InMemoryDataset) and dataset.images.is_cuda
     if on_gpu and config.get("num_workers", 0) > 0:

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from mmengine.dist import all_reduce_params, is_distributed
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
-from torch import nn
 
-from fst.engine.model import built_wrappers
+from fst.engine.model import built_wrappers, unwrapped
 
 
 @HOOKS.register_module()
@@ -95,13 +93,13 @@ class ModelEMAHook(Hook):
             ValueError: a weight has two names: it would be averaged twice in a step.
         """
         names: dict[int, str] = {}
-        for name, parameter in _bare(runner.model).named_parameters(remove_duplicate=False):
+        for name, parameter in unwrapped(runner.model).named_parameters(remove_duplicate=False):
             if names.setdefault(id(parameter), name) != name:
                 raise ValueError(
                     f"`ema` knows each weight by one name; {names[id(parameter)]!r} and {name!r} "
                     "are the same: leave `ema` out."
                 )
-        self._average = ModelEmaV3(_bare(runner.model), **self._options)
+        self._average = ModelEmaV3(unwrapped(runner.model), **self._options)
         if self._resumed is not None:
             self._average.module.load_state_dict(self._resumed)
             self._resumed = None
@@ -114,7 +112,7 @@ class ModelEMAHook(Hook):
         if all(wrapper.should_update() for wrapper in wrappers):
             accumulated = wrappers[0]._accumulative_counts
             step = math.ceil((runner.iter + 1) / accumulated)
-            self._average.update(_bare(runner.model), step=step)
+            self._average.update(unwrapped(runner.model), step=step)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Make the ranks' averages one, whose BN statistics differ."""
@@ -126,7 +124,7 @@ class ModelEMAHook(Hook):
         """Exchange the model's weights and the average, in place."""
         if self._average is None:  # a test alone: the checkpoint's weights are the average
             return
-        average, model = self._average.module.state_dict(), _bare(runner.model).state_dict()
+        average, model = self._average.module.state_dict(), unwrapped(runner.model).state_dict()
         for name, value in model.items():
             trained = value.clone()
             value.copy_(average[name])
@@ -140,7 +138,3 @@ class ModelEMAHook(Hook):
         checkpoint["state_dict"] = {
             name: value.cpu() for name, value in self._average.module.state_dict().items()
         }
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    return model.module if is_model_wrapper(model) else model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,29 @@ from typing import Any
 from mmengine.config import Config
 
 from fst.basics.text import nearest
+from fst.engine.checks import check_config
 from fst.engine.config import (
     DETECTION_KEYS,
     KNOWN_KEYS,
-    check_config,
     known_keys,
     load_config,
     read_config,
 )
+from fst.engine.model import build_model
 from fst.studies.ablation.grid import Grid
 
 KEYS = KNOWN_KEYS | DETECTION_KEYS
+_MISTAKES = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+DECIDED = {"randomness.seed": "`seeds` or --seeds", "work_dir": "--work-dir"}  # for each run
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,8 @@ def make_runs(
         FileNotFoundError: a file or folder that a config names is missing.
     """
     plain = {name: _configured(grid, name, check) for name in names}
+    if check:
+        _build_models(grid, plain)
     runs: list[PlannedRun] = []
     for seed in seeds:
         made: dict[str, PlannedRun] = {}
@@ -86,21 +101,24 @@ def write_config(config: Config, path: Path) -> None:
 
 
 def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Changes to a config by dotted names; refused are those whose first part nothing reads."""
-    for option in options:
+    """Changes to a config by dotted names; refused are those that would change nothing."""
+    for option, value in options.items():
         root = str(option).split(".")[0]
         if root not in KEYS:
             raise ValueError(
                 f"{where}: {option!r}: {root!r} is no configuration key.{nearest(root, KEYS)}"
             )
+        seeded = option == "randomness" and isinstance(value, Mapping) and "seed" in value
+        decided = "randomness.seed" if seeded else option
+        if decided in DECIDED:
+            raise ValueError(f"{where}: {decided!r} is not for options: use {DECIDED[decided]}.")
     return {str(option): value for option, value in options.items()}
 
 
 def _configured(grid: Grid, name: str, check: bool) -> Config:
     """The setting's config without a seed: base, sparsity, the grid's options, its own, epochs."""
     setting = grid.settings[name]
-    where = f"{grid.path}: setting {name!r}"
-    try:
+    with _named(grid, name):
         base = read_config(str(setting.base))
         known = known_keys(base)
         config = Config({k: v for k, v in base.to_dict().items() if k in known})
@@ -115,13 +133,33 @@ def _configured(grid: Grid, name: str, check: bool) -> Config:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{name}.py"
                 write_config(config, path)
-                check_config(load_config(str(path)), ("train_dataloader", "val_dataloader"))
+                loaded = load_config(str(path))
+                check_config(loaded, ("train_dataloader", "val_dataloader"))
         _length(config)
+    return config
+
+
+def _build_models(grid: Grid, configs: Mapping[str, Config]) -> None:
+    """Build each different classifier once: only its constructor knows what it takes."""
+    built: list[Any] = []
+    for name, config in configs.items():
+        model = config.model, config.get("data_preprocessor")
+        if config.model.get("type") == "Classifier" and model not in built:
+            with _named(grid, name):
+                build_model(config)
+            built.append(model)
+
+
+@contextmanager
+def _named(grid: Grid, name: str) -> Iterator[None]:
+    """What is wrong in a setting is said with its name."""
+    where = f"{grid.path}: setting {name!r}"
+    try:
+        yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{where}: {error}") from error
-    except (ValueError, TypeError, KeyError, IndexError, SyntaxError) as error:
+    except _MISTAKES as error:
         raise ValueError(f"{where}: {error}") from error
-    return config
 
 
 def set_epochs(config: Config, epochs: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fst.basics.errors import UsageError
 from fst.checkpoint import write_text_atomically
 from fst.studies.ablation.configs import PlannedRun
 from fst.studies.reporting.runs import flatten, read_config
@@ -91,7 +92,7 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise RuntimeError(f"another process is training in {self.path}.") from None
+            raise UsageError(f"another process is training in {self.path}.") from None
         return file
 
     def position(self) -> int:

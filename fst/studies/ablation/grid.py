@@ -248,7 +248,7 @@ def _check_references(grid: Grid) -> None:
     names |= {"baseline": grid.baseline}
     names |= {f"heatmap[{i}]": name for i, name in enumerate(grid.heatmap)}
     for key, name in names.items():
-        if name is not None and name not in grid.settings:
+        if name is not None and (not isinstance(name, str) or name not in grid.settings):
             raise ValueError(
                 f"{grid.path}: {key}={name!r} is no setting.{suggest(name, grid.settings)}"
             )

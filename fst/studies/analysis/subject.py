@@ -15,8 +15,9 @@ from torch import Tensor
 
 import fst
 from fst.checkpoint import load_checkpoint_safely
+from fst.engine.checks import check_config
 from fst.engine.classifier import Classifier
-from fst.engine.config import check_config, load_config, read_sparsity
+from fst.engine.config import load_config, read_sparsity
 from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step

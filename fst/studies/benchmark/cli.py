@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import importlib.util
 import json
-import math
 import os
 import signal
 import sys
@@ -31,7 +30,13 @@ import torch
 
 from fst.backends import registry
 from fst.backends.timing import processor_time
-from fst.basics.arguments import add_traceback, positive, usable_device, user_errors
+from fst.basics.arguments import (
+    add_traceback,
+    positive,
+    positive_number,
+    usable_device,
+    user_errors,
+)
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
@@ -48,6 +53,7 @@ from fst.studies.reporting.markdown import markdown
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
+OF_MODEL = {"model": "resnet18", "layers": "conv", "classes": 1000}  # a config says these itself
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 
 
@@ -61,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
+    _complete(options)
     if options.processor_time and options.device.type != "cpu":
         raise ValueError(f"--processor-time needs --device cpu, not {options.device.type!r}.")
     torch.backends.cudnn.benchmark = True
@@ -111,6 +118,17 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     return 0
 
 
+def _complete(options: argparse.Namespace) -> None:
+    """Give --model and what belongs to it their defaults; refuse them beside a config."""
+    for name, default in OF_MODEL.items():
+        if options.config and getattr(options, name) is not None:
+            raise ValueError(
+                f"--{name} {getattr(options, name)} is not for --config, which says it itself."
+            )
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+
+
 class Size(argparse.Action):
     """Height and width from one number or two."""
 
@@ -133,17 +151,6 @@ def strategy_text(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def rate(text: str) -> float:
-    """A positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
 
 
 def backend_names(text: str) -> dict[str, str]:
@@ -178,14 +185,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--model",
-        default="resnet18",
         metavar="[timm:]NAME",
         help="a classifier of torchvision, or of timm (resnet18)",
     )
     made.add_argument(
         "--layers",
         choices=LAYERS,
-        default="conv",
         help="which layers of --model are sparse and timed (conv; a config says it itself)",
     )
     made.add_argument(
@@ -193,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="a training config instead of --model: its model, and its sparsity's choice of layers",
     )
-    made.add_argument("--classes", type=positive, default=1000, help="number of classes (1000)")
+    made.add_argument("--classes", type=positive, help="number of classes of --model (1000)")
     made.add_argument("--batch", type=positive, default=16, help="batch size (16)")
     made.add_argument(
         "--size",
@@ -275,7 +280,9 @@ def parser() -> argparse.ArgumentParser:
     ):
         default = "as dense" if name == "sparse-tflops" else "measured in the same run"
         made.add_argument(
-            f"--{name}", type=rate, help=f"of the roofline: the machine's {what} ({default})"
+            f"--{name}",
+            type=positive_number,
+            help=f"of the roofline: the machine's {what} ({default})",
         )
     made.add_argument(
         "--op",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, user_errors
+from fst.checkpoint import write_text_atomically
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import FILE_NAME, Document, load_document
 from fst.studies.reporting.environment import versions
@@ -50,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if runs:
                 sections.append((describe_runs(runs, Path(drawings)), Path(drawings)))
             text = page(arguments.title, sections, made)
-        partial = arguments.out.with_name(f"{arguments.out.name}.tmp")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(arguments.out)
+        write_text_atomically(text, arguments.out)
     print(f"wrote {arguments.out}: {_summary([document for document, _ in sections])}")
     return 0
 

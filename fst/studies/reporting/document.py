@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fst.basics.text import suggest
+from fst.checkpoint import write_text_atomically
 
 FILE_NAME = "analysis.json"
 Cell = str | int | float | bool | None
@@ -49,10 +50,8 @@ class Document:
     def save(self, folder: Path) -> Path:
         """Write ``folder``/analysis.json, replacing it in one step."""
         path = folder / FILE_NAME
-        partial = path.with_suffix(".json.tmp")
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_text_atomically(text + "\n", path)
         return path
 
 

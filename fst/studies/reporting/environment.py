@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fst.backends import autotune, describe
+from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.version import __version__
@@ -45,6 +46,19 @@ def versions() -> dict[str, str]:
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
+    return found
+
+
+def of_extras() -> dict[str, str]:
+    """Each package of this library's extras: its version, or how to get what is missing."""
+    installed = importlib.metadata.packages_distributions()
+    found = {}
+    for package in EXTRA_OF:
+        if package in installed:
+            name = installed[package][0]
+            found[name] = importlib.metadata.version(name)
+        else:
+            found[package] = f"missing: {how_to_get(package)}"
     return found
 
 
@@ -118,12 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `fst env`."""
     parser = argparse.ArgumentParser(
         prog="fst env",
-        description="Print what a bug report needs: versions, devices, and the backends with what "
-        "each lacks here.",
+        description="Print what a bug report needs: versions, devices, the packages of the extras "
+        "or that they are missing, and the backends with what each lacks here.",
     )
     parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
+    found |= {name: state for name, state in of_extras().items() if name not in found}
     found["fst is imported from"] = str(Path(__file__).resolve().parents[2])
     print(f"{table(('what', 'value'), found.items())}\n\n{describe()}")
     return 0

@@ -50,6 +50,11 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
         ({"settings": {"a": DENSE}, "heatmap": ["a"]}, r"sparsity has no \['m', 'n'\]"),
         ({"extends": "grid.yaml"}, "leads back to the file itself"),
         ({"base": None}, "base is missing"),
+        ({"baseline": ["a"]}, r"grid.yaml: baseline=\['a'\] is no setting"),
+        (
+            {"settings": {"a": {"start_from": ["b"]}}},
+            r"settings.a.start_from=\['b'\] is no setting",
+        ),
     ],
 )
 def test_bad_grids_are_refused(write_grid, keys, message):
@@ -72,6 +77,12 @@ def test_missing_files_are_named(write_grid, keys):
         ({"options": {"train_cfg.max_epochs": 0}}, "max_epochs=0 must be a whole number"),
         ({"options": {"param_scheduler.7.end": 2}}, "setting 'a'"),
         ({"options": {"train_dataloader.dataset.type": "Digts"}}, "Did you mean 'Digits'"),
+        ({"options": {"optim_wrapper.optimizer.lrr": 0}}, "setting 'a'.*optimizer key 'lrr'"),
+        ({"options": {"model.architecture.width": "wide"}}, "setting 'a'.*'digits_net'"),
+        ({"options": {"model.architecture.depth": 2}}, "setting 'a'.*'depth'"),
+        ({"options": {"randomness.seed": 7}}, "'randomness.seed' is not for options: use `seeds`"),
+        ({"options": {"randomness": {"seed": 7}}}, "'randomness.seed' is not for options"),
+        ({"options": {"work_dir": "x"}}, "'work_dir' is not for options: use --work-dir"),
     ],
 )
 def test_configs_are_checked_before_anything_runs(write_grid, setting, message):

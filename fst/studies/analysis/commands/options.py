@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fst.basics.arguments import positive, usable_device
+from fst.basics.arguments import positive, positive_number, usable_device
 from fst.engine.arguments import add_cfg_options
 from fst.engine.config import load_config
 from fst.strategies.registry import list_strategies
@@ -22,7 +22,7 @@ from fst.studies.analysis.subject import (
 )
 from fst.studies.arguments import DTYPES
 
-SIZE = 224
+SIZE, CLASSES = 224, 1000  # of random images
 APPROXIMATIONS_HELP = (
     f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
     "pruning of grad_output alone, with the options n=2, m=4, "
@@ -56,9 +56,7 @@ def add_subject(
         help="training config, of a classifier or a detector (or use --model)",
     )
     parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
-    parser.add_argument(
-        "--split", choices=SPLITS, default="train", help="whose images (default: train)"
-    )
+    parser.add_argument("--split", choices=SPLITS, help="whose images (default: train)")
     add_cfg_options(parser)
     parser.add_argument(
         "--model",
@@ -67,7 +65,7 @@ def add_subject(
         "random weights on random images, such as resnet18 or timm:resnet50"
         + ("; its numbers say nothing about real images" if needs_data else ""),
     )
-    parser.add_argument("--classes", type=positive, default=1000, help="of --model (default: 1000)")
+    parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
     parser.add_argument(
         "--size",
         type=positive,
@@ -122,7 +120,7 @@ def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
     )
     parser.add_argument(
         "--loss-scale",
-        type=float,
+        type=positive_number,
         default=1.0,
         help="the loss is multiplied by it, the gradients are divided by it (default: 1)",
     )
@@ -141,25 +139,31 @@ def subject_of(options: argparse.Namespace) -> Subject:
     common: dict[str, Any] = {
         name: getattr(options, name) for name in ("batches", "batch_size", "device", "seed")
     }
-    if getattr(options, "random_images", False):
+    on_random_images = getattr(options, "random_images", False)
+    if options.config is not None and options.classes:
+        raise ValueError("--classes needs --model: a config says it itself.")
+    if options.config is not None and options.size and not on_random_images:
+        raise ValueError("--size needs --model or --random-images: it is that of random images.")
+    if on_random_images:
         return _on_random_images(options)
     if options.model is None:
         return from_config(
             options.config,
             options.cfg_options,
             checkpoint=options.checkpoint,
-            split=options.split,
+            split=options.split or SPLITS[0],
             **common,
         )
-    for name in ("checkpoint", "cfg_options"):
+    for name in ("checkpoint", "cfg_options", "split"):
         if getattr(options, name):
             raise ValueError(f"--{name.replace('_', '-')} needs a config, not --model.")
-    return from_name(options.model, classes=options.classes, size=options.size or SIZE, **common)
+    classes, size = options.classes or CLASSES, options.size or SIZE
+    return from_name(options.model, classes=classes, size=size, **common)
 
 
 def _on_random_images(options: argparse.Namespace) -> Subject:
-    if options.config is None or options.checkpoint:
-        raise ValueError("--random-images needs a config, and no --checkpoint.")
+    if options.config is None or options.checkpoint or options.split:
+        raise ValueError("--random-images needs a config, and neither --checkpoint nor --split.")
     is_detector = load_config(options.config, options.cfg_options).get("default_scope") == "mmdet"
     return from_config_on_random_images(
         options.config,
