@@ -47,7 +47,7 @@ def sdgp(
         raise ValueError("prune_grad_weight=True and grad_weight exclude each other.")
     if rescale is not None and rule != "magnitude_rescaled":
         raise ValueError(f"rescale={rescale!r} needs rule='magnitude_rescaled', not {rule!r}.")
-    if decay is not None and not prune_weight:
+    if decay and not prune_weight:
         raise ValueError(f"decay={decay} needs prune_weight=True: dense weights have no decay.")
     rescale = "sample_channel" if rescale is None else rescale
     decay = 2e-4 if decay is None else decay

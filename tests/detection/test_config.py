@@ -351,5 +351,5 @@ def test_the_checkpoint_says_what_labels_mean(train, write_config, tmp_path):
         cli.train([other, *resumed, "--traceback"])
     auto = write_config("ssd", extra="classes = 'auto'\n")
     cli.test([auto, checkpoint, "--work-dir", str(tmp_path / "auto")])
-    (copy,) = (tmp_path / "auto").glob("*.py")
+    (copy,) = (tmp_path / "auto").glob("*/vis_data/config.py")
     assert load_config(str(copy)).to_dict() == load_config(str(copy)).to_dict()

@@ -342,11 +342,11 @@ def test_random_shapes_fst(the_case, pattern, group_order, options):
 @given(
     _random_case(),
     st.sampled_from([(2, 4), (1, 4), (3, 5), (4, 8)]),
-    st.sampled_from(["magnitude", "magnitude_rescaled"]),
-    st.sampled_from(["sample_channel", "channel", "group"]),
+    st.sampled_from([None, "sample_channel", "channel", "group"]),
 )
-def test_random_shapes_sdgp(the_case, pattern, rule, rescale):
+def test_random_shapes_sdgp(the_case, pattern, rescale):
     n, m = pattern
+    rule = "magnitude" if rescale is None else "magnitude_rescaled"
     strategy = fst.get_strategy("sdgp", n=n, m=m, rule=rule, rescale=rescale)
     _assert_strategy_equals_reference(strategy, the_case)
 
