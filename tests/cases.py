@@ -98,14 +98,19 @@ def case(id: str) -> Case:
     return found
 
 
+def leaves_of(operands: Operands) -> list[Tensor | None]:
+    """Copies of input, weight and bias that take gradients."""
+    return [
+        None if t is None else t.detach().clone().requires_grad_()
+        for t in (operands.input, operands.weight, operands.bias)
+    ]
+
+
 def run(
     case: Case, operands: Operands, strategy: Strategy | str | None, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(output, grad_input, grad_weight, grad_bias) of `sparse_conv2d`, of torch's own for None."""
-    leaves = [
-        None if t is None else t.detach().clone().requires_grad_()
-        for t in (operands.input, operands.weight, operands.bias)
-    ]
+    leaves = leaves_of(operands)
     if strategy is None:
         output = F.conv2d(*leaves, **case.arguments)
     else:

@@ -1,4 +1,4 @@
-"""The op as a citizen of torch: autograd, compile, autocast, memory formats, edge sizes."""
+"""The op as a citizen of torch: autograd, autocast, memory formats, edge sizes."""
 
 import itertools
 import threading
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import fst
 from fst.ops.reference import reference_conv2d
-from tests.cases import CASES, Case, case, error, run
+from tests.cases import CASES, Case, case, error, leaves_of, run
 from tests.networks import attach
 from tests.strategy_settings import (
     DEFAULTS,
@@ -22,28 +22,13 @@ from tests.strategy_settings import (
 )
 
 SMALL = Case("small", (4, 4), (4, 5), (3, 3), padding=1, bias=True, batch=1)
-COMPILED = [
-    row
-    for row in SETTINGS
-    if (row in DEFAULTS and row.deterministic)
-    or row.id in ("sampled-rows", "sampled-quarter-both", "fst_sampled-rows-phase1", "bands-half")
-    or row.id in ("fst-flat", "fst-phase1", "fst-block2x2", "fst-im2col", "wx-alternating")
-    or row.id in ("sdgp-channel", "sdgp-group", "srste-dense_backward", "srste-4:8")
-]
-
-
-def _leaves(operands):
-    return [
-        None if t is None else t.clone().requires_grad_()
-        for t in (operands.input, operands.weight, operands.bias)
-    ]
 
 
 # ---------------------------------------------------------------- autograd
 
 
 def test_gradcheck_dense():
-    leaves = _leaves(SMALL.operands())
+    leaves = leaves_of(SMALL.operands())
 
     def function(*operands):
         return fst.sparse_conv2d(*operands, **SMALL.arguments, strategy="dense")
@@ -55,7 +40,7 @@ def test_gradcheck_dense():
 def test_gradcheck_input_where_the_mask_is_shared(id):
     """S(W) serves output and grad_input: dX is the true derivative; so is dB, always."""
     strategy = setting(id).build()
-    input, weight, bias = _leaves(SMALL.operands())
+    input, weight, bias = leaves_of(SMALL.operands())
 
     def function(input, bias):
         return fst.sparse_conv2d(input, weight.detach(), bias, **SMALL.arguments, strategy=strategy)
@@ -70,7 +55,7 @@ def test_frozen_operands_change_nothing_for_the_others(row):
     operands = the_case.operands(torch.float32)
     everything = run(the_case, operands, row.build())
     for needed in itertools.product((False, True), repeat=3):
-        leaves = _leaves(operands)
+        leaves = leaves_of(operands)
         for leaf, wanted in zip(leaves, needed, strict=True):
             leaf.requires_grad_(wanted)
         output = fst.sparse_conv2d(*leaves, **the_case.arguments, strategy=row.build())
@@ -90,14 +75,14 @@ def test_frozen_operands_change_nothing_for_the_others(row):
 def test_no_grad(row):
     operands = SMALL.operands()
     with torch.no_grad():
-        output = fst.sparse_conv2d(*_leaves(operands), **SMALL.arguments, strategy=row.build())
+        output = fst.sparse_conv2d(*leaves_of(operands), **SMALL.arguments, strategy=row.build())
     assert not output.requires_grad
     assert torch.equal(output, run(SMALL, operands, row.build())[0])
 
 
 @pytest.mark.parametrize("row", DEFAULTS)
 def test_double_backward_is_refused(row):
-    leaves = _leaves(SMALL.operands())
+    leaves = leaves_of(SMALL.operands())
     output = fst.sparse_conv2d(*leaves, **SMALL.arguments, strategy=row.build())
     with pytest.raises(RuntimeError, match=r"double backward"):
         (grad,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
@@ -105,7 +90,7 @@ def test_double_backward_is_refused(row):
 
 
 def test_backward_twice_with_a_retained_graph():
-    leaves = _leaves(SMALL.operands())
+    leaves = leaves_of(SMALL.operands())
     output = fst.sparse_conv2d(*leaves, **SMALL.arguments, strategy="fst")
     first = torch.autograd.grad(output.sum(), leaves, retain_graph=True)
     second = torch.autograd.grad(output.sum(), leaves)
@@ -113,7 +98,7 @@ def test_backward_twice_with_a_retained_graph():
 
 
 def test_operands_changed_in_place_before_backward_are_noticed():
-    leaves = _leaves(SMALL.operands())
+    leaves = leaves_of(SMALL.operands())
     leaves[0] = leaves[0] * 1
     output = fst.sparse_conv2d(*leaves, **SMALL.arguments, strategy="fst_w")
     leaves[0].add_(1)
@@ -126,7 +111,7 @@ def test_operands_are_left_untouched(row):
     the_case = case("mixed")
     operands = the_case.operands()
     before = [t.clone() for t in (operands.input, operands.weight, operands.grad_output)]
-    leaves = _leaves(operands)
+    leaves = leaves_of(operands)
     grad_output = operands.grad_output.clone()
     fst.sparse_conv2d(*leaves, **the_case.arguments, strategy=row.build()).backward(grad_output)
     after = (leaves[0].detach(), leaves[1].detach(), grad_output)
@@ -183,7 +168,7 @@ def test_expanded_and_strided_operands(row):
     the_case = case("basic")
     operands = the_case.operands()
     expected = run(the_case, operands, row.build())
-    leaves = _leaves(operands)
+    leaves = leaves_of(operands)
     input = torch.zeros(2, 16, 6, 12, dtype=torch.float64)[:, ::2, :, ::2].copy_(leaves[0])
     input = input.detach().requires_grad_()
     weight = leaves[1].detach().permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
@@ -193,7 +178,7 @@ def test_expanded_and_strided_operands(row):
     for a, e in zip((output.detach(), input.grad, weight.grad), expected[:3], strict=True):
         assert error(a, e) <= 1e-12
     # the gradient of a sum is an expanded scalar
-    leaves = _leaves(operands)
+    leaves = leaves_of(operands)
     fst.sparse_conv2d(*leaves, **the_case.arguments, strategy=row.build()).sum().backward()
     operands.grad_output = torch.ones_like(operands.grad_output)
     expected = run(the_case, operands, row.build())
@@ -239,82 +224,6 @@ def test_empty_batch(row, id):
         assert (grad_weight == 0).all()
 
 
-# ---------------------------------------------------------------- compile
-
-
-@pytest.mark.parametrize("row", COMPILED)
-def test_compiles_in_one_graph(row):
-    strategy = row.build()
-    the_case = case("odd_nhwc")
-    operands = the_case.operands(torch.float32)
-
-    def function(input, weight):
-        return fst.sparse_conv2d(input, weight, **the_case.arguments, strategy=strategy)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
-    results = []
-    for call in (function, compiled):
-        leaves = _leaves(operands)[:2]
-        output = call(*leaves)
-        output.backward(operands.grad_output)
-        results.append((output.detach(), leaves[0].grad, leaves[1].grad))
-    for eager, traced in zip(*results, strict=True):
-        torch.testing.assert_close(traced, eager)
-
-
-def test_compiles_with_a_dynamic_batch():
-    """A last batch that is smaller must not break the graph."""
-    torch._dynamo.reset()
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def compiled(input, weight):
-        return fst.sparse_conv2d(input, weight, padding=1, strategy="fst")
-
-    for batch in (4, 3):
-        shape = Case("dynamic", (4, 8), (5, 7), padding=1, batch=batch)
-        operands = shape.operands(torch.float32)
-        leaves = _leaves(operands)[:2]
-        output = compiled(*leaves)
-        output.backward(operands.grad_output)
-        expected = run(shape, operands, "fst")
-        for a, e in zip((output, leaves[0].grad, leaves[1].grad), expected, strict=False):
-            torch.testing.assert_close(a, e)
-
-
-def test_compiles_for_maps_of_varying_size():
-    strategy = fst.get_strategy("sampled", axis="rows", phase=1)
-    torch._dynamo.reset()
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def compiled(input, weight):
-        return fst.sparse_conv2d(input, weight, padding=1, strategy=strategy)
-
-    for size in (16, 20):
-        shape = Case("varying", (4, 8), (size, size), padding=1)
-        operands = shape.operands(torch.float32)
-        leaves = _leaves(operands)[:2]
-        compiled(*leaves).backward(operands.grad_output)
-        expected = run(shape, operands, strategy)
-        torch.testing.assert_close(leaves[1].grad, expected[2], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("id", ["sdgp-random", "srste-random", "wx-random", "fst-phase_random"])
-def test_random_strategies_compile(id):
-    """Without a generator of its own; the phase is drawn outside the graph."""
-    strategy = setting(id).build()
-    operands = case("basic").operands(torch.float32)
-    torch._dynamo.reset()
-
-    @torch.compile(fullgraph=id != "fst-phase_random", backend="aot_eager")
-    def compiled(input, weight):
-        return fst.sparse_conv2d(input, weight, padding=1, strategy=strategy)
-
-    leaves = _leaves(operands)[:2]
-    compiled(*leaves).sum().backward()
-    assert all(leaf.grad.isfinite().all() and leaf.grad.any() for leaf in leaves)
-
-
 # ---------------------------------------------------------------- autocast
 
 
@@ -322,7 +231,7 @@ def test_random_strategies_compile(id):
 def test_autocast(row):
     the_case = case("basic")
     operands = the_case.operands(torch.float32)
-    leaves = _leaves(operands)
+    leaves = leaves_of(operands)
     with torch.autocast("cpu", torch.bfloat16):
         output = fst.sparse_conv2d(*leaves, **the_case.arguments, strategy=row.build())
     assert output.dtype == torch.bfloat16
@@ -347,7 +256,7 @@ def test_autocast_dense_is_torch_bit_for_bit():
     operands = case("basic").operands(torch.float32)
     results = []
     for function in (F.conv2d, lambda *args: fst.sparse_conv2d(*args, strategy="dense")):
-        leaves = _leaves(operands)
+        leaves = leaves_of(operands)
         with torch.autocast("cpu", torch.bfloat16):
             output = function(*leaves, 1, 1)
         output.backward(operands.grad_output.bfloat16())

@@ -8,28 +8,14 @@ import torch
 
 import fst
 from fst.ops.reference import reference_nm_mask
-from fst.ops.reference_rules import reference_kernel_mask
-from fst.rules import masks
-from fst.rules.schedule import Run
-from fst.rules.weight import KernelPatterns
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
 from tests.strategies.weight_systems import (
     OPTIMIZERS,
     Training,
-    for_gradients_that_are_not_plain,
+    assert_held_at_zero,
 )
-
-
-def _assert_held_at_zero(training):
-    for layer in training.layers:
-        pruned = ~layer.state.kept_mask
-        tensors = training.tensors_of(layer)
-        assert pruned.any() and len(tensors) > 1
-        for tensor in tensors:
-            assert (tensor[pruned] == 0).all()
-
 
 # ---------------------------------------------------------------- asp
 
@@ -42,7 +28,7 @@ def test_asp_keeps_the_mask_of_the_first_weights_for_good(optimizer):
     for layer, weight, mask in zip(training.layers, dense, training.masks(), strict=True):
         assert torch.equal(mask, reference_nm_mask(weight, 2, 4, 1))
         assert not torch.equal(layer.weight[mask], weight[mask])
-    _assert_held_at_zero(training)
+    assert_held_at_zero(training)
     assert fst.verify(training.net).ok
     assert fst.verify(training.net.state_dict()).ok
     assert fst.verify(fst.fold(training.net)).ok
@@ -85,7 +71,7 @@ def test_asp_masks_a_momentum_that_was_there_before():
     momentum = torch.ones_like(training.layers[0].weight)
     training.optimizer.state[training.layers[0].weight]["momentum_buffer"] = momentum
     training.step(0)
-    _assert_held_at_zero(training)
+    assert_held_at_zero(training)
 
 
 # ---------------------------------------------------------------- asfp
@@ -240,7 +226,7 @@ def test_rigl_drops_the_smallest_and_grows_the_largest_gradients(optimizer, allo
         training.optimizer.step()
         if step % 4 or step >= 14:
             assert all(torch.equal(a, b) for a, b in zip(masks, training.masks(), strict=True))
-            _assert_held_at_zero(training)
+            assert_held_at_zero(training)
             continue
         updates += 1
         fraction = 0.3 * (1 + math.cos(math.pi * step / 14))
@@ -299,111 +285,3 @@ def test_erk_densities():
         total = sum(d * size for d, size in zip(densities, sizes, strict=True))
         assert total == pytest.approx(density * sum(sizes))
     assert erk_densities(shapes, 1.0) == [1.0, 1.0, 1.0]
-
-
-# ---------------------------------------------------------------- clicktrain
-
-FOUR = ("000011011", "000110110", "011011000", "110110000")
-
-
-def _pattern_of(kernel):
-    return "".join("1" if entry else "0" for entry in kernel.flatten().tolist())
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_clicktrain_kernels_have_patterns_of_the_set_or_are_gone(optimizer):
-    training = Training("clicktrain", optimizer, choose=0.2, enforce=0.5, connectivity=0.25)
-    for step in range(20):
-        training.step(step)
-        for mask in training.masks():
-            if step < 9:
-                assert mask.all(), "dense until the masks are enforced"
-                continue
-            kernels = [_pattern_of(kernel) for kernel in mask.flatten(0, 1)]
-            assert kernels.count("0" * 9) == round(0.25 * len(kernels))
-            assert set(kernels) <= {*FOUR, "0" * 9}
-        if step == 9:
-            enforced = training.masks()
-    assert all(torch.equal(a, b) for a, b in zip(enforced, training.masks(), strict=True))
-    _assert_held_at_zero(training)
-    assert int((fst.fold(training.net)[0].weight != 0).sum()) == 4 * round(0.75 * 32)
-
-
-def test_clicktrain_chooses_among_squares_too_small_for_float16():
-    torch.manual_seed(0)
-    weight, rule = (torch.randn(8, 8, 3, 3) * 2e-4).half(), KernelPatterns()
-    assert torch.equal(rule.weight_mask(weight, "output", 1), reference_kernel_mask(weight, rule))
-    layer = torch.nn.Conv2d(8, 8, 3).half()
-    fst.convert(layer, "clicktrain")
-    layer.weight.data, layer.weight.grad = weight, torch.ones_like(weight)
-    layer.strategy.schedule._select(layer)
-    assert torch.equal(
-        layer.state.schedule_state["patterns"], masks.pattern_mask(weight.float().square(), 4)
-    )
-
-
-def test_clicktrain_chooses_by_weight_times_gradient():
-    training = Training("clicktrain", choose=0.2, enforce=0.5)
-    training.steps(4)
-    assert "patterns" not in training.layers[0].state.schedule_state
-    training.backward(4)
-    layer = training.layers[0]
-    scores = (layer.weight * layer.weight.grad).detach().square().flatten(0, 1)
-    training.optimizer.step()
-    chosen = layer.state.schedule_state["patterns"].flatten(0, 1)
-    for kernel, mask in zip(scores, chosen, strict=True):
-        values = kernel.flatten().tolist()
-        sums = [sum(values[i] for i in range(9) if pattern[i] == "1") for pattern in FOUR]
-        assert _pattern_of(mask) == FOUR[sums.index(max(sums))]
-    totals = scores.sum((1, 2)).tolist()
-    kept = sorted(range(32), key=lambda i: -totals[i])[: 32 - 12]
-    assert set(layer.state.schedule_state["kernels"].flatten().nonzero().flatten().tolist()) == set(
-        kept
-    )
-
-
-def test_clicktrain_lasso_is_the_gradient_of_the_sum_of_norms():
-    training = Training("clicktrain", choose=0.2, enforce=0.9, lasso=0.5)
-    training.steps(6)
-    training.backward(6)
-    expected = []
-    for layer in training.layers:
-        weight = layer.weight.detach().clone().requires_grad_()
-        state = layer.state.schedule_state
-        penalty = sum(
-            ((weight * ~state[key]).square().sum((2, 3)) + 1e-8).sqrt().sum()
-            for key in ("patterns", "kernels")
-        )
-        (pull,) = torch.autograd.grad(penalty, weight)
-        expected.append(layer.weight.grad + 0.5 * pull)
-    seen = []
-    training.optimizer.register_step_pre_hook(
-        lambda *_: seen.extend(layer.weight.grad.clone() for layer in training.layers)
-    )
-    training.optimizer.step()
-    for actual, e in zip(seen, expected, strict=True):
-        torch.testing.assert_close(actual, e)
-
-
-@for_gradients_that_are_not_plain
-def test_clicktrain_needs_plain_gradients_for_its_lasso(change, message):
-    training = Training("clicktrain", choose=0.0)
-    training.step(0)
-    training.backward(1)
-    change(training.optimizer)
-    with pytest.raises(RuntimeError, match=message):
-        training.optimizer.step()
-
-
-def test_clicktrain_follows_its_weights_to_another_device():
-    training = Training("clicktrain", choose=0.0)
-    training.step(0)
-    training.net.to("meta")
-    for layer in training.layers:
-        layer.weight.grad = torch.zeros_like(layer.weight)
-    optimizer = OPTIMIZERS["sgd"](training.net.parameters())
-    run, schedule = Run(optimizer, training.net, 20), training.layers[0].strategy.schedule
-    with torch.no_grad():
-        schedule.before_update(training.layers, run, 2)
-        schedule.after_update(training.layers, run, 20)
-    assert all(layer.state.kept_mask.is_meta for layer in training.layers)

@@ -54,3 +54,13 @@ class Training:
         """The weight and what the optimizer keeps for each of its elements."""
         state = self.optimizer.state[layer.weight].values()
         return [layer.weight, *(t for t in state if t.shape == layer.weight.shape)]
+
+
+def assert_held_at_zero(training: Training) -> None:
+    """Pruned weights, and their momentum, are zero."""
+    for layer in training.layers:
+        pruned = ~layer.state.kept_mask
+        tensors = training.tensors_of(layer)
+        assert pruned.any() and len(tensors) > 1
+        for tensor in tensors:
+            assert (tensor[pruned] == 0).all()
