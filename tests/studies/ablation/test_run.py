@@ -11,6 +11,7 @@ import pytest
 
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.analysis.cli import main as analyze
+from fst.studies.analysis.commands.pareto import front
 from fst.studies.reporting.document import load_document
 
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
@@ -300,5 +301,9 @@ def test_accuracy_and_cost(write_grid, ablate, tmp_path):
     shares = {row[0]: row[3] for row in table.rows}
     assert shares == {"dense": 1, "half": 0.5, "planned": 1}
     assert all(row[4] > 0 for row in table.rows)
+    assert analyze(["pareto", str(grid), *arguments, "--only", "half", "--out", str(out)]) == 0
+    assert [row[0] for row in load_document(out).tables[0].rows] == ["half"]
     with pytest.raises(SystemExit):
         analyze(["pareto", str(grid), "--work-dir", str(tmp_path / "none"), "--out", str(out)])
+    best = [(0.25, 67.0), (0.5, 72.0), (1.0, 73.0)]
+    assert front([(1.0, 71.0), *best, (0.5, 70.0), (0.6, 72.0)]) == best

@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 
 import fst
 from fst.backends import timing
@@ -20,9 +21,10 @@ from fst.studies.ablation.invocation import changed, read_invocation
 from fst.studies.ablation.results import Results, collect
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import from_config_on_random_images
-from fst.studies.reporting.figures import COLOURS, figure
+from fst.studies.reporting.figures import COLOURS, INK, figure, legend_below
 
 EXACT = "exact"
+COSTS = ("multiply-adds", "time")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
     )
     parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
     parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
@@ -48,7 +53,7 @@ def run(options: argparse.Namespace) -> Result:
     grid = load_grid(options.grid)
     work_dir = options.work_dir or Path("work_dirs/ablation") / grid.path.stem
     grid = changed(grid, read_invocation(work_dir))
-    results = collect(grid, work_dir, list(grid.settings))
+    results = collect(grid, work_dir, grid.select(options.only))
     names = results.measured()
     if not names:
         raise ValueError(f"{str(work_dir)!r} has no finished run of this grid.")
@@ -115,25 +120,45 @@ def _result(
     for name, (share, time) in costs.items():
         summary = results.summary(name, metric)
         rows.append([grid.settings[name].label, len(summary.values), str(summary), share, time])
-    header = ["setting", "seeds", metric.label, "multiply-adds", "time"]
+    header = ["setting", "seeds", metric.label, *COSTS]
     result.add_table("Accuracy and cost", header, rows)
-    with figure(4.4, ncols=2, sharey=True) as (drawn, axes):
-        for axis, index, label in zip(axes, (0, 1), header[3:], strict=True):
-            for number, name in enumerate(costs):
-                summary = results.summary(name, metric)
+    caption = (
+        "Circles: dense weights; squares: pruned weights; bars: standard deviation over the seeds; "
+        "line: what no cheaper setting reaches."
+    )
+    result.plots.append(
+        Plot("Accuracy and cost", "pareto", caption, _drawn(results, costs, sparse))
+    )
+    return result
+
+
+def _drawn(results: Results, costs: dict[str, tuple[float, float]], sparse: set[str]) -> Figure:
+    """A panel for each cost; settings are numbered, and named below."""
+    grid, metric = results.grid, results.grid.metric
+    summaries = {name: results.summary(name, metric) for name in costs}
+    with figure(4 + 0.1 * len(costs), ncols=2, sharey=True) as (drawn, axes):
+        for axis, index, label in zip(axes, (0, 1), COSTS, strict=True):
+            for number, (name, summary) in enumerate(summaries.items(), 1):
                 x = costs[name][index]
                 kind = name in sparse
                 style = {"fmt": "os"[kind], "color": COLOURS[kind], "markersize": 4}
-                axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, **style)
+                named = f"{number}  {grid.settings[name].label}"
+                axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, label=named, **style)
                 axis.annotate(
-                    str(number + 1), (x, summary.mean), (3, 2), textcoords="offset points", size=7
+                    str(number), (x, summary.mean), (3, 2), textcoords="offset points", size=7
                 )
-            axis.set(xlabel=f"{label} of grad_weight, dense = 1")
+            best = front([(costs[name][index], found.mean) for name, found in summaries.items()])
+            axis.plot(*zip(*best, strict=True), color=INK, linewidth=0.6, linestyle=":")
+            axis.set(xlabel=f"{label}, dense = 1")
         axes[0].set_ylabel(metric.label)
-    numbered = ", ".join(f"{i + 1}: {grid.settings[n].label}" for i, n in enumerate(costs))
-    caption = (
-        "Circles: dense weights; squares: pruned weights; bars: standard deviation over the seeds. "
-        f"{numbered}."
-    )
-    result.plots.append(Plot("Accuracy and cost", "pareto", caption, drawn))
-    return result
+        legend_below(drawn, axes[0], columns=2)
+    return drawn
+
+
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (cost, accuracy) that are more accurate than all cheaper ones."""
+    best: list[tuple[float, float]] = []
+    for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or accuracy > best[-1][1]:
+            best.append((cost, accuracy))
+    return best
