@@ -16,11 +16,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
+from fst.basics.values import check_module, one_of
 from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, coverage_of, describe_layer
 from fst.rules.by_name import planned_rules
-from fst.rules.rule import one_of
 from fst.rules.strategy import Strategy
 from fst.selection import LAYERS, kept_dense, never_called
 from fst.strategies.registry import get_strategy
@@ -102,8 +102,7 @@ def convert(
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
             ``plan`` no mapping, or ``example_input`` neither a tensor nor a tuple.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    check_module(model)
     refuse_sharded(model, "convert", ORDER)
     strategy = get_strategy(strategy)
     check_layers(layers, include)

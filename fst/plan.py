@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from fst.backends import timing
 from fst.basics.sharding import refuse_sharded
-from fst.basics.text import suggest, table
+from fst.basics.text import table
+from fst.basics.values import check_module, is_number, one_of
 from fst.gradients import Gradients, Loss, phases_of, recorded
 from fst.rules.bands import Bands
 from fst.rules.by_name import chosen_rule, options_of
-from fst.rules.rule import Rule, is_number
+from fst.rules.rule import Rule
 from fst.rules.sampled import Sampled
 
 CHOICES = (
@@ -147,8 +148,7 @@ def measure(
     choices: Iterable[Rule | Mapping[str, Any]] = CHOICES,
 ) -> dict[str, Measured]:
     """What each choice costs and loses in each convolution; arguments and errors as in `plan`."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    check_module(model)
     rules = [chosen_rule(choice) for choice in choices]
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         kind = type(batches).__name__
@@ -187,8 +187,7 @@ def check_budget(budget: float, cost: str) -> None:
     """Raise ValueError unless both are as `plan` needs them."""
     if not is_number(budget) or not 0 < budget <= 1:
         raise ValueError(f"budget={budget!r} must be a number above 0 and at most 1.")
-    if cost not in COSTS:
-        raise ValueError(f"cost={cost!r} is unknown.{suggest(cost, COSTS)}")
+    one_of("cost", cost, COSTS)
 
 
 def _is_one_batch(batches: Iterable[Any]) -> bool:

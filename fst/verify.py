@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.basics.sharding import whole
-from fst.basics.text import suggest, table
+from fst.basics.text import table
+from fst.basics.values import is_number, one_of
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -28,7 +29,6 @@ from fst.layers.coverage import (
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
-from fst.rules.rule import is_number
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,7 @@ def verify(
         ImportError: a .safetensors file, but the package safetensors is not installed.
     """
     check_pattern(n, m)
-    if group_order not in GROUP_ORDERS:
-        raise ValueError(
-            f"group_order={group_order!r} is unknown.{suggest(group_order, GROUP_ORDERS)}"
-        )
+    one_of("group_order", group_order, GROUP_ORDERS)
     if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
     weights = everything = _weights(target, group_order)

@@ -16,7 +16,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 from torchvision.transforms.v2 import functional as F
 
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.engine.random_state import isolated, mixed_seed, uniform
 from fst.engine.recipe import build_mixup, build_random_erasing
 
@@ -71,13 +71,8 @@ class ImagePreprocessor(BaseDataPreprocessor):
         for name, value in (("translate", translate), ("cutout", cutout)):
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
-        modes = (
-            ("padding_mode", padding_mode, ("zero", "mean", "reflect")),
-            ("cutout_mode", cutout_mode, ("centre", "inside")),
-        )
-        for name, mode, known in modes:
-            if mode not in known:
-                raise ValueError(f"{name}={mode!r} is unknown.{suggest(mode, known)}")
+        one_of("padding_mode", padding_mode, ("zero", "mean", "reflect"))
+        one_of("cutout_mode", cutout_mode, ("centre", "inside"))
         self.flip, self.translate, self.cutout = flip, translate, cutout
         self.padding_mode, self.cutout_mode = padding_mode, cutout_mode
         self.mixup = build_mixup(mixup)

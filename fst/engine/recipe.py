@@ -12,6 +12,7 @@ from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTarget
 from torch import nn
 
 from fst.basics.text import suggest
+from fst.basics.values import is_number, one_of
 
 # The loss and what it takes of a label: a class index, or a probability of each class
 LOSSES: dict[str, tuple[type[nn.Module], Collection[str]]] = {
@@ -66,10 +67,7 @@ def build_mixup(config: Mapping[str, Any] | None) -> Mixup | None:
     mixup = _built("mixup", Mixup, config, refused=("multi_label",))
     if config.get("num_classes") is None:
         raise ValueError("mixup needs num_classes, which a Classifier takes from its architecture.")
-    if mixup.mode not in ("batch", "pair", "elem"):
-        raise ValueError(
-            f"mixup mode={mixup.mode!r} is unknown.{suggest(mixup.mode, ('batch', 'pair', 'elem'))}"
-        )
+    one_of("mixup mode", mixup.mode, ("batch", "pair", "elem"))
     for name in ("prob", "switch_prob", "label_smoothing"):
         _check_share("mixup", name, config.get(name, 0.0))
     alphas = (mixup.mixup_alpha, mixup.cutmix_alpha)
@@ -99,7 +97,7 @@ def build_random_erasing(config: Mapping[str, Any] | None) -> RandomErasing | No
 
 
 def _check_share(option: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise ValueError(f"{option} {name}={value!r} must be a number from 0 to 1.")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fst.backends import dispatch
 from fst.basics.sharding import is_managed, laid_out_as, whole
+from fst.basics.values import check_module
 from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
 from fst.ops import gemms
@@ -315,8 +316,7 @@ class SparseLinear(SparseLayer, nn.Linear):
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:
     """The converted layers of ``model`` by name."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    check_module(model)
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)}
 
 

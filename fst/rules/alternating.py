@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.rules.rule import Lattice, Rule, draw_of, one_of
+from fst.basics.values import one_of
+from fst.rules.rule import Lattice, Rule, draw_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.basics.text import suggest
-from fst.rules.rule import Lattice, Rule, Signs, check_integer, draw_of, one_of
+from fst.basics.values import check_integer, one_of
+from fst.rules.rule import Lattice, Rule, Signs, draw_of
 
 SIGNS = {"L": (1, 1), "H": (1, -1)}
 

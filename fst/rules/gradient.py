@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fst.basics.values import check_integer, is_number
 from fst.rules import masks
-from fst.rules.rule import Rule, check_integer, is_number
+from fst.rules.rule import Rule
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 

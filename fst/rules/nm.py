@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fst.basics.values import check_integer, one_of
 from fst.rules import masks
 from fst.rules.masks import RESCALES, check_pattern
-from fst.rules.rule import Pattern, Rule, WeightGroups, check_integer, one_of
+from fst.rules.rule import Pattern, Rule, WeightGroups
 from fst.rules.transposable_masks import transposable_mask
 
 GROUP_ORDERS = ("channel", "im2col")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fst.rules.rule import Lattice, Rule, check_integer, draw_of, one_of
+from fst.basics.values import check_integer, one_of
+from fst.rules.rule import Lattice, Rule, draw_of
 
 AXES = ("rows", "columns", "both", "samples")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fst.basics.errors import UsageError
-from fst.rules.rule import is_number
+from fst.basics.values import is_number
 
 
 class Remembered(Protocol):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fst.basics.values import check_integer, is_number, one_of
 from fst.rules.nm import SameAsOutput, Transposable
-from fst.rules.rule import Rule, is_number, one_of
+from fst.rules.rule import Rule
 from fst.rules.schedule import Schedule
 
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -76,9 +77,7 @@ class Strategy:
         if self.decay and self.output is None:
             raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")
         one_of("decay_mode", self.decay_mode, DECAY_MODES)
-        least = self.min_in_channels
-        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
-            raise ValueError(f"min_in_channels={least!r} must be an integer >= 1.")
+        check_integer("min_in_channels", self.min_in_channels, 1)
         if self.schedule is not None and not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule={self.schedule!r} must be a fst.Schedule or None.")
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fst.basics.values import is_number, one_of
 from fst.rules import masks
 from fst.rules.masks import KERNEL_PATTERNS
-from fst.rules.rule import Rule, is_number, one_of
+from fst.rules.rule import Rule
 
 
 def check_share(name: str, value: object, *, up_to_all: bool = False) -> None:

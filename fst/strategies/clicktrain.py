@@ -25,9 +25,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fst.basics.values import is_number
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.rule import is_number
 from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
 from fst.rules.strategy import Strategy
 from fst.rules.weight import KernelPatterns, check_share

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import torch
 
+from fst.basics.values import check_integer, one_of
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.rule import check_integer, one_of
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured, check_share

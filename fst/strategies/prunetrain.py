@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
 from fst.basics.sharding import refuse_sharded
+from fst.basics.values import check_integer, is_number
 from fst.layers.channels import (
     AXES,
     ChannelGroup,
@@ -39,7 +40,6 @@ from fst.layers.channels import (
     require_tracing,
     weighted,
 )
-from fst.rules.rule import check_integer, is_number
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy

@@ -8,7 +8,7 @@ and gx the fixed mask of Eq. 7 instead, with or without information restoration.
 from dataclasses import replace
 from typing import Any
 
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
@@ -63,8 +63,7 @@ def wx(
         rule: of X in grad_weight: "magnitude", "random", or "alternating", FST's fixed mask, which
             alone has ``pairing``, ``phase``, ``block`` and ``restore`` (None: as in ``fst``).
     """
-    if rule not in X_RULES:
-        raise ValueError(f"rule={rule!r} is unknown.{suggest(rule, X_RULES)}")
+    one_of("rule", rule, X_RULES)
     options: dict[str, Any] = dict(pairing=pairing, phase=phase, block=block, restore=restore)
     given = {name: value for name, value in options.items() if value is not None}
     for name in given if rule != "alternating" else ():

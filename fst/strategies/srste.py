@@ -5,7 +5,7 @@ ICLR 2021, Eq. 9. Official code: github.com/NM-sparsity/NM-sparsity (its autogra
 decay to the gradient; here that waits for the optimizer's step).
 """
 
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import register_strategy
@@ -30,8 +30,7 @@ def srste(
     and FST's Table 3 counts it as dense) or "dense" (Wᵀ). Layers add the decay where the optimizer
     steps; `torch.autograd.grad` returns dW without it.
     """
-    if backward not in BACKWARD:
-        raise ValueError(f"backward={backward!r} is unknown.{suggest(backward, BACKWARD)}")
+    one_of("backward", backward, BACKWARD)
     return Strategy(
         "srste",
         output=NM("weight", n, m, rule=rule, group_order=group_order),

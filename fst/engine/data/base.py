@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.engine.data.sampler import REPETITION, Sample
 from fst.engine.random_state import sample_keys
 
@@ -106,19 +106,12 @@ def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
 
 def resolve_device(device: str) -> torch.device:
     """The device that a dataset's ``device`` argument names."""
-    if device not in ("cpu", "cuda", "auto"):
-        raise ValueError(f"device={device!r} is unknown.{suggest(device, ('cpu', 'cuda', 'auto'))}")
+    one_of("device", device, ("cpu", "cuda", "auto"))
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def check_split(split: object, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError for an unknown split."""
-    if split not in allowed:
-        raise ValueError(f"split={split!r} is unknown.{suggest(split, allowed)}")
 
 
 def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:

@@ -10,7 +10,8 @@ import torch
 from mmengine.dist import barrier, is_main_process
 from mmengine.registry import DATASETS
 
-from fst.engine.data.base import InMemoryDataset, check_split
+from fst.basics.values import one_of
+from fst.engine.data.base import InMemoryDataset
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 SHARDS = {"train": 10, "test": 2}
@@ -51,7 +52,7 @@ class CIFAR10(InMemoryDataset):
     def check(cls, **config: Any) -> None:
         """Raise FileNotFoundError unless one of the two forms is whole or may be downloaded."""
         root, split = Path(config.get("data_root", "")), config.get("split", "train")
-        check_split(split, tuple(SHARDS))
+        one_of("split", split, tuple(SHARDS))
         original = root / "cifar-10-batches-py"
         if _shard(root, split, 0).is_file():
             files = [_shard(root, split, number) for number in range(SHARDS[split])]

@@ -7,7 +7,8 @@ import torch
 from mmengine.registry import DATASETS
 from torch.nn import functional as F
 
-from fst.engine.data.base import InMemoryDataset, check_split
+from fst.basics.values import one_of
+from fst.engine.data.base import InMemoryDataset
 from fst.engine.random_state import sample_keys, uniform
 
 SPLITS = ("train", "test")
@@ -34,7 +35,7 @@ class Digits(InMemoryDataset):
         device: str = "cpu",
         subset: int | None = None,
     ) -> None:
-        check_split(split, SPLITS)
+        one_of("split", split, SPLITS)
         if channels not in (1, 3):
             raise ValueError(f"channels={channels!r} must be 1 or 3.")
         grey, labels = _bundled(split)
@@ -75,7 +76,7 @@ class ClutteredDigits(InMemoryDataset):
         device: str = "cpu",
         subset: int | None = None,
     ) -> None:
-        check_split(split, SPLITS)
+        one_of("split", split, SPLITS)
         for name, value, least, most in (
             ("size", size, SIDE + 1, 1024),
             ("fragments", fragments, 0, 1024),

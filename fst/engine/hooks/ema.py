@@ -11,6 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
 
+from fst.basics.values import is_number
 from fst.engine.model import built_wrappers, unwrapped
 
 
@@ -52,7 +53,7 @@ class ModelEMAHook(Hook):
         device: str | None = None,
     ) -> None:
         for name, value in (("decay", decay), ("min_decay", min_decay)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"ema {name}={value!r} must be a number from 0 to below 1.")
         if min_decay > decay:
             raise ValueError(f"ema min_decay={min_decay!r} must not exceed decay={decay!r}.")

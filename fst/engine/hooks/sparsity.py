@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fst
 from fst.attach import Attachment
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
@@ -82,10 +82,7 @@ class SparsityHook(Hook):
             raise ValueError(
                 f"log_interval={log_interval!r} must be a positive number of iterations."
             )
-        if from_scratch not in FROM_SCRATCH:
-            raise ValueError(
-                f"from_scratch={from_scratch!r} is unknown.{suggest(from_scratch, FROM_SCRATCH)}"
-            )
+        one_of("from_scratch", from_scratch, FROM_SCRATCH)
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
         planned_rules(plan)  # what is wrong is said before anything is built

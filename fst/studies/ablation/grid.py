@@ -12,6 +12,7 @@ import yaml
 from mmengine.config import Config
 
 from fst.basics.text import suggest
+from fst.basics.values import is_number
 from fst.engine.packaged import config_path
 
 GRID_KEYS = (
@@ -316,7 +317,7 @@ def _text(raw: Any, where: str) -> str:
 
 
 def _number(raw: Any, where: str) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+    if not is_number(raw):
         raise ValueError(f"{where}={raw!r} must be a number.")
     return float(raw)
 

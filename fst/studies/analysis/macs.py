@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fst.basics.text import table
+from fst.basics.values import check_module
 from fst.layers.modules import SparseLayer
 from fst.ops.conv import as_maps
 from fst.report import NOT_COMPUTED, describe_layer, group_names
@@ -231,8 +232,7 @@ def count_macs(
         TypeError: ``model`` is not a module.
         ValueError: no convolution or linear layer of ``model`` ran.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    check_module(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     calls: dict[str, list[_LayerCall]] = {name: [] for name in layers}
     hooks = [

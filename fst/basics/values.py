@@ -1,0 +1,39 @@
+"""Checks of values: an exception names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from torch import nn
+
+from fst.basics.text import suggest
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise ValueError unless ``value`` is among ``allowed``."""
+    if not any(_same(value, a) for a in allowed):
+        raise ValueError(f"{name}={value!r} is unknown.{suggest(value, map(str, allowed))}")
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether they are equal and of one type, as 1, True and 1.0 are not, nor tuples of them."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return type(value) is type(other) and value == other
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an integer or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
+
+
+def check_module(model: object) -> None:
+    """Raise TypeError unless ``model`` is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
