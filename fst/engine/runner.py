@@ -13,7 +13,6 @@ import torch
 from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
 from mmengine.logging import MMLogger
-from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, CheckpointLoader
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
@@ -31,6 +30,7 @@ from fst.engine.checkpoint import (
 from fst.engine.classifier import Classifier
 from fst.engine.data import TimmStream, build_dataloader
 from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
+from fst.engine.model import unwrapped
 
 _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
@@ -161,7 +161,7 @@ class Runner(mmengine.runner.Runner):
 
     @property
     def _bare_model(self) -> nn.Module:
-        return self.model.module if is_model_wrapper(self.model) else self.model
+        return unwrapped(self.model)
 
     def dump_config(self) -> None:
         """Keep the config of a training; one that is refused, or a test, leaves what is there."""

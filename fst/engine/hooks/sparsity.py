@@ -23,7 +23,7 @@ from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
-from fst.engine.model import built_wrappers, sparse_root
+from fst.engine.model import built_wrappers, sparse_root, unwrapped
 from fst.layers.channels import fit_channels
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
@@ -157,8 +157,8 @@ class SparsityHook(Hook):
 
     def _check_fit(self, runner: Any, given: dict[str, Tensor]) -> None:
         """Whether ``load_from`` gives the converted layers their weights."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        own = {f"{name}.weight": layer.weight for name, layer in fst.sparse_layers(model).items()}
+        layers = fst.sparse_layers(unwrapped(runner.model))
+        own = {f"{name}.weight": layer.weight for name, layer in layers.items()}
         unfit = [name for name in own if name in given and given[name].shape != own[name].shape]
         absent = [name for name in own if name not in given]
         if unfit and len(unfit) + len(absent) == len(own):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import fst
 from fst.backends import timing
 from fst.basics.arguments import positive, usable_device
-from fst.engine.model import sparse_root
+from fst.engine.model import sparse_root, within_root
 from fst.gradients import Gradients, phases_of, recorded
 from fst.rules.rule import Rule
 from fst.studies.ablation.folders import RunFolder
@@ -72,9 +72,8 @@ def run(options: argparse.Namespace) -> Result:
         )
         root = sparse_root(subject.model)
         if not gradients:
-            whole = recorded(subject.copied(), subject.batches[0], subject.loss)
-            prefix = next(n for n, m in subject.model.named_modules() if m is root)
-            gradients = {n.removeprefix(f"{prefix}."): found for n, found in whole.items()}
+            exact = recorded(subject.copied(), subject.batches[0], subject.loss)
+            gradients = within_root(subject.model, exact)
         fst.convert(root, subject.strategy or "dense", plan=subject.plan, **subject.selectors)
         layers = fst.sparse_layers(root)
         rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}

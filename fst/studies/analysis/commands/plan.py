@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import fst
-from fst.engine.model import sparse_root
+from fst.engine.model import within_root
 from fst.plan import COSTS, best, check_budget, measure
 from fst.rules.by_name import options_of
 from fst.studies.analysis.commands.options import add_subject, subject_of
@@ -26,10 +26,7 @@ def run(options: argparse.Namespace) -> Result:
     check_budget(options.budget, options.cost)
     subject = subject_of(options)
     model, _ = subject.converted(subject.strategy or fst.get_strategy("dense"))
-    found = measure(model, subject.batches, loss=subject.loss)
-    root = sparse_root(model)
-    prefix = next(f"{name}." if name else "" for name, m in model.named_modules() if m is root)
-    found = {name.removeprefix(prefix): measured for name, measured in found.items()}
+    found = within_root(model, measure(model, subject.batches, loss=subject.loss))
     chosen = best(found, options.budget, options.cost)
     result = Result(
         "Cheaper weight gradients, layer by layer",
