@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +13,7 @@ import fst
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.studies.analysis.probe import PROBE, GradientProbe, insert_probe
+from fst.studies.arguments import named_options
 
 REFERENCES = ("forward", "dense")
 
@@ -89,9 +88,7 @@ def parse(text: str) -> Approximation:
     Raises:
         ValueError: unknown name, option or value.
     """
-    name, *parts = re.split(r",(?=\w+=)", text)
-    options = dict(part.split("=", 1) for part in parts)
-    values = {option: _literal(value) for option, value in options.items()}
+    name, values = named_options(text)
     if name != PROBE:
         return Approximation(text, fst.get_strategy(name, **values))
     where = {option: values.pop(option) for option in ("axis", "gemm") if option in values}
@@ -101,10 +98,3 @@ def parse(text: str) -> Approximation:
         known = "n, m, rule, rescale, axis, gemm"
         raise ValueError(f"{text!r}: {error}; the options of {PROBE!r} are {known}.") from error
     return Approximation(text, GradientProbe(rule, **where))
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

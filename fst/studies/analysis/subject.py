@@ -24,6 +24,7 @@ from fst.engine.sample import sample_step
 from fst.engine.trained import load_weights
 from fst.studies.analysis.approximations import one_step
 from fst.studies.analysis.record import Batch, Loss
+from fst.studies.arguments import source_and_name
 
 SPLITS = ("train", "val", "test")
 
@@ -230,8 +231,7 @@ def from_name(
     Raises:
         ValueError: unknown source or name.
     """
-    source, _, rest = name.rpartition(":")
-    source = source or "torchvision"
+    source, rest = source_and_name(name)
     torch.manual_seed(seed)
     architecture = {"source": source, "name": rest, "num_classes": classes}
     model = Classifier(architecture).to(device).train()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import re
 import sys
 from typing import Any
 
@@ -12,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 from fst.studies import benchmark
-from fst.studies.arguments import amp_dtype
+from fst.studies.arguments import amp_dtype, named_options, source_and_name
 from fst.studies.benchmark import roofline
 from fst.studies.benchmark.breakdown import break_down
 from fst.studies.benchmark.layers import OP, PRUNING
@@ -27,7 +26,7 @@ from fst.studies.benchmark.steps import Training
 
 def from_name(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     """A classifier of torchvision or timm on random images, and what the report says of it."""
-    model = build_named(options.model, options.classes)
+    model = build_architecture(*source_and_name(options.model), num_classes=options.classes)
     height, width = options.size or (224, 224)
     memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
     model = model.to(options.device, memory_format=memory_format)
@@ -48,18 +47,6 @@ def from_name(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     selection = {"layers": options.layers}
     training = Training(model, loss, selection=selection, amp_dtype=amp_dtype(options.dtype))
     return training, subject
-
-
-def build_named(name: str, classes: int) -> nn.Module:
-    """The model "NAME" of torchvision, or "timm:NAME".
-
-    Raises:
-        ValueError: unknown name.
-    """
-    from fst.models.named import build_architecture
-
-    source, _, rest = name.rpartition(":")
-    return build_architecture(source or "torchvision", rest, num_classes=classes)
 
 
 def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -87,15 +74,8 @@ def from_config(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
 
 
 def strategy_of(text: str) -> Strategy:
-    """The strategy of NAME or NAME,OPTION=VALUE,... with Python's values, or plain words."""
-    name, *parts = re.split(r",(?=\w+=)", text)
-    options: dict[str, Any] = {}
-    for part in parts:
-        option, value = part.split("=", 1)
-        try:
-            options[option] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[option] = value
+    """The strategy of NAME or NAME,OPTION=VALUE,..."""
+    name, options = named_options(text)
     return get_strategy(name, **options)
 
 

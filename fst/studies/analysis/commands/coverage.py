@@ -14,6 +14,7 @@ from fst.models.named import build_architecture
 from fst.report import ConversionReport
 from fst.strategies.registry import get_strategy
 from fst.studies.analysis.result import Result
+from fst.studies.arguments import source_and_name
 
 NETWORKS = (
     "torchvision:resnet50",
@@ -96,8 +97,7 @@ def convert(name: str, strategy: str, size: int, **choice: Any) -> ConversionRep
     Raises:
         ValueError: unknown source or name.
     """
-    source, _, architecture = name.rpartition(":")
-    model = build_architecture(source or "torchvision", architecture).to("meta")
+    model = build_architecture(*source_and_name(name)).to("meta")
     images = torch.empty(1, 3, size, size, device="meta")
     return fst.convert(model, strategy, example_input=images, **choice)
 
