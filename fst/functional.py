@@ -49,7 +49,7 @@ def sparse_conv2d(
     dtype = compute_dtype(input, weight, bias)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)
-        packed = gemms.pack([weight], [groups], strategy, dtype)
+        packed = gemms.pack(weight, groups, strategy, dtype)
     return convolve_pruned(
         input,
         weight,
@@ -62,7 +62,7 @@ def sparse_conv2d(
         strategy,
         decay=strategy.gradient_decay,
         generator=generator,
-        packed=packed[0],
+        packed=packed,
     )
 
 

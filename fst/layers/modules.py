@@ -240,7 +240,7 @@ class SparseLayer(nn.Module):
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
             if mask is None:
-                (packed,) = gemms.pack([weight], [groups], strategy, dtype)
+                packed = gemms.pack(weight, groups, strategy, dtype)
         if frozen is not None:
             frozen[key] = pruned, packed
         return pruned, packed

@@ -34,12 +34,12 @@ def wants_packing(strategy: Strategy, dtype: torch.dtype) -> bool:
 
 
 def pack(
-    weights: list[Tensor], groups: list[int], strategy: Strategy, dtype: torch.dtype
-) -> list[PackedWeight | None]:
-    """The dense weights (Cout, Cin/groups, kh, kw) packed at once; None where nobody wants it."""
+    weight: Tensor, groups: int, strategy: Strategy, dtype: torch.dtype
+) -> PackedWeight | None:
+    """The dense weight (Cout, Cin/groups, kh, kw), packed; None where nobody wants it."""
     if not wants_packing(strategy, dtype):
-        return [None] * len(weights)
-    return sparse24.pack([weight.detach() for weight in weights], groups, dtype)
+        return None
+    return sparse24.pack([weight.detach()], [groups], dtype)[0]
 
 
 def for_grad_input(strategy: Strategy, packed: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -227,8 +227,8 @@ class _Layer:
         weight = self._as_conv(self.weight)
 
         def prune() -> tuple[PrunedWeight, PackedWeight | None]:
-            packed = gemms.pack([weight], [groups], strategy, dtype)
-            return prune_weight(weight, strategy, groups, dtype), packed[0]
+            packed = gemms.pack(weight, groups, strategy, dtype)
+            return prune_weight(weight, strategy, groups, dtype), packed
 
         pruned, packed = prune()
 
