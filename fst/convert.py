@@ -158,7 +158,7 @@ def convert(
     return report
 
 
-def check_layers(layers: str, include: Any = None) -> None:
+def check_layers(layers: str, include: object) -> None:
     """Raise ValueError unless `convert` takes ``layers`` beside ``include``."""
     one_of("layers", layers, LAYERS)
     if include is not None and layers != "conv":
@@ -266,7 +266,11 @@ def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
     return None
 
 
-def _matches(argument: str, selectors: Any, candidates: dict[str, nn.Module]) -> set[str]:
+def _matches(
+    argument: str,
+    selectors: Selector | Iterable[Selector] | None,
+    candidates: dict[str, nn.Module],
+) -> set[str]:
     """Names of the candidates that any selector matches."""
     if selectors is None:
         return set()

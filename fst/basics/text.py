@@ -15,9 +15,9 @@ def suggest(name: object, known: Iterable[str]) -> str:
     return f"{hint} Known: {', '.join(names) or 'none'}."
 
 
-def nearest(name: object, known: Iterable[str], count: int = 3) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known ones only."""
-    near = difflib.get_close_matches(str(name), list(known), n=count, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

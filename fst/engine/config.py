@@ -132,7 +132,7 @@ def _require_mmdet(path: str) -> None:
         )
 
 
-def check_names(path: Path, known: Collection[str] = KNOWN_KEYS) -> None:
+def check_names(path: Path, known: Collection[str]) -> None:
     """Refuse top-level names of a config, or of the files it inherits, which nothing reads.
 
     A name counts as read in its own file, and where an heir refers to it as ``{{_base_.name}}``.

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 INITIALISATIONS = ("kaiming_uniform",)
+LEAST_BLURRED = 16  # input channels
 
 
 def initialise_convolutions(model: nn.Module) -> None:
@@ -21,8 +22,8 @@ def initialise_convolutions(model: nn.Module) -> None:
             nn.init.kaiming_uniform_(module.weight, nonlinearity="relu")
 
 
-def blur_strided_convolutions(model: nn.Module, min_channels: int = 16) -> None:
-    """Put a binomial 3×3 filter in front of each strided convolution of ``min_channels`` or more.
+def blur_strided_convolutions(model: nn.Module) -> None:
+    """Put a binomial 3×3 filter in front of each strided convolution of 16 input channels or more.
 
     As ffcv's ImageNet training and SDGP's do (after Zhang, "Making Convolutional Networks
     Shift-Invariant Again", ICML 2019): the filter has stride 1 and zero padding. The convolution
@@ -32,6 +33,6 @@ def blur_strided_convolutions(model: nn.Module, min_channels: int = 16) -> None:
 
     for name, module in list(model.named_modules()):
         strided = isinstance(module, nn.Conv2d) and max(module.stride) > 1
-        if strided and module.in_channels >= min_channels:
+        if strided and module.in_channels >= LEAST_BLURRED:
             blur = BlurPool2d(module.in_channels, filt_size=3, stride=1, pad_mode="constant")
             model.set_submodule(name, nn.Sequential(OrderedDict(blur=blur, conv=module)))

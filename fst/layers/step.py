@@ -29,7 +29,7 @@ from fst.rules.schedule import check_descends
 Layers = list[SparseLayer]
 
 
-def decay(layer: SparseLayer, scale: Tensor | None = None) -> None:
+def decay(layer: SparseLayer, scale: Tensor | None) -> None:
     """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
 
     ``scale``: by what the optimizer will divide the gradients, if it does.

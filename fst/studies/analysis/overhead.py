@@ -32,7 +32,6 @@ def pruning_functions(
     records: Mapping[str, LayerRecord],
     n: int = 2,
     m: int = 4,
-    rule: Alternating | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Callable[[], object]]:
     """Functions that prune one operand of all recorded layers, once each, as a step would.
@@ -40,7 +39,7 @@ def pruning_functions(
     Frozen layers have no grad_weight, and first layers no grad_input: they take no part in those.
     ``dtype`` is autocast's in that step; None: it has none, and operands are as its weights.
     """
-    rule = rule or Alternating()
+    rule = Alternating()
     of_weight = Strategy("output", output=NM("weight", n, m))
     of_transpose = Strategy("grad_input", grad_input=NM("weight", n, m))
     of_gradient = NM("grad_output", n, m)

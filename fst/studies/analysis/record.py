@@ -103,7 +103,6 @@ def visit_inputs(
 def record_step(
     model: nn.Module,
     loss: Callable[[], Tensor],
-    names: Sequence[str] | None = None,
     scale: float = 1.0,
 ) -> StepRecord:
     """Run forward and backward once.
@@ -111,7 +110,6 @@ def record_step(
     Args:
         model: the names of layers and parameters are those in this module.
         loss: computes the scalar to derive.
-        names: convolutions to record; all if None.
         scale: the loss is multiplied by it for the backward pass, the gradients are divided by it
             (float16 needs it).
 
@@ -140,7 +138,7 @@ def record_step(
         if output.requires_grad:
             output.register_hook(keep(calls[name][-1], "grad_output"))
 
-    layers = {name: model.get_submodule(name) for name in names or conv_names(model)}
+    layers = {name: model.get_submodule(name) for name in conv_names(model)}
     handles = []
     for name, layer in layers.items():
         handles += [

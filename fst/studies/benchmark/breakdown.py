@@ -62,15 +62,15 @@ def category(names: Sequence[str]) -> str:
     return _OUTSIDE if names[0] == STEP else _OTHER
 
 
-def break_down(contestant: Contestant, device: torch.device, repeats: int = 3) -> dict[str, float]:
-    """Milliseconds of a profiled step by category: of ``repeats`` the one of median length.
+def break_down(contestant: Contestant, device: torch.device) -> dict[str, float]:
+    """Milliseconds of a profiled step by category: of three the one of median length.
 
     On a CPU own time of operators, which adds up to the step; on CUDA time of their kernels.
     """
     contestant.step()
     with _marked_layers(contestant.model):
-        profiled = [_profiled(contestant, device) for _ in range(repeats)]
-    return sorted(profiled, key=lambda spent: sum(spent.values()))[repeats // 2]
+        profiled = [_profiled(contestant, device) for _ in range(3)]
+    return sorted(profiled, key=lambda spent: sum(spent.values()))[1]
 
 
 def parts_of_step(median: float, spent: dict[str, float], device: str) -> dict[str, float]:
