@@ -130,10 +130,3 @@ class Gradients:
             part, whole = kept
             left += part / whole * grad_output[:, 0].numel()
         return left * self.weight.numel()
-
-
-def phases_of(rule: Rule | None) -> list[int]:
-    """The phases that a rule draws from, or the one that it has; [0] for None (dense)."""
-    if rule is None:
-        return [0]
-    return list(range(rule.draws)) if rule.is_random else [rule.draw_phase(None)]

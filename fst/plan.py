@@ -16,10 +16,10 @@ from fst.backends import timing
 from fst.basics.sharding import refuse_sharded
 from fst.basics.text import table
 from fst.basics.values import check_module, is_number, one_of
-from fst.gradients import Gradients, Loss, phases_of, recorded
+from fst.gradients import Gradients, Loss, recorded
 from fst.rules.bands import Bands
 from fst.rules.by_name import chosen_rule, options_of
-from fst.rules.rule import Rule
+from fst.rules.rule import Rule, phases_of
 from fst.rules.sampled import Sampled
 
 CHOICES = (

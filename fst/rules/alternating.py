@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.basics.values import one_of
-from fst.rules.rule import Lattice, Rule, draw_of
+from fst.rules.rule import Lattice, Rule, draw_of, kept_on_average
 
 
 @dataclass(frozen=True)
@@ -113,13 +112,7 @@ class Alternating(Rule):
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float]:
-        phases = range(self.draws) if self.phase == "random" else (int(self.phase),)
-        counts = [
-            math.prod(lattice.size(height, width))
-            for phase in phases
-            for lattice in self.kept_positions(height, width, phase)
-        ]
-        return sum(counts) / len(phases), height * width
+        return kept_on_average(self, height, width)
 
     @property
     def acceleration(self) -> str:

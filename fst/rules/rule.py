@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -260,3 +261,21 @@ class Rule:
     def simulation(self) -> str:
         """Why pruning saves no time where it is computed by dense arithmetic."""
         return "dense arithmetic on pruned values"
+
+
+def phases_of(rule: Rule | None) -> list[int]:
+    """The phases that a rule draws from, or the one that it has; [0] for None (dense)."""
+    if rule is None:
+        return [0]
+    return list(range(rule.draws)) if rule.is_random else [rule.draw_phase(None)]
+
+
+def kept_on_average(rule: Rule, height: int, width: int) -> tuple[float, float]:
+    """How many of all output positions `kept_positions` has, in the mean over the phases."""
+    phases = phases_of(rule)
+    counts = [
+        math.prod(lattice.size(height, width)) / lattice.parts
+        for phase in phases
+        for lattice in rule.kept_positions(height, width, phase) or ()
+    ]
+    return sum(counts) / len(phases), height * width

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from fst.basics.values import check_integer, one_of
-from fst.rules.rule import Lattice, Rule, draw_of
+from fst.rules.rule import Lattice, Rule, draw_of, kept_on_average
 
 AXES = ("rows", "columns", "both", "samples")
 
@@ -133,13 +132,7 @@ class Sampled(Rule):
     ) -> tuple[float, float]:
         if self.leaves_dense(height, width):
             return 1, 1
-        phases = range(self.draws) if self.phase == "random" else (int(self.phase),)
-        shares = [
-            math.prod(lattice.size(height, width)) / lattice.parts
-            for phase in phases
-            for lattice in self.kept_positions(height, width, phase)
-        ]
-        return sum(shares) / len(phases), height * width
+        return kept_on_average(self, height, width)
 
     @property
     def acceleration(self) -> str:

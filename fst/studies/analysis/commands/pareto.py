@@ -13,8 +13,8 @@ import fst
 from fst.backends import timing
 from fst.basics.arguments import positive, usable_device
 from fst.engine.model import sparse_root, within_root
-from fst.gradients import Gradients, phases_of, recorded
-from fst.rules.rule import Rule
+from fst.gradients import Gradients, recorded
+from fst.rules.rule import Rule, phases_of
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import load_grid
 from fst.studies.ablation.invocation import changed, read_invocation
