@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ class Geometry(NamedTuple):
 
 
 def output_shape(
-    input_shape: torch.Size, weight_shape: torch.Size, geometry: Geometry
+    input_shape: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
 ) -> tuple[int, int, int, int]:
     """(N, Cout, P, Q) of a convolution."""
     sizes = zip(

@@ -19,7 +19,7 @@ from fst.functional import sparse_conv2d, sparse_linear
 from fst.ops import gemms
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import as_maps, convolve_pruned, linear_as_conv
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, output_shape
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.sparse24 import PackedWeight
 from fst.rules.strategy import GEMMS, Strategy
@@ -47,10 +47,9 @@ class LayerShape(NamedTuple):
     @property
     def output_size(self) -> tuple[int, int]:
         """Height and width of the output map."""
-        stride, padding, dilation, _ = self.geometry
-        sizes = zip((self.height, self.width), self.kernel, stride, padding, dilation, strict=True)
-        height, width = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
-        return height, width
+        image = (self.batch, self.in_channels, self.height, self.width)
+        weight = (self.out_channels, self.in_channels, *self.kernel)
+        return output_shape(image, weight, self.geometry)[2:]
 
     def __str__(self) -> str:
         if self.linear:
