@@ -188,7 +188,7 @@ def _cache_file(source: str) -> Path:
 
 def _read_cache(file: Path) -> dict[str, list[int]]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -96,5 +96,7 @@ class LossMonitorHook(RuntimeInfoHook):
             iteration, value = self._last_finite
             last = f"the last finite loss was {value:.6g}, at iteration {iteration + 1}"
         pointer = Path(runner.work_dir) / "last_checkpoint"  # written after each complete save
-        kept = pointer.read_text().strip() if pointer.is_file() else "none was saved yet"
+        kept = "none was saved yet"
+        if pointer.is_file():
+            kept = pointer.read_text(encoding="utf-8").strip()
         return f"{last}. Training stopped; the last good checkpoint: {kept}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fst.checkpoint import write_text_atomically
 from fst.studies.reporting.document import Cell, Document, Figure, Table
 from fst.studies.reporting.environment import machine, versions
 from fst.studies.reporting.markdown import DIGITS, markdown
@@ -66,7 +67,7 @@ class Result:
             notes=self.notes,
         )
         page = folder / "analysis.md"
-        page.write_text(markdown(document), encoding="utf-8")
+        write_text_atomically(markdown(document), page)
         return [*written, page, document.save(folder)]
 
 

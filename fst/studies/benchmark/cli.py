@@ -37,6 +37,7 @@ from fst.basics.arguments import (
     usable_device,
     user_errors,
 )
+from fst.checkpoint import write_text_atomically
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
 from fst.studies.arguments import DTYPES, command_of
@@ -109,8 +110,8 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     report = markdown(describe(header, found, [chart.name for chart in charts]))
     print(report)
     written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
-    written[0].write_text(report)
-    written[1].write_text(json.dumps(as_json(header, found), indent=1))
+    write_text_atomically(report, written[0])
+    write_text_atomically(json.dumps(as_json(header, found), indent=1), written[1])
     print(f"written: {', '.join(map(str, [*written, *charts]))}")
     if "incomplete" in header:
         print("stopped: what had been measured is written", file=sys.stderr)
