@@ -233,8 +233,8 @@ def _price(choice: Choice, cost: str) -> float:
 def best(found: Mapping[str, Measured], budget: float, cost: str) -> dict[str, Choice]:
     """The choices of least loss within the budget: a knapsack, layer by layer.
 
-    Of combinations that cost nearly the same (in 4,000 steps) only the best and the cheapest are
-    followed.
+    Combinations that cost nearly the same (in 4,000 steps) share a step, of which only the best and
+    the cheapest are followed.
     """
     whole = sum(_price(measured.choices[0], cost) for measured in found.values())
     states: list[tuple[float, float, tuple[Choice, ...]]] = [(0.0, 0.0, ())]

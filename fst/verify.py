@@ -115,10 +115,10 @@ def verify(
 ) -> VerifyReport:
     """Check that every group of m consecutive weights has at most n non-zero ones.
 
-    The report also says which share of the model that is. Of groups shorter than m (depthwise,
-    images) nobody can use the zeros: a weight of such groups has an offence if one has more than n
-    non-zero, and is exempt, so not covered, if none has. ``include`` and ``exclude`` choose what is
-    checked; the coverage is that of all convolutions and linear layers.
+    The report also says which share of the model that is. Nobody can use the zeros of groups
+    shorter than m (depthwise, images): a weight of such groups has an offence if one has more than
+    n non-zero, and is exempt, so not covered, if none has. ``include`` and ``exclude`` choose what
+    is checked; the coverage is that of all convolutions and linear layers.
 
     Args:
         target: a model (each weight is checked as its layer computes with it: of converted layers

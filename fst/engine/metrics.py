@@ -33,7 +33,7 @@ class Accuracy(BaseMetric):
 
     @property
     def names(self) -> list[str]:
-        """Of what it measures."""
+        """Names of what it measures."""
         return [f"{self.prefix}/top{k}" for k in self.topk]
 
     def process(self, data_batch: Any, data_samples: Sequence[dict[str, torch.Tensor]]) -> None:

@@ -182,7 +182,7 @@ def _unsigned(keys: Any) -> np.ndarray:
 
 
 def _seed(keys: Any) -> int:
-    """Of what is drawn for a batch as a whole; without keys, from the global generator."""
+    """The seed of what is drawn for a batch as a whole; without keys, from the global generator."""
     if keys is None:
         return int(torch.randint(2**62, ()))
     return mixed_seed(int(np.bitwise_xor.reduce(_unsigned(keys))))

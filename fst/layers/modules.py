@@ -95,7 +95,7 @@ class SparseLayer(nn.Module):
     def weight_as_conv(self) -> Tensor:
         """What is pruned and then multiplied, (Cout, Cin/groups, kh, kw): mostly the whole weight.
 
-        Of a sharded one, all ranks must ask.
+        All ranks must ask for that of a sharded one.
         """
         return self._as_conv(self._multiplied(whole(self.weight)))
 

@@ -37,7 +37,7 @@ def keep(
 ) -> tuple[KeptPositions | None, list[Tensor]]:
     """The positions that ``rule`` keeps, if it knows them, and the inputs to save for grad_weight.
 
-    Of 1x1 convolutions only the kept part is saved, unless the operation that made ``input`` keeps
+    For 1x1 convolutions only the kept part is saved, unless the operation that made ``input`` keeps
     the whole anyway, or the part that a recomputation keeps may be another one.
     """
     lattices = rule.kept_positions(*output_size, phase)

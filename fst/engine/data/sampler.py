@@ -75,7 +75,7 @@ class RepeatedAugmentationSampler(Sampler):
         dataset: What is sampled.
         repeats: How often an image follows itself; over all ranks.
         shuffle: Whether the images are shuffled.
-        seed: Of the order; None: drawn once for all ranks.
+        seed: It fixes the order; None: drawn once for all ranks.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class ModelEMAHook(Hook):
 
     A config's ``ema`` gives its arguments. The average follows the dense weights, after each
     optimizer step; validation sees it pruned by the layers' rules, with the masks of the training
-    where masks are state. Of a checkpoint, "state_dict" holds the average, so that test, fold and
+    where masks are state. In a checkpoint "state_dict" holds the average, so that test, fold and
     export take it, and "ema_state_dict" the trained weights, with which a run resumes.
 
     It stands in the place of mmengine's EMAHook, which copies the model before its weights are

@@ -64,8 +64,8 @@ def make_runs(
 
     Args:
         grid: The grid.
-        names: Of settings; what these start from has to be among them.
-        seeds: Of each setting.
+        names: Settings; what these start from has to be among them.
+        seeds: The seeds of each setting.
         check: Whether the configs have to be fit for training, and their data at hand.
 
     Raises:

@@ -69,7 +69,7 @@ def parts_of(gradient: Tensor) -> dict[str, Tensor]:
 
 @dataclass
 class Sums:
-    """Of a layer's part over batches: both gradients, and ‖a − e‖², ⟨a, e⟩ and ‖e‖² of each."""
+    """Sums over batches of a layer's part: both gradients, and ‖a − e‖², ⟨a, e⟩ and ‖e‖²."""
 
     found: Tensor | float = 0.0
     exact: Tensor | float = 0.0

@@ -56,8 +56,8 @@ class Neighbours(NamedTuple):
 def neighbours(features: Tensor, *, channels_last: bool = False) -> Neighbours | None:
     """The numbers of features (N, C, H, W), or with ``channels_last`` (N, T, C) or (N, H, W, C).
 
-    Of T tokens the last ones are a square grid of patches, if at most `MOST_PREFIX_TOKENS` are left
-    over in front of it. None where positions are too few, or all values of each map are equal.
+    The last of T tokens are a square grid of patches, if at most `MOST_PREFIX_TOKENS` are left over
+    in front of it. None where positions are too few, or all values of each map are equal.
     """
     if channels_last:
         features = features.movedim(-1, 1)
