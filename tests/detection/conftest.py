@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("mmdet", reason="needs the det extra: pip install 'fst-train[det]'")
 
+from mmengine.registry import DefaultScope
+
 from fst.detection import data, ops
 from fst.engine import cli
 from tests.detection import toy
@@ -30,6 +32,13 @@ def _quick(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def mmdet_scope():
+    """Names in configs are looked up among mmdet's, as in a run of it."""
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        yield
 
 
 @pytest.fixture

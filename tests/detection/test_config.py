@@ -9,7 +9,6 @@ import torch
 from mmdet.registry import DATASETS, MODELS
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DefaultScope
 
 import fst
 from fst.detection.classes import check_heads, set_num_classes
@@ -26,11 +25,7 @@ RECIPES = sorted(path.name for path in ROOT.glob("*.py"))
 DETECTORS = ("ssd300_voc0712", "ssd300_coco")
 DETECTORS += ("faster-rcnn_r50_fpn_voc0712", "faster-rcnn_r50_fpn_1x_coco")
 
-
-@pytest.fixture(autouse=True)
-def _scope():
-    with DefaultScope.overwrite_default_scope("mmdet"):
-        yield
+pytestmark = pytest.mark.usefixtures("mmdet_scope")
 
 
 def load(name, drawn):

@@ -11,7 +11,6 @@ from mmdet.models.dense_heads import RetinaHead, RPNHead, SSDHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmengine.config import ConfigDict
-from mmengine.registry import DefaultScope
 from torch import nn
 
 from fst.detection import fixes
@@ -40,17 +39,11 @@ SSD = {
 }
 
 
-@pytest.fixture
-def _mmdet_scope():
-    with DefaultScope.overwrite_default_scope("mmdet"):
-        yield
-
-
 def ssd_arguments():
     return ConfigDict(copy.deepcopy(SSD))
 
 
-@pytest.mark.usefixtures("_mmdet_scope")
+@pytest.mark.usefixtures("mmdet_scope")
 class TestSSDHead:
     def test_predicts(self):
         head = SSDHead(**ssd_arguments())
@@ -95,7 +88,7 @@ def test_applying_twice_changes_nothing():
     assert before == methods()
 
 
-@pytest.mark.usefixtures("_mmdet_scope", "stand_in")  # compiled NMS has no bfloat16
+@pytest.mark.usefixtures("mmdet_scope", "stand_in")  # compiled NMS has no bfloat16
 def test_anchors_keep_their_place_in_bfloat16():
     """Regions proposed where the outputs are 0 are the anchors."""
     anchors = {"type": "AnchorGenerator", "scales": [3.3], "ratios": [1.0], "strides": [4]}

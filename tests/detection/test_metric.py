@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from mmdet.registry import DATASETS, METRICS
-from mmengine.registry import DefaultScope
 
 from fst.engine.config import load_config
 from tests.detection import toy
@@ -14,11 +13,7 @@ from tests.detection.damage import coco
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "detection"
 
-
-@pytest.fixture(autouse=True)
-def _scope():
-    with DefaultScope.overwrite_default_scope("mmdet"):
-        yield
+pytestmark = pytest.mark.usefixtures("mmdet_scope")
 
 
 def found(dataset, classes):

@@ -25,7 +25,7 @@ from fst import NM, Strategy, backends
 from fst.backends import registry, sources
 from fst.ops import cpp
 from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
-from tests.kernels.values import awkward, bits, concentrated
+from tests.kernels.values import awkward, bits, concentrated, of_patterns
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "channels_last")
@@ -92,14 +92,6 @@ def _assert_same_gradient(values: Tensor, n: int, m: int, groups: int) -> None:
     assert pruned.stride() == values.stride()
 
 
-def _strategy(output: tuple[int, int] | None, grad_input: tuple[int, int] | None) -> Strategy:
-    return Strategy(
-        "test",
-        output=NM("weight", *output) if output else None,
-        grad_input=NM("weight", *grad_input) if grad_input else None,
-    )
-
-
 @pytest.mark.parametrize("memory", LAYOUTS)
 @pytest.mark.parametrize(
     ("output", "grad_input"),
@@ -111,7 +103,7 @@ def test_weights_bit_for_bit(output, grad_input, memory, kernels):
     for shape, groups in shapes:
         for stored, result in pairs:
             weight = awkward(shape, stored, memory)
-            _assert_same_weights(weight, _strategy(output, grad_input), groups, result)
+            _assert_same_weights(weight, of_patterns(output, grad_input), groups, result)
 
 
 @pytest.mark.parametrize("memory", LAYOUTS)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fst import NM, Strategy
 from fst.backends import sources
 from fst.ops import triton as ops
 from fst.ops.prune import kernel_patterns, prune_weight
-from tests.kernels.values import awkward, bits
+from tests.kernels.values import Pattern, awkward, bits, of_patterns
 
-Pattern = tuple[int, int] | None
 # shape, groups, memory format: channels divisible by four or not, taps or not, groups, short ones
 NETWORK = (
     ((8, 16, 3, 3), 1, "contiguous"),
@@ -28,14 +26,6 @@ PATTERNS = (
     (None, (2, 4)),
     ((3, 5), (2, 8)),
 )
-
-
-def _strategy(output: Pattern, grad_input: Pattern) -> Strategy:
-    return Strategy(
-        "test",
-        output=NM("weight", *output) if output else None,
-        grad_input=NM("weight", *grad_input) if grad_input else None,
-    )
 
 
 def _jobs(output: Pattern, grad_input: Pattern, dtype: torch.dtype, device: torch.device):
@@ -62,7 +52,9 @@ def test_bits_equal_the_operators(output, grad_input, device):
     kernels, jobs = _jobs(output, grad_input, dtype, device)
     kernels.prune(jobs, output, grad_input)
     for job in jobs:
-        expected = prune_weight(job.weight.cpu(), _strategy(output, grad_input), job.groups, dtype)
+        expected = prune_weight(
+            job.weight.cpu(), of_patterns(output, grad_input), job.groups, dtype
+        )
         if output:
             assert torch.equal(bits(job.output), bits(expected.output))
             assert torch.equal(job.mask.cpu(), expected.mask)
@@ -98,6 +90,6 @@ def test_what_does_not_fit_is_named(device):
             ops.prune_weights([weight, wrong], [1, 1], *patterns, torch.bfloat16, False)
     with pytest.raises(ValueError, match="m_grad_input=16 must be at most 8"):
         ops.prune_weights([weight], [1], 2, 4, 2, 16, torch.bfloat16, False)
-    assert kernel_patterns(_strategy((2, 16), None)) is None
+    assert kernel_patterns(of_patterns((2, 16), None)) is None
     with pytest.raises(ValueError, match="into torch.float64"):
         ops.prune_weights([weight], [1], *patterns, torch.float64, False)

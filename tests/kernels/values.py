@@ -1,10 +1,13 @@
-"""Random tensors with all that rules of pruning stumble over, and how to compare bits."""
+"""Random tensors with all that rules of pruning stumble over, strategies, and bits to compare."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fst import NM, Strategy
+
+Pattern = tuple[int, int] | None  # (n, m)
 FORMATS = ("contiguous", "channels_last", "sliced")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -24,6 +27,15 @@ def awkward(shape: tuple[int, int, int, int], dtype: torch.dtype, memory: str) -
         return values[:, 1:, :, 1:-2]
     return values.contiguous(
         memory_format=torch.channels_last if memory == "channels_last" else torch.contiguous_format
+    )
+
+
+def of_patterns(output: Pattern, grad_input: Pattern) -> Strategy:
+    """Weights pruned by these patterns in output and grad_input; None: dense."""
+    return Strategy(
+        "test",
+        output=NM("weight", *output) if output else None,
+        grad_input=NM("weight", *grad_input) if grad_input else None,
     )
 
 
