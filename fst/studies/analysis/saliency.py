@@ -90,6 +90,16 @@ class Precision:
             return nullcontext()
         return torch.autocast(device.type, self.dtype)
 
+    def loss_of(self, loss: Loss, model: nn.Module, batch: Batch) -> Callable[[], Tensor]:
+        """The loss of a model and a batch, computed like this when it is called."""
+        device = next(model.parameters()).device
+
+        def computed() -> Tensor:
+            with self.autocast(device):
+                return loss(model, batch)
+
+        return computed
+
 
 @dataclass
 class _Sums:
@@ -165,13 +175,8 @@ def _step(
     seed: int,
     precision: Precision,
 ) -> StepRecord:
-    device = next(model.parameters()).device
-
-    def run() -> Tensor:
-        with precision.autocast(device):
-            return loss(model, batch)
-
-    with same_draws(seed, device):
+    run = precision.loss_of(loss, model, batch)
+    with same_draws(seed, next(model.parameters()).device):
         return record_step(root(model), run, scale=precision.scale)
 
 

@@ -47,11 +47,7 @@ def run(options: argparse.Namespace) -> Result:
     model = subject.copied()
     names = conv_names(sparse_root(model), options.layers)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
-
-    def loss() -> torch.Tensor:
-        with precision.autocast(subject.device):
-            return subject.loss(model, subject.batches[0])
-
+    loss = precision.loss_of(subject.loss, model, subject.batches[0])
     with same_draws(options.seed, subject.device):
         step = record_step(sparse_root(model), loss, scale=precision.scale)
     records = {name: record for name, record in step.layers.items() if name in names}

@@ -20,7 +20,6 @@ from fst.studies.analysis.overhead import SECONDS_ON_A100, pruning_functions
 from fst.studies.analysis.record import record_step
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import Precision
-from fst.studies.analysis.subject import Subject
 from fst.studies.arguments import amp_dtype
 from fst.studies.benchmark import compare
 
@@ -42,9 +41,9 @@ def run(options: argparse.Namespace) -> Result:
     subject = subject_of(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     model = subject.copied()
-    step = _step(subject, model, precision)
-    recorded = record_step(sparse_root(model), _loss(subject, model, precision))
-    layers = recorded.layers
+    loss = precision.loss_of(subject.loss, model, subject.batches[0])
+    step = _step(model, loss, precision.scale)
+    layers = record_step(sparse_root(model), loss).layers
     pruning = pruning_functions(layers, options.n, options.m, dtype=precision.dtype)
     pruning = {name: torch.no_grad()(function) for name, function in pruning.items()}
     times = compare({STEP: step, **pruning}, options.repeats, subject.device)
@@ -76,24 +75,15 @@ def run(options: argparse.Namespace) -> Result:
     return result
 
 
-def _loss(
-    subject: Subject, model: torch.nn.Module, precision: Precision
-) -> Callable[[], torch.Tensor]:
-    def loss() -> torch.Tensor:
-        with precision.autocast(subject.device):
-            return subject.loss(model, subject.batches[0])
-
-    return loss
-
-
-def _step(subject: Subject, model: torch.nn.Module, precision: Precision) -> Callable[[], None]:
-    loss = _loss(subject, model, precision)
+def _step(
+    model: torch.nn.Module, loss: Callable[[], torch.Tensor], scale: float
+) -> Callable[[], None]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1e-6, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        (loss() * precision.scale).backward()
+        (loss() * scale).backward()
         optimizer.step()
 
     return step
