@@ -175,7 +175,7 @@ def _check_names(file: _Bounded) -> None:
         raise pickle.UnpicklingError(str(error)) from error
 
 
-def state_dict_of(checkpoint: Any, path: object = "the checkpoint") -> dict[str, torch.Tensor]:
+def state_dict_of(checkpoint: object, path: object = "the checkpoint") -> dict[str, torch.Tensor]:
     """The weights in a checkpoint: its "state_dict" or "model" entry, or the mapping itself."""
     found = checkpoint
     for key in ("state_dict", "model"):

@@ -226,7 +226,7 @@ class _Weight(NamedTuple):
     is_sparse_layer: bool = False
 
 
-def _weights(target: Any, group_order: str) -> dict[str, _Weight]:
+def _weights(target: object, group_order: str) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
         return _of_model(target, group_order)
     if isinstance(target, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mmengine.config import Config
 from mmengine.model import BaseModel, is_model_wrapper
@@ -44,7 +44,7 @@ def within_root(model: nn.Module, found: Mapping[str, Found]) -> dict[str, Found
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
-def built_wrappers(wrapper: Any) -> list[OptimWrapper]:
+def built_wrappers(wrapper: object) -> list[OptimWrapper]:
     """The optimizer wrappers of a run; none before they are built, or if it does not train."""
     if isinstance(wrapper, OptimWrapperDict):
         return list(wrapper.optim_wrappers.values())

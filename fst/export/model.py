@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -261,7 +260,7 @@ def _difference(
     return max(differences, default=0.0)
 
 
-def _relative(found: Any, expected: Any) -> float:
+def _relative(found: object, expected: object) -> float:
     """The largest difference over the largest value; infinite where there is no number for it."""
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
         return 0.0 if found == expected else math.inf

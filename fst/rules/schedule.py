@@ -34,7 +34,7 @@ class PrunedLayer(Protocol):
     """What a schedule may touch of a converted layer; its rules are in ``strategy``."""
 
     weight: Tensor
-    strategy: Any
+    strategy: Any  # a Strategy, whose module imports this one
 
     @property
     def state(self) -> Remembered:

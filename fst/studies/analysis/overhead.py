@@ -66,7 +66,7 @@ def pruning_functions(
         for layer in some:
             prune_weight(layer.weight, strategy, layer.groups, dtype or layer.weight.dtype)
 
-    def gradients(some: list, gemm: str) -> None:
+    def gradients(some: list[tuple[nn.Conv2d, Tensor]], gemm: str) -> None:
         for layer, grad_output in some:
             prune_grad_output(grad_output, of_gradient, gemm, layer.groups, None)
 

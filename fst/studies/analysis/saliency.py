@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Precision:
     dtype: torch.dtype | None = None
     scale: float = 1.0
 
-    def autocast(self, device: torch.device) -> Any:
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """The context to run in."""
         if self.dtype is None:
             return nullcontext()

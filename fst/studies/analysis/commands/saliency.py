@@ -16,6 +16,7 @@ from fst.studies.analysis.commands.options import (
     add_subject,
     subject_of,
 )
+from fst.studies.analysis.errors import Error
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import KINDS, Precision, Saliency, saliency
 from fst.studies.arguments import amp_dtype
@@ -129,7 +130,7 @@ def _add_bias(result: Result, found: list[Saliency]) -> None:
     result.plots.append(Plot("Bias of grad_weight", "saliency_bias", caption, figure))
 
 
-def _cells(errors: dict, kind: str) -> list[float | None]:
+def _cells(errors: dict[str, Error], kind: str) -> list[float | None]:
     return plots.error_row(errors.get(kind))
 
 
