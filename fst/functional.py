@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fst.ops import gemms
-from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
+from fst.ops.arguments import IntPair, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
 from fst.ops.prune import prune_weight
 from fst.rules.strategy import Strategy
@@ -83,7 +83,6 @@ def sparse_linear(
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """
-    check_linear(input, weight)
 
     def convolution(image: Tensor) -> Tensor:
         return sparse_conv2d(

@@ -22,7 +22,7 @@ from fst.basics.values import check_module
 from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
 from fst.ops import gemms
-from fst.ops.arguments import IntPair, check_linear, check_tensors, compute_dtype
+from fst.ops.arguments import IntPair, check_tensors, compute_dtype
 from fst.ops.conv import convolve_pruned, linear_as_conv
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.ops.sparse24 import PackedWeight
@@ -310,7 +310,6 @@ class SparseLinear(SparseLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
-        check_linear(input, self.weight)
         return linear_as_conv(input, self.weight, self._call)
 
 
