@@ -169,8 +169,9 @@ def attach(
 
     Raises:
         ValueError: the model is attached already, a weight that needs it is not among the
-            optimizer's parameters or belongs to two layers, FSDP has gathered a weight or flattened
-            it (FSDP1), or a schedule needs to know ``total_steps`` or ``steps_per_epoch``.
+            optimizer's parameters, computed from others or shared by two layers, FSDP has gathered
+            a weight or flattened it (FSDP1), or a schedule needs to know ``total_steps`` or
+            ``steps_per_epoch``.
         TypeError: ``model`` is no module, or ``optimizer`` none of torch's.
     """
     layers = converted_layers(model)
@@ -197,6 +198,11 @@ def attach(
         schedule = _acting_schedule(strategy)
         if schedule is None:
             continue
+        if layer._parameters.get("weight") is None:
+            raise ValueError(
+                f"the weight of layer {name!r} is computed from other parameters; "
+                f"{strategy.name!r} works on stored ones: exclude the layer in fst.convert."
+            )
         if layer.weight.requires_grad and id(layer.weight) not in owned:
             order = f": {ORDER}" if is_sharded(layer.weight) else ""
             raise ValueError(f"optimizer does not hold the weight of layer {name!r}{order}.")

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.sharding import whole
 from fst.basics.text import table
@@ -126,7 +128,8 @@ def verify(
             convolution weights (4-D; of a state_dict all 4-D tensors), and weights of converted
             linear layers; with ``include``, whatever it names.
         n, m: the pattern.
-        group_order: "channel" (along input channels) or "im2col" (along Cin·kh·kw).
+        group_order: "channel" (along input channels, which a transposed convolution's weight has
+            first; a state_dict does not tell those apart) or "im2col" (along Cin·kh·kw).
         include, exclude: glob patterns on parameter names such as "layer1.*.weight".
         min_coverage: the report is not ok if its ``coverage`` is less (0 to 1).
         example_input: for the multiply-adds in the report, if ``target`` is a model: one batch
@@ -244,12 +247,22 @@ def _of_model(model: nn.Module, group_order: str) -> dict[str, _Weight]:
 
     The others are not checked by default, but where torch.jit hides what layers they belong to.
     """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(
+                f"target: {name!r} has no shape yet: run the model once, so that its lazy layers "
+                "know theirs."
+            )
     found = {
         name: _Weight(weight, group_order, weight.dim() == 4, True)
         for name, weight in gemm_weights(model).items()
     }
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
+        if isinstance(module, _ConvTransposeNd):
+            found[f"{prefix}weight"] = found[f"{prefix}weight"]._replace(
+                weight=_outputs_first(whole(module.weight), module.groups)
+            )
         if isinstance(module, SparseLayer):
             order = getattr(module.strategy.output, "group_order", group_order)
             weight = module.effective_weight()
@@ -261,6 +274,11 @@ def _of_model(model: nn.Module, group_order: str) -> dict[str, _Weight]:
             other = other._replace(is_checked=is_checked, is_counted=False)
             found.setdefault(f"{prefix}{key}", other)
     return found
+
+
+def _outputs_first(weight: Tensor, groups: int) -> Tensor:
+    """A transposed convolution's (Cin, Cout/groups, ...) as (Cout, Cin/groups, ...)."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, _Weight]:

@@ -193,6 +193,24 @@ def test_a_model_is_verified_by_what_its_layers_compute_with(build, expected):
     assert {check.name: check.ok for check in report.layers} == expected
 
 
+def test_groups_of_a_transposed_convolution_lie_along_its_inputs():
+    """Its weight is (Cin, Cout/groups, kh, kw), and Cin is what it sums over."""
+    layer = nn.ConvTranspose2d(8, 6, 2, groups=2)
+    assert not fst.verify(layer).ok
+    with torch.no_grad():
+        layer.weight[2:4] = layer.weight[6:8] = 0
+    report = fst.verify(layer)
+    assert report.ok and report.coverage == 1
+    assert report.layers[0].shape == (6, 4, 2, 2)
+    assert not fst.verify(layer, m=8, n=1).ok
+
+
+def test_lazy_layers_are_refused_by_name():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.LazyConvTranspose2d(4, 1))
+    with pytest.raises(ValueError, match="'1.weight' has no shape yet: run the model once"):
+        fst.verify(model)
+
+
 def test_other_tensors_of_a_model_are_verified_if_named():
     model = fst.fold(_converted(_TwoNames()))
     assert not fst.verify(model, include="pos").ok

@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from fst.basics.text import table
 
 NOT_N_M = "converted, weights not N:M"
-NOT_CALLED = "converted, but its forward pass is not called"  # by a model that reads its weight
+NOT_CALLED = "converted, but not called in evaluation"
 
 
 class CoveredWeight(NamedTuple):

@@ -15,6 +15,10 @@ from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]
+UNTRACEABLE = (
+    "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow converted layers: "
+    "trace fst.fold(model)."
+)
 
 
 def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:

@@ -13,7 +13,7 @@ from fst.backends import dispatch
 from fst.basics.autocast import without_autocast
 from fst.basics.errors import UsageError
 from fst.ops import gemms, positions
-from fst.ops.arguments import IntPair, check_linear, padded_geometry
+from fst.ops.arguments import UNTRACEABLE, IntPair, check_linear, padded_geometry
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.ops.sparse24 import PackedWeight
@@ -205,6 +205,8 @@ def convolve_pruned(
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
     rule = strategy.grad_weight
+    if torch.is_grad_enabled() and torch.jit.is_tracing():
+        raise UsageError(UNTRACEABLE)
     phase = 0 if rule is None else rule.draw_phase(generator, seed)
     derives_weight = weight.requires_grad and torch.is_grad_enabled()
     call = Call(geometry, strategy, phase, generator, derives_weight, decay, memory)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.basics.errors import UsageError
 from fst.ops import cpp, triton
+from fst.ops.arguments import UNTRACEABLE
 from fst.rules.masks import apply_mask, remove_kept
 from fst.rules.rule import Pattern, Rule
 from fst.rules.strategy import Strategy
@@ -48,10 +49,7 @@ def prune_weight(
         dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
     if torch.jit.is_tracing():
-        raise UsageError(
-            "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow how weights "
-            "are pruned: trace fst.fold(model)."
-        )
+        raise UsageError(UNTRACEABLE)
     candidates: dict[str, Callable[[], PrunedWeight]] = {
         "torch": lambda: _prune_with_torch(weight, strategy, groups, dtype, generator, mask)
     }

@@ -115,6 +115,30 @@ def test_a_training_step_computes_the_masks_once_a_call(prunings):
     assert len(prunings) == 1
 
 
+def test_a_frozen_weight_is_that_of_each_precision_and_mode():
+    net = small_net(double=False)
+    fst.convert(net, "fst")
+    input = batch(dtype=torch.float32)
+    with fst.frozen(net):
+        with torch.inference_mode():
+            first = net(input)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert net(input).dtype == torch.bfloat16
+        output = net(input)
+        assert torch.equal(output, first)
+        output.sum().backward()
+
+
+def test_a_replica_of_data_parallel_changes_nothing_of_its_layer():
+    net = nn.Conv2d(4, 8, 3, padding=1).double()
+    fst.convert(net, fst.get_strategy("tsm", interval=3))
+    replica = net._replicate_for_data_parallel()
+    replica.weight, replica.bias = net.weight * 1, net.bias * 1
+    assert torch.equal(replica(batch()), net.eval()(batch()))
+    assert replica.run.calls == 1 and net.run.calls == 0
+    assert net.state.kept_mask is None
+
+
 def test_frozen_does_not_nest():
     net = small_net()
     with pytest.raises(ValueError, match="no converted layer"), fst.frozen(net):
@@ -229,6 +253,12 @@ def test_tracers_are_told_what_to_trace():
         torch.jit.trace(net, batch())
     with pytest.raises(TypeError, match="torch.fx cannot trace converted layers"):
         torch.fx.symbolic_trace(net)
+    of_gradients = small_net().eval()
+    fst.convert(of_gradients, "sdgp")
+    with pytest.raises(RuntimeError, match=r"torch.jit.trace.*fst.fold\(model\)"):
+        torch.jit.trace(of_gradients, batch())
+    with torch.no_grad():  # its forward pass is plain
+        assert torch.equal(torch.jit.trace(of_gradients, batch())(batch()), of_gradients(batch()))
     traced = torch.fx.symbolic_trace(small_net())
     assert fst.convert(traced, "fst").converted
     assert torch.jit.trace(fst.fold(net), batch())

@@ -53,6 +53,17 @@ def test_the_length_of_training_is_asked_for_before_it_begins(name, missing):
     fst.attach(net, optimizer, **lengths, **{missing: 10})
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_a_computed_weight_is_an_error(norm):
+    """What is held at zero would be computed anew."""
+    net = nn.Sequential(nn.Conv2d(4, 4, 3))
+    fst.convert(net, "asp")
+    norm(net[0])
+    with pytest.raises(ValueError, match="'0' is computed from other parameters; 'asp'"):
+        fst.attach(net, OPTIMIZERS["sgd"](net.parameters()))
+
+
 def test_a_weight_of_two_layers_is_an_error():
     net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2)))
     net[1].weight = net[0].weight
@@ -230,6 +241,7 @@ def test_a_removed_attachment_leaves_the_optimizer_alone():
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert (net[0].weight != 0).all()
+    fst.attach(net, optimizer)
 
 
 def test_several_optimizers_train_a_model():
@@ -245,6 +257,18 @@ def test_several_optimizers_train_a_model():
             optimizer.step()
         assert [layer.state.step for layer in fst.sparse_layers(net).values()] == [1, 1]
         assert fst.verify(fst.fold(net)).ok
+
+
+def test_steps_go_on_beside_a_frozen_layer():
+    """Which needs no optimizer, and counts no steps."""
+    net = small_net()
+    fst.convert(net, fst.get_strategy("asfp", goal=0.9))
+    net[0].requires_grad_(False)
+    optimizer = OPTIMIZERS["sgd"](net[2:].parameters())
+    fst.attach(net, optimizer, total_steps=4, steps_per_epoch=2)
+    train(net, optimizer, range(2))
+    assert [layer.state.step for layer in fst.sparse_layers(net).values()] == [0, 2]
+    assert (net[2].weight.flatten(1) == 0).all(1).any(), "an epoch is over"
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
