@@ -104,6 +104,15 @@ def test_fold_leaves_tied_weights_of_other_values_alone(build, strategies, inpla
     torch.testing.assert_close(folded(input), expected)
 
 
+def test_fold_of_frozen_tied_weights():
+    net = _tied(*(nn.Linear(8, 8) for _ in range(2)))
+    net[0].weight.requires_grad_(False)
+    fst.convert(net, "srste", include="0")
+    folded = fst.fold(net)
+    assert folded[0].weight is not folded[1].weight
+    assert not folded[0].weight.requires_grad and not folded[1].weight.requires_grad
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize(
     "wrap, unwrap",

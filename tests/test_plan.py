@@ -11,6 +11,8 @@ from torch import nn
 
 import fst
 from fst.gradients import recorded
+from fst.plan import measure
+from fst.rules.bands import Bands
 from fst.rules.sampled import Sampled
 
 
@@ -85,6 +87,24 @@ def test_less_budget_loses_more_and_the_table_shows_it(model):
     rows = [line.split() for line in tables[0].splitlines() if "sampled" in line]
     for row in rows:  # unbiased: nothing of the mean is lost
         assert float(row[-5]) == 0.0 and float(row[-4]) > 0.0
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_what_a_choice_loses_by_hand(model, count):
+    """The share of the mean, and the variance beside that between batches or, of one, |g|²."""
+    batches = smooth(count)
+    found = [recorded(copy.deepcopy(model), batch)["0"] for batch in batches]
+    exact = torch.stack([gradients.exact for gradients in found]).double()
+    draws = torch.stack([torch.stack([g.of(Bands(), p) for p in (0, 1)]) for g in found]).double()
+    mean = draws.mean(1)
+    signal = exact.mean(0).square().sum()
+    spread = exact.var(0).sum() if count > 1 else signal
+    bias = float((mean - exact).mean(0).square().sum() / signal)
+    variance = float((draws - mean[:, None]).square().sum((2, 3, 4, 5)).mean() / spread)
+    choice = measure(model, batches, choices=[Bands()])["0"].choices[1]
+    assert choice.bias == pytest.approx(bias, rel=1e-4)
+    assert choice.variance == pytest.approx(variance, rel=1e-4)
+    assert choice.loss == pytest.approx(6 * bias + variance, rel=1e-4)
 
 
 def test_a_converted_model_is_planned_for_its_converted_layers(model):

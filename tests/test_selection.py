@@ -224,3 +224,12 @@ def test_the_class_token_of_torchvisions_transformer_is_kept():
     fst.convert(vit, "sampled", layers="linear")
     rules = [layer.strategy.grad_weight for layer in fst.sparse_layers(vit).values()]
     assert rules and all(rule.prefix_tokens == 1 for rule in rules)
+
+
+def test_the_innermost_transformer_says_how_many_tokens_are_kept():
+    net, inner = nn.Module(), nn.Module()
+    net.num_prefix_tokens, inner.num_prefix_tokens = 1, 5
+    net.outer, net.inner, inner.layer = nn.Linear(8, 8), inner, nn.Linear(8, 8)
+    fst.convert(net, "sampled", layers="linear")
+    rules = {name: x.strategy.grad_weight for name, x in fst.sparse_layers(net).items()}
+    assert {n: r.prefix_tokens for n, r in rules.items()} == {"outer": 1, "inner.layer": 5}

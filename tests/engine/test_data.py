@@ -1,6 +1,7 @@
 """Datasets, samplers and loaders: contents, balance, randomness independent of workers."""
 
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from fst.engine import CIFAR10, ClutteredDigits, Digits, ImageFolder
 from fst.engine.data import EpochSampler, build_dataloader
 from fst.engine.data.base import balanced_subset
-from fst.engine.data.sampler import REPETITION
+from fst.engine.data.sampler import REPETITION, RepeatedAugmentationSampler
 from fst.engine.data.transforms import ProgressiveRandomResizedCrop, build_transforms
 from fst.engine.random_state import isolated, sample_keys, uniform
 
@@ -246,6 +247,29 @@ def test_samples_carry_the_epoch():
     stream = iter(again)
     assert [next(stream) for _ in range(20)] == samples[25:]
     assert not hasattr(dataloader.sampler, "skip")
+
+
+class SecondOfTwo:
+    """What an InfiniteSampler of the second of two ranks has, over four images."""
+
+    seed, size, rank, world_size = 0, 4, 1, 2
+
+    def __iter__(self):
+        return itertools.cycle([1, 3])
+
+
+def test_endless_epochs_are_those_of_all_ranks():
+    samples = itertools.islice(EpochSampler(SecondOfTwo()), 6)
+    assert [sample.epoch for sample in samples] == [0, 0, 1, 1, 2, 2]
+
+
+def test_ranks_augment_a_repeated_image_differently(monkeypatch):
+    found = []
+    for rank in range(2):
+        monkeypatch.setattr("fst.engine.data.sampler.get_dist_info", lambda rank=rank: (rank, 2))
+        found += list(RepeatedAugmentationSampler(range(12), repeats=3, seed=0))
+    assert len(set(found)) == len(found) == 12
+    assert len({index % REPETITION for index in found}) == 4
 
 
 def test_repeated_augmentation(folder):

@@ -12,7 +12,7 @@ import fst
 import fst.models
 from fst.layers.channels import channel_groups, channel_maxima, fit_channels, remove_channels
 from fst.studies.analysis import count_macs
-from tests.networks import small_net
+from tests.networks import batch, small_net
 
 
 class Branches(nn.Module):
@@ -260,6 +260,30 @@ def test_the_optimizer_follows(kind, layout):
     assert model.stem.weight.is_contiguous(memory_format=layout)
     model(example).square().sum().backward()
     optimizer.step()
+
+
+def test_what_is_frozen_stays_frozen():
+    model, _, groups = _traced(build_branches)
+    model.body.requires_grad_(False)
+    trunk = next(g for g in groups if g.size == 6)
+    remove_channels(model, [(trunk, torch.arange(6) == 1)])
+    assert model.body.weight.shape[:2] == (5, 5)
+    assert not model.body.weight.requires_grad and model.stem.weight.requires_grad
+
+
+def test_fit_channels_leaves_the_optimizer_no_state():
+    """That of larger weights would not fit; what keeps its size keeps its state."""
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(batch()).sum().backward()
+    optimizer.step()
+    state = {**net.state_dict(), "0.weight": torch.zeros(7, 4, 3, 3), "0.bias": torch.zeros(7)}
+    state["2.weight"] = torch.zeros(8, 7, 3, 3)
+    assert fit_channels(net, state, optimizer) == ["0", "2"]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert all(p is q for p, q in zip(held, net.parameters(), strict=True))
+    kept = {id(p) for p in (net[2].bias, net[4].weight, net[4].bias)}
+    assert {id(p) for p in optimizer.state} == kept
 
 
 def test_fit_channels_refuses_what_is_no_loss_of_channels():

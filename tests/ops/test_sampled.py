@@ -105,6 +105,22 @@ def test_all_bands_together_are_the_exact_gradient(case):
     assert error(mean_over_draws(case, operands, sampled, 3), exact) <= 1e-12
 
 
+def test_images_of_two_sizes_with_maps_of_one():
+    """What centring has made for one of them is not taken for the other."""
+    rule = Sampled(axis="rows", phase=0)
+    for height in (8, 7):
+        case = Case("size", (2, 4), (height, 8), stride=2, padding=1)
+        operands = case.operands()
+        expected = reference_conv2d(
+            operands.input,
+            operands.weight,
+            operands.grad_output,
+            **case.arguments,
+            strategy=Strategy("test", grad_weight=rule),
+        ).grad_weight
+        assert error(gradient(case, operands, rule), expected) <= 1e-12
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     size=some.tuples(some.integers(1, 9), some.integers(1, 9)),

@@ -140,6 +140,13 @@ def test_empty(shape, rule):
     assert mask.shape == shape and mask.dtype == torch.bool
 
 
+def test_something_is_always_kept():
+    weight = torch.arange(4.0)
+    assert masks.unstructured_mask(weight, 0.99).tolist() == [False, False, False, True]
+    kernels = masks.connectivity_mask(weight.view(2, 2, 1, 1), 0.99)
+    assert kernels.flatten().tolist() == [False, False, False, True]
+
+
 @pytest.mark.parametrize("rule", ["magnitude", "random"])
 def test_n_equals_m_keeps_everything(rule):
     assert nm_mask(torch.zeros(3, 7), 4, 4, 1, rule=rule).all()

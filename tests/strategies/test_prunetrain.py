@@ -188,6 +188,13 @@ def test_models_of_several_inputs_are_refused():
             model(*arguments, **options)
 
 
+def test_a_removed_attachment_looks_at_no_input():
+    net = small_net()
+    _, attachment = _attached(net)
+    attachment.remove()
+    assert not net._forward_pre_hooks
+
+
 def test_distributed_training_is_refused(monkeypatch):
     net = small_net()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)

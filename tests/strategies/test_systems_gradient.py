@@ -122,6 +122,14 @@ def test_sparsetrain_counts_training_only_and_can_start_anew():
     assert zero_shares(other[0])["input"].item() == 1, "part of checkpoints"
 
 
+def test_sparsetrain_counts_nothing_where_no_gradient_arrives():
+    net = small_net()
+    fst.convert(net, "sparsetrain")
+    net[0].requires_grad_(False)
+    net(batch()).sum().backward()
+    assert not zero_shares(net[0]) and set(zero_shares(net[2])) == {"input", "grad_output"}
+
+
 def test_sparsetrain_sees_the_gradient_before_an_in_place_relu():
     net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(inplace=True))
     fst.convert(net, "sparsetrain")

@@ -133,6 +133,13 @@ def test_asfp_ends_with_the_goal_even_in_the_middle_of_an_epoch():
     assert int((training.layers[0].weight == 0).flatten(1).all(1).sum()) == 4
 
 
+def test_asfp_counts_epochs_of_a_fraction_of_a_step():
+    """As where gradients accumulate over epochs: nine batches, seven to a step; 9 / (9/7) < 7."""
+    training = Training("asfp", total=18, epoch=9 / 7)
+    training.steps(9)
+    assert training.layers[0].state.schedule_state["epochs"] == 7
+
+
 def test_asfp_zeroes_filters_of_channels_last_weights():
     net = small_net().to(memory_format=torch.channels_last)
     fst.convert(net, fst.get_strategy("asfp", goal=0.5))
@@ -264,6 +271,23 @@ def test_rigl_starts_from_random_masks_of_the_seed():
     assert all(torch.equal(a, b) for a, b in zip(first.masks(), same.masks(), strict=True))
     assert not torch.equal(first.masks()[0], other.masks()[0])
     assert not torch.equal(first.masks()[0].flatten()[:288], first.masks()[1].flatten()[:288])
+
+
+@pytest.mark.parametrize(("allocation", "left"), [("uniform", {"0"}), ("erk", set())])
+def test_rigl_leaves_convolutions_of_images_dense_if_uniform(allocation, left):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
+    report = fst.convert(net, fst.get_strategy("rigl", allocation=allocation))
+    assert set(report.skipped) == left
+
+
+def test_rigl_shows_the_gradients_of_each_step():
+    """Those that a replacement has hidden come back once."""
+    training = Training("rigl", interval=4)
+    training.step(0)
+    training.backward(1)
+    gradient = training.layers[0].weight.grad
+    training.optimizer.step()
+    assert training.layers[0].weight.grad is gradient
 
 
 def test_erk_densities():

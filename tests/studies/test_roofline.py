@@ -8,6 +8,7 @@ import torch
 import fst
 from fst import backends
 from fst.backends import registry
+from fst.backends.timing import Samples
 from fst.ops.geometry import Geometry
 from fst.studies import benchmark
 from fst.studies.benchmark import roofline
@@ -119,3 +120,24 @@ def test_measured_rates_are_those_of_a_product_and_a_copy(monkeypatch):
     assert rates.dense > 3 * 2 * 256**3 / took
     assert rates.bandwidth > 3 * 2 * 2**20 / took
     assert rates.sparse is None
+
+
+def test_rates_by_hand(monkeypatch):
+    """The best of two times: a multiply-add is two operations, a byte is read and written."""
+    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 1000})
+    monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 10})
+    taken = {"matmul": Samples([4.0, 2.0], []), "copy": Samples([1.0, 3.0], [])}
+    monkeypatch.setattr(roofline, "sample", lambda *_: taken)
+    rates = roofline.measure_rates(torch.device("cpu"), torch.float32)
+    assert rates.dense == pytest.approx(2 * 10**3 / 2e-3)
+    assert rates.bandwidth == pytest.approx(2 * 1000 / 1e-3)
+
+
+def test_the_whole_input_gradient_is_written():
+    """Of a 1x1 kernel with a stride of 2 most of it are zeros; of the input a quarter is read."""
+    shape = benchmark.LayerShape(4, 4, (1, 1), Geometry((2, 2), (0, 0), (1, 1), 1), 1, 8, 8)
+    moved = {gemm: gemm_bound(shape, gemm, torch.float32, Rates(1, 1)).bytes for gemm in GEMMS}
+    rest = 4 * (4 * 4 + 4 * 16)
+    whole = 4 * 4 * 64
+    assert moved["grad_input"] == whole + rest
+    assert moved["output"] == moved["grad_weight"] == whole / 4 + rest

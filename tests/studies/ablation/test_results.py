@@ -57,6 +57,30 @@ def test_orderings(write_grid):
     assert reversal.beyond_noise  # 10 against 2·sqrt(0.25 + 0.25)
 
 
+@pytest.mark.parametrize(("gap", "beyond"), [(1.0, False), (1.5, True)])
+def test_two_standard_errors_of_a_difference_are_noise(write_grid, gap, beyond):
+    """Each mean has an error of 1/2, their difference one of √(1/4 + 1/4)."""
+    settings = {"a": {**sdgp(2, 4), "published": 2}, "b": {**sdgp(2, 4), "published": 1}}
+    values = {"a": (50.0, 51.0), "b": (50.0 + gap, 51.0 + gap)}
+    results = make(write_grid, values, settings=settings, published={"P": "paper"})
+    assert results.orderings()[0].reversals[0].beyond_noise == beyond
+
+
+def test_the_largest_reversal_comes_first(write_grid):
+    names = ("a", "b", "c")
+    settings = {n: {**sdgp(2, 4), "published": 3 - i} for i, n in enumerate(names)}
+    values = {"a": (50.0,), "b": (51.0,), "c": (55.0,)}
+    results = make(write_grid, values, settings=settings, published={"P": "paper"})
+    assert [r.our_gap for r in results.orderings()[0].reversals] == [5, 4, 1]
+
+
+def test_the_last_epoch_counts_not_the_best(write_grid, tmp_path):
+    results = make(write_grid, {"a": (5.0,)}, settings={"a": sdgp(2, 4)})
+    results.runs[0].log.training["loss"][3] = 1.5
+    (row,) = write(results, tmp_path, "a command").tables[0].rows
+    assert row[:2] == ["a", "5.00"] and "1.500" in row
+
+
 def test_a_metric_of_which_less_is_better(write_grid):
     settings = {"a": {**sdgp(2, 4), "published": 1}, "b": {**sdgp(2, 4), "published": 2}}
     metrics = {"accuracy/top1": {"better": "lower", "scale": 0.01}}
@@ -86,7 +110,7 @@ def test_table(write_grid, tmp_path):
     assert rows["A|B"]["change from dense, P"] == "−0.50"
     assert rows["A|B"]["measured − P"] == "+19.00"
     assert rows["b"]["top-1 %"] == "–" and rows["b"]["published, P"] is None
-    assert rows["dense"]["change from dense"] is None
+    assert rows["dense"]["change from dense"] is rows["dense"]["change from dense, P"] is None
     assert document.versions["torch"] == "9.9"
     assert load_document(tmp_path) == document
     text = (tmp_path / "results.md").read_text()

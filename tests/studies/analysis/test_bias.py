@@ -56,6 +56,23 @@ def test_what_averages_out_and_what_stays():
     assert math.isnan(biases([mean_gradient(lambda exact, _: exact, 1)])["whole"].chance)
 
 
+def test_standard_errors_of_three_batches_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    found, exact = torch.randn(2, 3, 2, 2, 1, 1, generator=generator, dtype=torch.float64)
+    mean = MeanGradient()
+    for pair in zip(found, exact, strict=True):
+        mean.add(*pair)
+    bias = biases([mean])["whole"]
+    size = exact.mean(0).norm()
+    error = ((found - exact).var(0).sum() / 3).sqrt()
+    assert bias.chance == pytest.approx(float(error / size))
+    products, squares = ((other * exact).flatten(1).sum(1) for other in (found, exact))
+    gain = products.sum() / squares.sum()
+    assert bias.gain == pytest.approx(float(gain))
+    deviation = ((products - gain * squares).square().sum() / 2 / 3).sqrt() / squares.mean()
+    assert bias.deviation == pytest.approx(float(deviation))
+
+
 def test_layers_count_as_one_vector():
     """Two layers of the same gradients, one of them lost."""
     whole, lost = (mean_gradient(lambda e, _, factor=factor: factor * e) for factor in (1.0, 0.0))
