@@ -27,9 +27,14 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is an integer, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_integer(name: str, value: object, least: int) -> None:
     """Raise ValueError unless ``value`` is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_integer(value) or value < least:
         raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
 
 

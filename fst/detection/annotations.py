@@ -13,6 +13,8 @@ from pathlib import PurePath
 from reprlib import repr as shortened
 from typing import Any
 
+from fst.basics.values import is_number
+
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 POLICIES = ("error", "skip")
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
@@ -191,10 +193,10 @@ def is_id(value: Any) -> bool:
     return isinstance(value, (int, float, str))
 
 
-def is_number(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     """Whether a value of a JSON file is a finite number that fits a float."""
     try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return is_number(value) and math.isfinite(value)
     except OverflowError:
         return False
 
@@ -212,7 +214,7 @@ def fault_of_image(image: Any) -> str:
     if not isinstance(image.get("file_name"), str) or not image["file_name"]:
         return f"file_name={shortened(image.get('file_name'))} is no text"
     for side in ("width", "height"):
-        if image.get(side) is not None and not is_number(image[side]):
+        if image.get(side) is not None and not _is_finite(image[side]):
             return f"{side}={shortened(image[side])} is no number"
     return ""
 
@@ -224,7 +226,7 @@ def fault_of_annotation(annotation: Any) -> str:
             return f"{key}={shortened(annotation.get(key))} is no number and no text"
     if coco_box(annotation) is None:
         return f"bbox={shortened(annotation.get('bbox'))} is not four numbers"
-    if annotation.get("area") is not None and not is_number(annotation["area"]):
+    if annotation.get("area") is not None and not _is_finite(annotation["area"]):
         return f"area={shortened(annotation['area'])} is no number"
     return ""
 
@@ -250,11 +252,11 @@ def coco_box(annotation: dict[str, Any]) -> Box | None:
     bbox = annotation.get("bbox")
     if not isinstance(bbox, list) or len(bbox) != 4:
         return None
-    if not all(map(is_number, bbox)):
+    if not all(map(_is_finite, bbox)):
         return None
     x, y, width, height = bbox
     corners = (x, y, x + width, y + height)
-    return corners if all(map(is_number, corners)) else None
+    return corners if all(map(_is_finite, corners)) else None
 
 
 def check_box(box: Box, size: Size) -> tuple[Box | None, Kind | None]:

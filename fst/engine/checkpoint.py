@@ -21,6 +21,7 @@ from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 
+from fst.basics.values import is_integer
 from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
 
 LOCK = "training.lock"
@@ -103,7 +104,7 @@ def training_position(checkpoint: Any, path: object) -> dict[str, Any]:
     meta = _training_meta(checkpoint, path)
     for key in ("epoch", "iter"):
         value = meta.get(key)
-        if not isinstance(value, int) or value < 0:
+        if not is_integer(value) or value < 0:
             raise ValueError(
                 f"cannot resume from {str(path)!r}: its meta[{key!r}] is {value!r}, and must be a "
                 "number of trained steps. To start from its weights use load_from without resume."

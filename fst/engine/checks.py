@@ -12,6 +12,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest, suggest
+from fst.basics.values import is_integer
 from fst.engine.config import read_sparsity
 from fst.engine.data import ImageDataset, TimmStream
 from fst.engine.data.loader import check_loader_keys
@@ -138,7 +139,7 @@ def _check_saving(saving: Mapping[str, Any], metrics: Collection[str] | None) ->
     where = "default_hooks.checkpoint"
     check_keys(where, CheckpointHook, saving.keys() - _OF_ANY_HOOK - {"type"})
     interval = saving.get("interval", -1)
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1 or not interval:
+    if not is_integer(interval) or interval < -1 or not interval:
         raise ValueError(
             f"{where}.interval={interval!r} must be a whole number, at least 1, or -1 (save at the "
             "end alone)."

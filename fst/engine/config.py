@@ -12,6 +12,7 @@ from typing import Any
 from mmengine.config import Config
 
 from fst.basics.text import nearest
+from fst.basics.values import is_integer
 from fst.engine.hooks import SparsityHook
 from fst.engine.packaged import config_path, drop_scope
 from fst.rules.strategy import Strategy
@@ -106,7 +107,7 @@ def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
     """MMEngine divides by the interval after the first epoch, and compares the rest later."""
     for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
         value = train_cfg.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_integer(value) or value < least:
             raise ValueError(f"train_cfg.{key}={value!r} must be a whole number, at least {least}.")
 
 

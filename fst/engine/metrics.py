@@ -10,6 +10,8 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
+from fst.basics.values import is_integer
+
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
@@ -26,7 +28,7 @@ class Accuracy(BaseMetric):
     def __init__(self, topk: int | Sequence[int] = (1, 5)) -> None:
         super().__init__()
         self.topk = (topk,) if isinstance(topk, int) else tuple(dict.fromkeys(topk))
-        if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
+        if not self.topk or any(not is_integer(k) or k < 1 for k in self.topk):
             raise ValueError(f"topk={topk!r} must be positive integers.")
         self._meters: dict[int, Any] = {}
         self._seen = 0

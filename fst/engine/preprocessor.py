@@ -16,7 +16,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 from torchvision.transforms.v2 import functional as F
 
-from fst.basics.values import one_of
+from fst.basics.values import is_integer, one_of
 from fst.engine.random_state import isolated, mixed_seed, uniform
 from fst.engine.recipe import build_mixup, build_random_erasing
 
@@ -69,7 +69,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         if not 0 <= flip <= 1:
             raise ValueError(f"flip={flip!r} must be a probability.")
         for name, value in (("translate", translate), ("cutout", cutout)):
-            if not isinstance(value, int) or value < 0:
+            if not is_integer(value) or value < 0:
                 raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
         one_of("padding_mode", padding_mode, ("zero", "mean", "reflect"))
         one_of("cutout_mode", cutout_mode, ("centre", "inside"))

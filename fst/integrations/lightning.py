@@ -15,6 +15,7 @@ with extra_named():
 
 import fst
 from fst.attach import Attachment
+from fst.basics.values import is_integer
 from fst.convert import Selector
 from fst.layers.step import held_by
 
@@ -50,7 +51,7 @@ class SparsityCallback(pl.Callback):
         seed: int = 0,
         **overrides: Any,
     ) -> None:
-        if not isinstance(log_every, int) or log_every < 0:
+        if not is_integer(log_every) or log_every < 0:
             raise ValueError(f"log_every={log_every!r} must be a number of steps, or 0.")
         self.strategy = fst.get_strategy(strategy, **overrides)
         if self.strategy.removes_channels:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fst.basics.text import suggest
+from fst.basics.values import is_integer
 from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, slowest_axis, takes, two_of_four
 
 MAX_M = 32
@@ -33,7 +34,7 @@ KERNEL_PATTERNS = (
 def check_pattern(n: int, m: int) -> None:
     """Raise ValueError unless 1 <= n <= m <= 32, both integers."""
     for name, value in (("n", n), ("m", m)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_integer(value):
             raise ValueError(f"{name}={value!r} must be an integer, with 1 <= n <= m <= {MAX_M}.")
     if not 1 <= n <= m <= MAX_M:
         raise ValueError(f"n={n}, m={m}: the pattern n:m needs 1 <= n <= m <= {MAX_M}.")

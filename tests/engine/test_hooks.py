@@ -15,7 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fst.checkpoint import load_checkpoint_safely
-from fst.engine import Classifier
+from fst.engine import Classifier, ClutteredDigits
+from fst.engine.hooks import ModelEMAHook
+from fst.engine.hooks.monitor import LossMonitorHook
+from fst.engine.metrics import Accuracy
+from fst.engine.preprocessor import ImagePreprocessor
 from fst.layers.modules import SparseConv2d
 
 
@@ -234,3 +238,19 @@ def test_sparsity_hook_in_the_stock_runner(tmp_path):
     )
     with pytest.raises(ValueError, match="srste"):
         runner.train()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LossMonitorHook(interval=True),
+        lambda: ModelEMAHook(update_after_step=True),
+        lambda: Accuracy(topk=True),
+        lambda: ImagePreprocessor([100.0], [50.0], translate=True),
+        lambda: ClutteredDigits(split="train", noise=True),
+    ],
+)
+def test_true_is_no_number(build):
+    """It counts as 1 in Python, and is a slip in a config."""
+    with pytest.raises(ValueError, match="=True must be"):
+        build()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fst.basics.values import one_of
+from fst.basics.values import is_integer, one_of
 from fst.engine.data.sampler import REPETITION, Sample
 from fst.engine.random_state import sample_keys
 
@@ -116,7 +116,7 @@ def resolve_device(device: str) -> torch.device:
 
 def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of ``size`` samples, as equally many of each class as there are, first ones first."""
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= len(labels):
+    if not is_integer(size) or not 1 <= size <= len(labels):
         raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}.")
     # rank of each sample within its class: taking the smallest ranks first balances the classes
     order = torch.argsort(labels, stable=True)

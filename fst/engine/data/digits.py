@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import DATASETS
 from torch.nn import functional as F
 
-from fst.basics.values import one_of
+from fst.basics.values import is_integer, one_of
 from fst.engine.data.base import InMemoryDataset
 from fst.engine.random_state import sample_keys, uniform
 
@@ -84,7 +84,7 @@ class ClutteredDigits(InMemoryDataset):
             ("noise", noise, 0, 255),
             ("scenes", scenes, 1, 1024),
         ):
-            if not isinstance(value, int) or not least <= value <= most:
+            if not is_integer(value) or not least <= value <= most:
                 raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}.")
         digits, labels = _bundled(split)
         count = len(digits) * scenes

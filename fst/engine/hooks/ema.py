@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
 
-from fst.basics.values import is_number
+from fst.basics.values import is_integer, is_number
 from fst.engine.model import built_wrappers, unwrapped
 
 
@@ -57,7 +57,7 @@ class ModelEMAHook(Hook):
                 raise ValueError(f"ema {name}={value!r} must be a number from 0 to below 1.")
         if min_decay > decay:
             raise ValueError(f"ema min_decay={min_decay!r} must not exceed decay={decay!r}.")
-        if not isinstance(update_after_step, int) or update_after_step < 0:
+        if not is_integer(update_after_step) or update_after_step < 0:
             raise ValueError(f"ema update_after_step={update_after_step!r} must be a step, from 0.")
         for name, value in (("warmup_gamma", warmup_gamma), ("warmup_power", warmup_power)):
             if not value > 0:

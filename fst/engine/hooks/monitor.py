@@ -10,6 +10,8 @@ import torch
 from mmengine.hooks import LoggerHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
+from fst.basics.values import is_integer
+
 MAX_HISTORY = 10_000
 
 
@@ -33,7 +35,7 @@ class LossMonitorHook(RuntimeInfoHook):
     """
 
     def __init__(self, interval: int = 20) -> None:
-        if not isinstance(interval, int) or interval < 1:
+        if not is_integer(interval) or interval < 1:
             raise ValueError(f"interval={interval!r} must be a positive number of iterations.")
         self.interval = interval
         self._pending: list[tuple[int, int, dict[str, Any]]] = []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fst
 from fst.attach import Attachment
-from fst.basics.values import one_of
+from fst.basics.values import is_integer, one_of
 from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
 from fst.engine.hooks.ema import ModelEMAHook
@@ -78,7 +78,7 @@ class SparsityHook(Hook):
         from_scratch: str = "warn",
         **overrides: Any,
     ) -> None:
-        if not isinstance(log_interval, int) or isinstance(log_interval, bool) or log_interval < 1:
+        if not is_integer(log_interval) or log_interval < 1:
             raise ValueError(
                 f"log_interval={log_interval!r} must be a positive number of iterations."
             )

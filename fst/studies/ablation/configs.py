@@ -14,6 +14,7 @@ from typing import Any
 from mmengine.config import Config
 
 from fst.basics.text import nearest
+from fst.basics.values import is_integer
 from fst.engine.checks import check_config
 from fst.engine.config import (
     DETECTION_KEYS,
@@ -195,7 +196,7 @@ def set_epochs(config: Config, epochs: int) -> None:
 def _length(config: Config) -> int:
     loop = config.get("train_cfg") or {}
     length = loop.get("max_epochs", loop.get("max_iters"))
-    if not isinstance(length, int) or length < 1:
+    if not is_integer(length) or length < 1:
         raise ValueError(f"train_cfg={dict(loop)} has no max_epochs or max_iters above 0.")
     return length
 

@@ -12,7 +12,7 @@ import yaml
 from mmengine.config import Config
 
 from fst.basics.text import suggest
-from fst.basics.values import is_number
+from fst.basics.values import is_integer, is_number
 from fst.engine.packaged import config_path
 
 GRID_KEYS = (
@@ -156,7 +156,7 @@ def load_grid(path: str | Path) -> Grid:
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
     """The seeds as a tuple; refuses what is no list of different non-negative integers."""
     seeds = _sequence(seeds, where)
-    good = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]
+    good = [s for s in seeds if is_integer(s) and s >= 0]
     if not seeds or len(good) != len(seeds) or len(set(seeds)) != len(seeds):
         raise ValueError(f"{where}={list(seeds)!r} must be different integers of 0 or more.")
     return tuple(seeds)
@@ -323,6 +323,6 @@ def _number(raw: Any, where: str) -> float:
 
 
 def _epochs(raw: Any, where: str) -> int | None:
-    if raw is not None and (isinstance(raw, bool) or not isinstance(raw, int) or raw < 1):
+    if raw is not None and (not is_integer(raw) or raw < 1):
         raise ValueError(f"{where}={raw!r} must be a positive integer.")
     return raw
