@@ -54,6 +54,9 @@ def fst_sampled(
 ) -> Strategy:
     """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
     decimation.
+
+    In a short training a larger ``decay`` may hold the masks against the noise of sampling: 5e-3
+    did in docs/weight_gradient.md.
     """
     rule = sampled(keep, axis, center, min_size, phase, split, prefix_tokens).grad_weight
     base = fst_w(n, m, group_order, decay, decay_mode)
