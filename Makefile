@@ -1,4 +1,4 @@
-# `make demo` and `make test` work on a fresh machine with Python 3.11-3.13, git and make.
+# `make demo`, `make test` and `make test-system` work on a fresh machine with Python 3.11-3.13, git and make.
 # Another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: campaign demo docs lint test venv
+.PHONY: campaign demo docs lint test test-system venv
 venv: $(STAMP)
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+KERNELS := $(wildcard kernels/*.cpp kernels/*.h)
+
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v[:2] <= (3, 13) else \
 	"error: FST needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: choose one with PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +23,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-system: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "system and not exhaustive" $(PYTEST_ARGS)
 
 docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -n --keep-going -q -d build/doctrees docs build/docs

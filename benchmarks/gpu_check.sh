@@ -46,7 +46,7 @@ steps() { # NAME SECONDS MODEL OPTIONS...
     local name=$1 seconds=$2 model=$3
     shift 3
     run "$name" "$seconds" "$PYTHON" tools/benchmark.py --model "$model" --dtype bfloat16 \
-        --device cuda --no-layers --out "$LOGS/$name" "$@"
+        --out "$LOGS/$name" "$@"
 }
 
 tests() { # NAME SECONDS PROCESSES TESTS...
@@ -60,8 +60,10 @@ tests() { # NAME SECONDS PROCESSES TESTS...
 
 call_1() {
     run versions 60 "$PYTHON" -m torch.utils.collect_env
-    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense fst sdgp --no-compile
-    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst --no-compile
+    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense fst sdgp \
+        --measure steps profile memory
+    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst \
+        --measure steps profile memory
     run build 90 "$PYTHON" -m fst.ops build
     tests tests 200 14 tests/kernels --ignore-glob='*sparse24*'
     tests tests_sparse24 120 6 tests/kernels/test_sparse24.py \
@@ -70,13 +72,14 @@ call_1() {
 
 call_2() {
     local kernels=prune_weight=triton,fold_grad_output=triton
-    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --no-compile --no-memory \
+    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps profile \
         --force-backends "$kernels"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
     if "$PYTHON" -c 'import mmdet' 2>/dev/null; then
-        of_ssd=(resnet18 --config configs/detection/fst_ssd300_voc0712.py)
+        of_ssd=(configs/detection/fst_ssd300_voc0712.py)
     fi
-    steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst --no-compile
+    steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst \
+        --measure steps profile memory
     run build 90 "$PYTHON" -m fst.ops build
     run sparse24 120 "$PYTHON" benchmarks/gpu/sparse24.py --models resnet18 --batch "$BATCH" \
         --out "$LOGS/sparse24.json"
@@ -85,7 +88,8 @@ call_2() {
 }
 
 call_3() {
-    steps compiled_resnet18 240 resnet18 --batch "$BATCH" --strategies dense fst --compile
+    steps compiled_resnet18 240 resnet18 --batch "$BATCH" --strategies dense fst \
+        --measure steps compiled profile memory
     run pruning 120 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
     if command -v compute-sanitizer >/dev/null; then

@@ -3,7 +3,7 @@
 _base_ = "demo_digits.py"
 
 model = dict(
-    architecture=dict(width=24),
+    architecture=dict(width=32),
     data_preprocessor=dict(mean=[36.0], std=[59.0], translate=2),
 )
 sparsity = dict(strategy="srste")

@@ -6,6 +6,8 @@ for ten epochs, validated at 224.
 
 _base_ = ["_base_/imagenet.py", "_base_/runtime.py"]
 
+data_root = "data/imagenette"
+
 model = dict(
     architecture=dict(source="timm", name="resnet18", num_classes=10, channels=(16, 32, 64, 128))
 )
@@ -16,13 +18,12 @@ train_dataloader = dict(
     batch_size=32,
     num_workers=0,
     persistent_workers=False,
-    dataset=dict(data_root="data/imagenette", transforms=[dict(type="RandomResizedCrop", size=96)]),
+    dataset=dict(transforms=[dict(type="RandomResizedCrop", size=96)]),
 )
 val_dataloader = dict(
     batch_size=50,
     num_workers=0,
     persistent_workers=False,
-    dataset=dict(data_root="data/imagenette"),
 )
 test_dataloader = val_dataloader
 val_evaluator = dict(topk=(1,))

@@ -8,7 +8,6 @@ from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
 from fst.metrics import metrics
-from fst.plan import plan
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
 from fst.rules.schedule import Schedule
@@ -16,6 +15,7 @@ from fst.rules.strategy import Strategy
 from fst.state import load_sparsity_state, seed_random_rules, sparsity_state
 from fst.strategies.registry import get_strategy, list_strategies, register_strategy
 from fst.verify import verify
+from fst.zeros import hold
 
 __all__ = [
     "NM",
@@ -29,10 +29,10 @@ __all__ = [
     "fold",
     "frozen",
     "get_strategy",
+    "hold",
     "list_strategies",
     "load_sparsity_state",
     "metrics",
-    "plan",
     "register_strategy",
     "seed_random_rules",
     "sparse_conv2d",

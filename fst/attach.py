@@ -216,7 +216,7 @@ def attach(
         if other != name:
             raise ValueError(
                 f"layers {other!r} and {name!r} share a weight; {strategy.name!r} keeps one mask "
-                "for each layer: exclude one of them in fst.convert."
+                "for each layer: exclude them in fst.convert."
             )
         scheduled.append(layer)
     return Attachment(optimizer, scheduled, run)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import pickletools
 import re
+import shutil
 import struct
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
+PREFIX, SUFFIX = ".fst-", ".unfinished"  # of the folders in which files are written
 PROGRAMS = (".pt2", ".onnx")
 ZIP_START = b"PK\3\4"
 CHUNK = 1 << 20
@@ -112,12 +118,9 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
     if path.suffix in PROGRAMS:
-        raise ValueError(
-            f"{str(path)!r} is an exported program, no checkpoint (.pth, .pt): "
-            "fst.export verifies its weights when it writes it."
-        )
+        raise ValueError(f"{str(path)!r} is an exported program, no checkpoint (.pth, .pt).")
     try:
-        _check_file(path)
+        check_file(path)
         valid = torch.sparse.check_sparse_tensor_invariants(True)
         with torch.serialization.safe_globals(_ALLOWED), valid:
             return torch.load(path, map_location=map_location, weights_only=True)
@@ -136,7 +139,7 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
         ) from error
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
     """Refuse what torch.load does not look at: wrong checksums, sizes beyond the file's own."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -175,13 +178,21 @@ def _check_names(file: _Bounded) -> None:
         raise pickle.UnpicklingError(str(error)) from error
 
 
-def state_dict_of(checkpoint: object, path: object = "the checkpoint") -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint: its "state_dict" or "model" entry, or the mapping itself."""
-    found = checkpoint
+def state_dict_in(checkpoint: Any) -> Any:
+    """The "state_dict" or "model" entry of a checkpoint, or else the checkpoint itself."""
     for key in ("state_dict", "model"):
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get(key), dict):
-            found = checkpoint[key]
-            break
+            return checkpoint[key]
+    return checkpoint
+
+
+def state_dict_of(checkpoint: object, path: object = "the checkpoint") -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint by name.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    found = state_dict_in(checkpoint)
     if not isinstance(found, dict) or not any(torch.is_tensor(v) for v in found.values()):
         raise ValueError(f"{path} holds no weights: neither a state_dict nor a dict with one.")
     odd = [key for key, v in found.items() if torch.is_tensor(v) and not isinstance(key, str)]
@@ -190,27 +201,65 @@ def state_dict_of(checkpoint: object, path: object = "the checkpoint") -> dict[s
     return {re.sub(r"^module\.", "", k): v for k, v in found.items() if torch.is_tensor(v)}
 
 
-def commit_file(partial: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Make a completely written file durable and give it its final name in one step."""
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, final)
-    directory = os.open(os.path.dirname(os.path.abspath(final)), os.O_RDONLY)
+def trained_classes(checkpoint: object) -> list[str]:
+    """The names of the classes that a training checkpoint of mmengine saw; empty if it has none."""
+    meta = checkpoint.get("meta") if isinstance(checkpoint, dict) else None
+    data = meta.get("dataset_meta") if isinstance(meta, dict) else None
+    return [str(name) for name in (data or {}).get("classes") or ()]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The file to write in the place of ``path``, which it becomes when the block ends.
+
+    It lies in a folder of its own beside ``path``, so writers of one path do not disturb each
+    other, and each finds what it has written. Readers see the old file or the whole new one. After
+    an exception the old file stays, and nothing else. A link stays a link: what it names is
+    replaced. A process that is killed leaves its folder behind, for `discard_unfinished`.
+
+    Raises:
+        OSError: ``path`` is a folder or no regular file, or its folder does not exist or cannot be
+            written to; before the block begins.
+    """
+    final = Path(os.path.realpath(path))
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if final.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, where a file is to be written", str(path))
+    if final.exists() and not final.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        beside = tempfile.TemporaryDirectory(prefix=PREFIX, suffix=SUFFIX, dir=final.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    with beside as folder:
+        partial = Path(folder) / final.name
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        if final.exists():
+            shutil.copymode(final, partial)
+        os.replace(partial, final)
+        directory = os.open(final.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def discard_unfinished(folder: str | os.PathLike[str]) -> None:
+    """Remove what killed writers left in ``folder``, in which nobody else may be writing."""
+    for left in Path(folder).glob(f"{PREFIX}*{SUFFIX}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def save_atomically(obj: Any, path: str | os.PathLike[str]) -> None:
     """`torch.save` that leaves either the old file or the complete new one."""
-    partial = f"{os.fspath(path)}.tmp"
-    torch.save(obj, partial)
-    commit_file(partial, path)
+    with replacing(path) as partial:
+        torch.save(obj, partial)
 
 
 def write_text_atomically(text: str, path: str | os.PathLike[str]) -> None:
     """Replace a small text file in one step."""
-    partial = f"{os.fspath(path)}.tmp"
-    Path(partial).write_text(text, encoding="utf-8")
-    commit_file(partial, path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")

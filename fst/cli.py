@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
+import logging
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fst.basics.arguments import silent_when_unread, user_errors
 from fst.basics.extras import extra_named
@@ -26,10 +31,10 @@ COMMANDS = {
     "train": Command("fst.engine.cli", "train", "train the model of a config"),
     "test": Command("fst.engine.cli", "test", "evaluate a checkpoint"),
     "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights"),
-    "verify": Command("fst.engine.cli", "verify", "check the N:M pattern of a file's weights"),
+    "verify": Command("fst.commands", "verify", "check the N:M pattern of a file's weights"),
     "export": Command("fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked"),
     "ablate": Command("fst.studies.ablation.cli", "main", "train a grid of settings and seeds"),
-    "analyze": Command("fst.studies.analysis.cli", "main", "the papers' figures for any model"),
+    "analyze": Command("fst.studies.analysis.cli", "main", "multiply-adds, coverage, gradients"),
     "report": Command("fst.studies.reporting.cli", "main", "one HTML page of runs and studies"),
     "bench": Command("fst.studies.benchmark.cli", "main", "time layers and training steps"),
     "demo": Command(
@@ -38,6 +43,15 @@ COMMANDS = {
     "configs": Command("fst.engine.cli_configs", "main", "list or copy the package's configs"),
     "env": Command("fst.studies.reporting.environment", "main", "versions, devices, backends"),
 }
+GIVEN = {
+    "train": ("config",),
+    **dict.fromkeys(("test", "fold", "export"), ("config", "checkpoint")),
+}
+NOISE = (
+    "'pin_memory' argument is set as true but no accelerator is found",
+    "faster_coco_eval is not installed",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
 EPILOG = """\
 fst COMMAND --help explains a command. Training on several GPUs:
   torchrun --nproc-per-node=8 -m fst train CONFIG --launcher pytorch"""
@@ -64,6 +78,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
     with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
+        _check_paths(rest, GIVEN.get(name, ()))
         module = importlib.import_module(COMMANDS[name].module)
-    with silent_when_unread():
+    with silent_when_unread(), _without_noise():
         return getattr(module, COMMANDS[name].function)(rest)
+
+
+def _check_paths(arguments: Sequence[str], given: Sequence[str]) -> None:
+    """Raise FileNotFoundError before the imports, which take seconds, if a file is not there.
+
+    ``given``: what the arguments before the first option are. Names of packages' configs and
+    addresses of checkpoints are looked up later.
+    """
+    first = itertools.takewhile(lambda argument: not argument.startswith("-"), arguments)
+    for kind, path in zip(given, first, strict=False):
+        if "::" not in path and "://" not in path and not Path(path).expanduser().is_file():
+            raise FileNotFoundError(f"{kind} {path!r} does not exist or is no file.")
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Leave out what libraries say of things that no command uses.
+
+    MMEngine's `print_log` prints whatever has no logger, also for debugging.
+    """
+    logs = sys.modules.get("mmengine.logging")
+    said: Any = getattr(logs, "print_log", None)
+
+    def print_log(message: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            said(message, logger, level)
+
+    with warnings.catch_warnings():
+        for text in NOISE:
+            warnings.filterwarnings("ignore", text)
+        if said is not None:
+            vars(logs)["print_log"] = print_log
+        try:
+            yield
+        finally:
+            if said is not None:
+                vars(logs)["print_log"] = said

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,15 +14,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
+from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
 from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.report import ConversionReport, coverage_of, describe_layer
-from fst.rules.by_name import planned_rules
+from fst.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
 from fst.rules.strategy import Strategy
-from fst.selection import LAYERS, kept_dense, never_called
-from fst.strategies.registry import get_strategy
+from fst.selection import LAYERS, kept_dense, never_called, shared_parameters
+from fst.stored.notes import drop_note, leave_note
+from fst.strategies.registry import get_strategy, list_strategies, options_of
 
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
     sparse.dense_class: sparse for sparse in (SparseConv2d, SparseLinear)
@@ -36,7 +37,7 @@ UNSUPPORTED_CLASSES = (
     nn.ConvTranspose3d,
     nn.Bilinear,
 )
-Selector = str | type[nn.Module]
+KINDS = "convolution or linear layer"
 
 
 def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
@@ -67,9 +68,9 @@ def convert(
     *,
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
-    plan: Mapping[str, Mapping[str, Any] | None] | None = None,
     layers: str = "conv",
     example_input: Tensor | tuple[Any, ...] | None = None,
+    **options: Any,
 ) -> ConversionReport:
     """Make layers of ``model`` sparse in place.
 
@@ -82,14 +83,13 @@ def convert(
         include: glob patterns on layer names (a pattern also matches everything below that name)
             or layer types; if None, ``layers`` decides.
         exclude: likewise, what to leave dense.
-        plan: layer name -> how its grad_weight is pruned instead, as `fst.plan` returns it:
-            ``{"layer1.0.conv1": {"rule": "sampled", "keep": 4}, "layer4.1.conv2": None}``. Layers
-            of too few input channels for the strategy stay dense, and the report says so.
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
             "all", both, without the patch embedding. Those with fewer input channels than the
             strategy asks for stay dense.
         example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
             report: the model runs on it once, dense, in eval mode.
+        options: of the strategy, where it is given by its name, as `fst.get_strategy` takes them:
+            ``fst.convert(model, "srste", decay=1e-3)``.
 
     Returns:
         A report of every convolution and linear layer: converted, or skipped and why; and which
@@ -97,25 +97,25 @@ def convert(
         convert, are named in it too.
 
     Raises:
-        ValueError: nothing was converted, a pattern or a name in ``plan`` matches no layer, or
-            ``layers`` is unknown, or given beside ``include``.
+        ValueError: nothing was converted, a pattern matches no layer, ``layers`` is unknown, or
+            given beside ``include``, or an option is not the strategy's.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
-            ``plan`` no mapping, or ``example_input`` neither a tensor nor a tuple.
+            ``example_input`` neither a tensor nor a tuple.
     """
     check_module(model)
     refuse_sharded(model, "convert", ORDER)
-    strategy = get_strategy(strategy)
+    _check_options(strategy, options)
+    strategy = get_strategy(strategy, **options)
     check_layers(layers, include)
     candidates = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, (*SPARSE_CLASSES, *UNSUPPORTED_CLASSES)) or _is_lazy(module)
     }
-    if plan and strategy.schedule is not None:
-        raise ValueError(f"plan: strategy {strategy.name!r} has a schedule, which needs one rule.")
-    planned = planned_rules(plan)
-    included = _matches("include", include, candidates)
-    excluded = _matches("exclude", exclude, candidates)
+    included, excluded = (
+        set() if chosen is None else selected(argument, chosen, candidates, KINDS)
+        for argument, chosen in (("include", include), ("exclude", exclude))
+    )
     report = ConversionReport(str(strategy))
     chosen: list[str] = []
     impossible = never_called(model)
@@ -130,16 +130,14 @@ def convert(
             reason = dense.get(name)
         if reason is None and include is None:
             reason = _too_few_channels(module, strategy)
-            if reason is not None and planned.pop(name, None) is not None:
-                reason += "; its rule in the plan is not used"
         if reason is not None:
             report.skipped[name] = reason
             continue
         chosen.append(name)
     report.skipped.update(impossible)
-    missing = [name for name in planned if name not in chosen]
-    if missing:
-        raise ValueError(f"plan: {missing[0]!r} is no layer that is converted; {_listed(chosen)}")
+    for name, reason in _tied_to_others(model, candidates, chosen, strategy).items():
+        report.skipped[name] = reason
+        chosen.remove(name)
     if not chosen:
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
@@ -147,15 +145,30 @@ def convert(
         )
     counted = None if example_input is None else multiply_adds(model, example_input)
     for name in chosen:
-        rule = planned.get(name, strategy.grad_weight)
-        if rule is not None:
-            rule = rule.with_prefix_tokens(_prefix_tokens(model, name))
-        own = strategy if rule is strategy.grad_weight else replace(strategy, grad_weight=rule)
         module = candidates[name]
-        layer = SPARSE_CLASSES[type(module)].sparsify(module, own, name)
+        drop_note(module)
+        layer = SPARSE_CLASSES[type(module)].sparsify(module, strategy, name)
         report.layers.append(describe_layer(layer))
     report.covered = coverage_of(model, report.skipped, counted)
+    device = candidates[chosen[0]].weight.device.type
+    report.notes = notes_on_speed(strategy, report.layers, device)
     return report
+
+
+def _check_options(strategy: str | Strategy, options: Mapping[str, Any]) -> None:
+    """Raise ValueError where an option is neither the strategy's nor an argument of `convert`."""
+    if isinstance(strategy, Strategy) or strategy not in list_strategies():
+        return  # which get_strategy refuses
+    own = options_of(strategy)
+    unknown = [option for option in options if option not in own]
+    if unknown:
+        arguments = [
+            n for n in inspect.signature(convert).parameters if n not in ("model", "options")
+        ]
+        raise ValueError(
+            f"{unknown[0]!r} is neither an argument of convert nor an option of strategy "
+            f"{strategy!r}.{suggest(unknown[0], [*own, *arguments])}"
+        )
 
 
 def check_layers(layers: str, include: object) -> None:
@@ -168,17 +181,13 @@ def check_layers(layers: str, include: object) -> None:
         )
 
 
-def _listed(names: list[str]) -> str:
-    return f"converted layers: {', '.join(names) or 'none'}."
-
-
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
 
     A layer of another class that was converted becomes that class again, unless that computes its
-    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too. A
-    Parameter that layers share stays shared where all of them compute with the same S(W); elsewhere
-    each folded layer gets one of its own.
+    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
+    Layers that share a Parameter share the folded one. The plain layers, and the metadata of the
+    state_dict, note which N:M their weights are, for `fst.verify` and `fst.export`.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``.
@@ -186,7 +195,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
     Raises:
         ValueError: no layer of ``model`` is converted, or the weight of one is computed from other
-            parameters.
+            parameters, or is shared with a layer that computes with other values of it.
     """
     layers = sparse_layers(model)
     if not layers:
@@ -200,37 +209,29 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
                 "remove_weight_norm, remove_spectral_norm or prune.remove first."
             )
     weights = {name: layer.effective_weight() for name, layer in layers.items()}
+    _check_ties(model, weights)
     if not inplace:
         model = copy.deepcopy(model)
-        layers = sparse_layers(model)
-    users: dict[Tensor, list[Tensor | None]] = {}
-    for name, module in model.named_modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            users.setdefault(parameter, []).append(weights.get(name) if key == "weight" else None)
-    for name, layer in layers.items():
-        weight, folded = layer.weight, weights[name]
-        others = [other for other in users[weight] if other is not folded]
-        if any(other is None or not torch.equal(other, folded) for other in others):
-            layer.weight = nn.Parameter(torch.empty_like(weight), weight.requires_grad)
-        layer.densify(folded)
+    for name, layer in sparse_layers(model).items():
+        rule = layer.acting.output
+        layer.densify(weights[name])
+        leave_note(layer, None if rule is None else rule.weight_groups)
     return model
 
 
-def _prefix_tokens(model: nn.Module, name: str) -> int:
-    """How many class tokens and registers there are, as the innermost module around a layer says.
-
-    timm's have ``num_prefix_tokens``, torchvision's ``class_token``, (1, tokens, channels).
-    """
-    inside = name.split(".")
-    for depth in reversed(range(len(inside))):
-        module = model.get_submodule(".".join(inside[:depth]))
-        count = getattr(module, "num_prefix_tokens", None)
-        if isinstance(count, int):
-            return count
-        token = module._parameters.get("class_token")
-        if token is not None and token.dim() == 3:
-            return token.shape[1]
-    return 0
+def _check_ties(model: nn.Module, folded: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where layers share a Parameter and compute with different values of it."""
+    for users in shared_parameters(model):
+        values = [folded.get(name) if key == "weight" else None for name, key in users]
+        first = next((value for value in values if value is not None), None)
+        if first is None or all(v is not None and torch.equal(v, first) for v in values):
+            continue
+        names = " and ".join(repr(f"{name}.{key}".lstrip(".")) for name, key in users)
+        raise ValueError(
+            f"{names} are one Parameter, of which they compute with different values: folded, it "
+            "could not stay one. Give each layer a Parameter of its own, or convert all of them "
+            "with one strategy."
+        )
 
 
 def _is_lazy(module: nn.Module) -> bool:
@@ -255,6 +256,25 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
     return sparse.obstacle(strategy)
 
 
+def _tied_to_others(
+    model: nn.Module, candidates: Mapping[str, nn.Module], chosen: list[str], strategy: Strategy
+) -> dict[str, str]:
+    """The chosen layers whose weight is also another's, which would not compute with the same S(W).
+
+    A folded or exported model could not hold both values in one Parameter.
+    """
+    found = {}
+    for users in shared_parameters(model):
+        weights = {name for name, key in users if key == "weight" and name in chosen}
+        kinds = {type(candidates[name]) for name in weights}
+        if len(weights) == len(users) and len(kinds) == 1 and not strategy.draws_masks:
+            continue
+        for name in weights:
+            others = [f"{n}.{k}".lstrip(".") for n, k in users if n != name]
+            found[name] = f"shares its weight with {', '.join(others)}, not pruned alike"
+    return found
+
+
 def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
     width = "in_features" if isinstance(module, nn.Linear) else "in_channels"
     channels: int = getattr(module, width)
@@ -264,36 +284,3 @@ def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:
             f"{strategy.min_in_channels} on"
         )
     return None
-
-
-def _matches(
-    argument: str,
-    selectors: Selector | Iterable[Selector] | None,
-    candidates: dict[str, nn.Module],
-) -> set[str]:
-    """Names of the candidates that any selector matches."""
-    if selectors is None:
-        return set()
-    if isinstance(selectors, str) or not isinstance(selectors, Iterable):
-        selectors = [selectors]
-    found: set[str] = set()
-    for selector in selectors:
-        if isinstance(selector, str):
-            names = {n for n in candidates if _name_matches(n, selector)}
-        elif isinstance(selector, type) and issubclass(selector, nn.Module):
-            names = {n for n, module in candidates.items() if isinstance(module, selector)}
-        else:
-            raise TypeError(
-                f"{argument}={selector!r}: a selector is a name pattern or a module type."
-            )
-        if not names:
-            raise ValueError(
-                f"{argument}={selector!r} matches no convolution or linear layer. "
-                f"Layers: {', '.join(candidates) or 'none'}."
-            )
-        found |= names
-    return found
-
-
-def _name_matches(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fst.ops import gemms
-from fst.ops.arguments import IntPair, check_tensors, compute_dtype
-from fst.ops.conv import convolve_pruned, linear_as_conv
+from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
+from fst.ops.conv import Call, convolve_pruned, linear_as_conv
 from fst.ops.prune import prune_weight
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import default_strategy
@@ -33,8 +32,8 @@ def sparse_conv2d(
             (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
         bias: (Cout,) or None.
         stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
-        strategy: a name or a `Strategy`. One that reuses gradients of earlier steps (`resprop`)
-            does so in layers only: here every call is a first step, which is dense.
+        strategy: a name or a `Strategy`. One that remembers earlier steps (`resprop`, and `sampled`
+            with ``noise``) does so in layers only: here every call is a first step, which is dense.
         generator: source of randomness of random rules; torch's default generator if None.
 
     Returns:
@@ -47,23 +46,11 @@ def sparse_conv2d(
         strategy = default_strategy(strategy)
     groups = check_tensors(input, weight, bias, groups)
     dtype = compute_dtype(input, weight, bias)
+    input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
     with torch.no_grad():
         pruned = prune_weight(weight, strategy, groups, dtype, generator)
-        packed = gemms.pack(weight, groups, strategy, dtype)
-    return convolve_pruned(
-        input,
-        weight,
-        bias,
-        pruned,
-        stride,
-        padding,
-        dilation,
-        groups,
-        strategy,
-        decay=strategy.gradient_decay,
-        generator=generator,
-        packed=packed,
-    )
+    call = Call(geometry, strategy, strategy.gradient_decay, generator)
+    return convolve_pruned(input, weight, bias, pruned, call)
 
 
 def sparse_linear(
@@ -77,9 +64,9 @@ def sparse_linear(
     """`sparse_conv2d` for linear layers: a 1x1 convolution over a sample's positions.
 
     Args:
-        input: (..., in_features). The positions that rules of grad_weight group or pair are the
-            tokens of (N, T, C), or the map of (..., H, W, C); (N, C) has one position for each
-            sample, so nothing to prune there.
+        input: (..., in_features). The positions that rules of grad_weight group, pair or draw are
+            the tokens of (N, T, C), or the map of (..., H, W, C); (N, C) has one position for each
+            sample.
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fst.basics.sharding import whole
 from fst.layers.modules import SparseLayer, converted_layers
+from fst.layers.positions import share_of_positions
 
 Layers = Mapping[str, SparseLayer]
 Scalars = dict[str, Tensor]  # of layers, by name, on their devices
@@ -32,9 +33,11 @@ class MaskWatch:
 
     @torch.no_grad()
     def look(self, layers: Layers) -> dict[str, Scalars]:
-        """For each layer ``density`` and ``mask_flip_rate``, and what its schedule measures.
+        """For each layer ``density``, ``mask_flip_rate`` and ``positions``, and what its schedule
+        measures.
 
-        The flip rate is the share of the mask that has changed since the last look.
+        The flip rate is the share of the mask that has changed since the last look; ``positions``
+        the share of the output positions that grad_weight took in the last step.
         """
         found = {name: layer.output_mask() for name, layer in layers.items()}
         masks = {name: mask for name, mask in found.items() if mask is not None}
@@ -44,6 +47,11 @@ class MaskWatch:
                 name: (mask != self._seen[name]).sum() / mask.numel()
                 for name, mask in masks.items()
                 if name in self._seen and self._seen[name].shape == mask.shape
+            },
+            "positions": {
+                name: torch.tensor(share, dtype=torch.float64)
+                for name, layer in layers.items()
+                if (share := share_of_positions(layer)) is not None
             },
         }
         for name, layer in layers.items():
@@ -95,8 +103,9 @@ def metrics(model: nn.Module, prefix: str = "sparsity/") -> dict[str, float]:
     Returns:
         "sparsity/density" and "sparsity/density/<layer>": share of weights kept in the output GEMM
         (strategies that prune weights); likewise "mask_flip_rate", the share of the mask that has
-        changed since the last call (from the second on), "grad_norm" (where there are gradients),
-        and what the strategy's schedule counts.
+        changed since the last call (from the second on), "positions", the share of the output
+        positions that grad_weight took in the last step (strategies that draw them), "grad_norm"
+        (where there are gradients), and what the strategy's schedule counts.
 
     Raises:
         ValueError: no layer of ``model`` is converted.

@@ -23,10 +23,13 @@ from fst.layers.coverage import (
     size_of,
 )
 from fst.layers.modules import SparseLayer, sparse_layers
+from fst.layers.positions import share_of_positions
+from fst.ops import cpp
 from fst.rules.rule import Pattern, Rule
-from fst.rules.strategy import GEMMS
+from fst.rules.strategy import GEMMS, Strategy
 
 NOT_COMPUTED = "not computed"
+MAY_BE = "may be accelerated"
 NO_CHOICE = "nothing to choose so far"
 LONG = 30  # layers; longer reports are summed up by module, and similar layers share a row
 
@@ -36,7 +39,8 @@ class GemmReport(NamedTuple):
 
     Attributes:
         mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
-            is saved), "accelerated" (fewer multiply-adds are done) or "not computed".
+            is saved), "accelerated" (fewer multiply-adds are done), "may be accelerated" (the first
+            step measures whether that is faster) or "not computed".
         rule: what is pruned; "" where dense.
         reason: why it is so.
         decision: which backend computed it last, and why; None before that, and where there is
@@ -72,12 +76,14 @@ class ConversionReport:
         layers: one `LayerReport` for each converted layer.
         skipped: name of each layer that was left dense -> reason.
         covered: every weight of a convolution or linear layer: N:M, exempt, or skipped.
+        notes: what the conversion costs in training, in sentences.
     """
 
     strategy: str
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     covered: Coverage = Coverage()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def coverage(self) -> float:
@@ -103,6 +109,8 @@ class ConversionReport:
             lines += ["", str(self.covered)]
         if self.skipped:
             lines += ["", table(("skipped", "reason"), self.skipped.items())]
+        if self.notes:
+            lines += ["", *self.notes]
         return "\n".join(lines)
 
     def by_module(self) -> str:
@@ -131,6 +139,22 @@ class ConversionReport:
         return table(("layer", "weight", *GEMMS), named)
 
 
+def notes_on_speed(strategy: Strategy, layers: Iterable[LayerReport], device: str) -> list[str]:
+    """What the user must know of the time of a training step."""
+    if strategy.sampling is not None and device == "cpu" and (reason := cpp.missing()):
+        return [
+            f"The C++ kernels are missing: {reason}. Without them a CPU gains nothing from sampled "
+            "positions, and the layers stay dense."
+        ]
+    modes = {gemm.mode for layer in layers for gemm in layer.gemms.values()}
+    if modes & {"accelerated", MAY_BE} or "simulated" not in modes:
+        return []
+    return [
+        "No GEMM is accelerated: a training step takes longer than a dense one, and the zeros pay "
+        "when the folded model runs on hardware that skips them."
+    ]
+
+
 def coverage_of(
     model: nn.Module, skipped: Mapping[str, str], multiply_adds: Mapping[str, int] | None = None
 ) -> Coverage:
@@ -146,7 +170,7 @@ def coverage_of(
         name = key.rpartition(".")[0]
         size, inside = size_of(weight), 0
         if name in layers:
-            rule = layers[name].strategy.output
+            rule = layers[name].acting.output
             groups = None if rule is None else rule.weight_groups
             label = NOT_N_M
             if groups is not None and groups.n < groups.m:
@@ -205,6 +229,9 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
         report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
     elif rule.acceleration:
         report = GemmReport("accelerated", str(rule), rule.acceleration)
+    elif rule.samples:
+        reason = "the first step measures whether it is faster than the exact gradient"
+        report = GemmReport(MAY_BE, str(rule), reason)
     elif pattern := _pattern_that_keeps_all(layer, rule, gemm):
         reason = f"the reduction axis has at most n={pattern.n} channels: all are kept"
         report = GemmReport("dense", str(rule), reason)
@@ -213,7 +240,13 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     if decision is None:
         return report
     if decision.backend == "dense":
-        return GemmReport("dense", str(rule), f"{decision.reason}: {rule}", decision)
+        times = f" ({_times(decision)} ms)" if decision.times else ""
+        return GemmReport("dense", str(rule), f"{decision.reason}{times}: {rule}", decision)
+    if rule is not None and rule.samples:
+        times = f" ({_times(decision)} ms)" if decision.times else ""
+        share = share_of_positions(layer) if gemm == "grad_weight" else None
+        kept = "" if share is None else f"; {share:.0%} of the positions in the last step"
+        report = GemmReport("accelerated", str(rule), f"{decision.reason}{times}{kept}")
     chosen = backend(decision.operation, decision.backend)
     if chosen.accelerated is not None:
         mode = "accelerated" if chosen.accelerated else "simulated"

@@ -7,17 +7,26 @@ what makes tokens nor what makes logits. FST leaves a network's fully connected 
 
 from __future__ import annotations
 
-import dis
-import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 LAYERS = ("conv", "linear", "all")
 HEAD_NAMES = frozenset("classifier fc head head_dist heads lm_head logits score".split())
-# of a weight, not its values
-DESCRIPTIONS = frozenset("device dim dtype is_cuda ndim numel requires_grad shape size".split())
+_TORCH, _SWIN = "torch.nn.modules", "torchvision.models.swin_transformer"
+# module -> layers below it with whose weights it multiplies, in some mode, without calling them
+USES_WEIGHTS = {
+    f"{_TORCH}.activation.MultiheadAttention": ("out_proj",),
+    f"{_TORCH}.transformer.TransformerEncoderLayer": ("linear1", "linear2"),
+    f"{_SWIN}.ShiftedWindowAttention": ("qkv", "proj"),
+    f"{_SWIN}.ShiftedWindowAttentionV2": ("qkv", "proj"),
+    "torchvision.models.video.swin_transformer.ShiftedWindowAttention3d": ("qkv", "proj"),
+    "timm.models.beit.Attention": ("qkv",),
+    "timm.models.eva.EvaAttention": ("qkv",),
+    "timm.models.naflexvit.NaFlexEmbeds": ("proj",),
+    "timm.models.swin_transformer_v2.WindowAttention": ("qkv",),
+}
 
 
 def kept_dense(model: nn.Module, layers: str) -> dict[str, str]:
@@ -81,12 +90,22 @@ def patch_embeddings(model: nn.Module) -> set[str]:
     return found
 
 
+def shared_parameters(model: nn.Module) -> list[list[tuple[str, str]]]:
+    """Of each Parameter that several modules have: the name of each, and the Parameter's in it."""
+    users: dict[nn.Parameter, list[tuple[str, str]]] = {}
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault(parameter, []).append((name, key))
+    return [found for found in users.values() if len(found) > 1]
+
+
 def never_called(model: nn.Module) -> dict[str, str]:
     """Layers and Parameters whose weight a module of ``model`` multiplies with by itself, and why
     they cannot be pruned by converting a layer.
 
-    A module does so if its `forward` reads the ``weight`` of a layer below it, as that of
-    `nn.MultiheadAttention` does with ``out_proj``. So does the code that torch.jit has compiled.
+    The modules of `USES_WEIGHTS` do so, and code that torch.jit has compiled. Of others the trial
+    call of ``example_input`` shows in the report which layers were not called.
     """
     found = {}
     for name, module in model.named_modules():
@@ -95,9 +114,12 @@ def never_called(model: nn.Module) -> dict[str, str]:
                 found[name] = "compiled by torch.jit, with its weight in it; convert first"
             continue
         kind, prefix = type(module).__name__, f"{name}." if name else ""
-        for path in _weights_read(module):
+        below = dict(module.named_modules())
+        for path in _used(module):
+            if not isinstance(below.get(path), nn.Linear | nn.Conv2d):
+                continue  # which some of a kind are built without
             found[prefix + path] = (
-                f"{kind} reads its weight, with which it may multiply without calling the layer"
+                f"{kind} uses its weight, with which it may multiply without calling the layer"
             )
         if isinstance(module, nn.MultiheadAttention):
             for parameter, _ in module.named_parameters(recurse=False):
@@ -106,33 +128,6 @@ def never_called(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _weights_read(module: nn.Module) -> Iterator[str]:
-    """Paths of the layers below ``module`` whose weight its `forward` reads."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    if code is None or not code.co_varnames:
-        return
-    read = _attributes_read(dis.get_instructions(code), code.co_varnames[0])
-    chains = [chain for chain in read if "weight" in chain]
-    below = dict(module.named_modules()) if chains else {}
-    for chain in chains:
-        at = chain.index("weight")
-        path, rest = ".".join(chain[:at]), chain[at + 1 : at + 2]
-        if isinstance(below.get(path), nn.Linear | nn.Conv2d) and at:
-            if not DESCRIPTIONS & set(rest):
-                yield path
-
-
-def _attributes_read(code: Iterable[dis.Instruction], variable: str) -> Iterator[list[str]]:
-    """The chains of attributes that ``code`` reads of ``variable``."""
-    chain: list[str] | None = None
-    for step in code:
-        if chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain.append(step.argval)
-            continue
-        if chain:
-            yield chain
-        # Python 3.13 fuses loads: ("x", "self"), of which an attribute is read of the last.
-        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-        chain = [] if "LOAD_FAST" in step.opname and names[-1] == variable else None
-    if chain:
-        yield chain
+def _used(module: nn.Module) -> tuple[str, ...]:
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
+    return next((USES_WEIGHTS[kind] for kind in kinds if kind in USES_WEIGHTS), ())

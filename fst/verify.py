@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
+from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
 from fst.basics.text import table
 from fst.basics.values import is_number, one_of
-from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.checkpoint import state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
     Coverage,
@@ -31,6 +30,9 @@ from fst.layers.coverage import (
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
+from fst.rules.rule import WeightGroups
+from fst.stored.files import read_stored
+from fst.stored.notes import Notes, notes_in, notes_of
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,15 @@ class VerifyReport:
         layers: the weights that were checked.
         covered: all weights of convolutions and linear layers, checked or not.
         min_coverage: what `coverage` must reach.
+        not_pruned: weights of convolutions and linear layers that were not converted, so not
+            checked, where the target says which ones were.
     """
 
     pattern: str
     layers: tuple[LayerCheck, ...]
     covered: Coverage
     min_coverage: float = 0.0
+    not_pruned: int = 0
 
     @property
     def coverage(self) -> float:
@@ -93,10 +98,14 @@ class VerifyReport:
             fine = "ok" if check.group >= m else f"exempt: group of {check.group}"
             shape = "x".join(map(str, check.shape))
             rows.append((check.name, shape, f"{check.density:.3f}", check.offence or fine))
-        verdict = f"{len(rows) - short} weights are {self.pattern}"
+        parts = [f"{_count(len(rows) - short, 'weight is', 'weights are')} {self.pattern}"]
         if bad:
-            verdict = f"{bad} of {len(rows)} weights are not {self.pattern}"
-        verdict += f", {short} are exempt (groups of fewer than {m})" if short else ""
+            parts = [f"of {_count(len(rows), 'weight', 'weights')} {bad} not {self.pattern}"]
+        if short:
+            parts.append(f"{short} exempt (groups of fewer than {m})")
+        if self.not_pruned:
+            parts.append(f"{self.not_pruned} not pruned")
+        verdict = ", ".join(parts)
         verdict += f"; coverage {self.coverage:.1%}"
         if self.coverage < self.min_coverage:
             verdict += f", less than min_coverage={self.min_coverage}"
@@ -104,14 +113,18 @@ class VerifyReport:
         return f"{checked}\n\n{self.covered}\n\n{verdict}"
 
 
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
 def verify(
     target: nn.Module | Mapping[str, Any] | str | os.PathLike[str],
     n: int = 2,
     m: int = 4,
     *,
-    group_order: str = "channel",
-    include: str | Iterable[str] | None = None,
-    exclude: str | Iterable[str] | None = None,
+    group_order: str | None = None,
+    include: Selector | Iterable[Selector] | None = None,
+    exclude: Selector | Iterable[Selector] | None = None,
     min_coverage: float = 0.0,
     example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> VerifyReport:
@@ -122,15 +135,20 @@ def verify(
     n non-zero, and is exempt, so not covered, if none has. ``include`` and ``exclude`` choose what
     is checked; the coverage is that of all convolutions and linear layers.
 
+    What was converted is known of a converted or folded model, of a folded one's state_dict, and of
+    the files that `torch.save` writes of it, `fst fold` and `fst.export`: there the weights are
+    checked that were converted to N:M. Elsewhere all convolution weights are (4-D; of a state_dict
+    all 4-D tensors). With ``include``, whatever it selects is checked.
+
     Args:
         target: a model (each weight is checked as its layer computes with it: of converted layers
-            S(W)), a state_dict, or the path of a checkpoint or a .safetensors file. Checked are
-            convolution weights (4-D; of a state_dict all 4-D tensors), and weights of converted
-            linear layers; with ``include``, whatever it names.
+            S(W)), a state_dict, or the path of a checkpoint, a .safetensors, .onnx or .pt2 file.
         n, m: the pattern.
         group_order: "channel" (along input channels, which a transposed convolution's weight has
-            first; a state_dict does not tell those apart) or "im2col" (along Cin·kh·kw).
-        include, exclude: glob patterns on parameter names such as "layer1.*.weight".
+            first; a state_dict does not tell those apart) or "im2col" (along Cin·kh·kw); None: of
+            each weight the order that it was pruned along, "channel" where nobody knows.
+        include, exclude: as in `fst.convert`: patterns on names, of the layer ("layer1", with all
+            that is below) or of the parameter ("layer1.*.weight"); of a model, types of layers too.
         min_coverage: the report is not ok if its ``coverage`` is less (0 to 1).
         example_input: for the multiply-adds in the report, if ``target`` is a model: one batch
             (N, ...), or a tuple of inputs. The model runs on it once, in eval mode.
@@ -139,40 +157,41 @@ def verify(
         TypeError: ``target`` or ``example_input`` is none of these.
         ValueError: bad arguments, nothing to check, or a file that is not a checkpoint of tensors.
         FileNotFoundError: no such file.
-        ImportError: a .safetensors file, but the package safetensors is not installed.
+        ImportError: a .safetensors or .onnx file, but the package that reads it is not installed.
     """
     check_pattern(n, m)
-    one_of("group_order", group_order, GROUP_ORDERS)
+    one_of("group_order", group_order, (None, *GROUP_ORDERS))
     if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
-    weights = everything = _weights(target, group_order)
+    everything = _weights(target)
     counted: dict[str, int] = {}
     if example_input is not None:
         if not isinstance(target, nn.Module):
             raise ValueError("example_input needs a model as target: weights alone cannot run.")
         counted = multiply_adds(target, example_input)
-    for argument, patterns in (("include", include), ("exclude", exclude)):
-        if patterns is None:
-            continue
-        if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-            patterns = [patterns]
-        patterns = list(patterns)
-        if not all(isinstance(pattern, str) for pattern in patterns):
-            raise TypeError(f"{argument}={patterns!r} must be a pattern on names, or some of them.")
-        matched = {k for k in weights if any(fnmatchcase(k, p) for p in patterns)}
-        if not matched:
-            raise ValueError(f"{argument}={patterns!r} matches no weight of: {', '.join(weights)}.")
-        keep = matched if argument == "include" else weights.keys() - matched
-        weights = {k: v for k, v in weights.items() if k in keep}
-    if include is None:
-        weights = {k: found for k, found in weights.items() if found.is_checked}
+    known = any(found.groups is not None for found in everything.values())
+    layers = {k: found.owner for k, found in everything.items() if found.is_counted}
+    others = {k: found.owner for k, found in everything.items() if not found.is_counted}
+    if include is not None:
+        included = selected("include", include, layers, "weight", others=others)
+        weights = {k: everything[k] for k in everything if k in included}
+    else:
+        weights = {
+            k: found
+            for k, found in everything.items()
+            if (found.groups is not None if known else found.is_checked)
+        }
+    if exclude is not None:
+        excluded = selected("exclude", exclude, layers, "weight", others=others)
+        weights = {k: found for k, found in weights.items() if k not in excluded}
     if not weights:
         raise ValueError("target has no convolution weight to verify; name others with include.")
     checks, covered = [], []
     for name, found in everything.items():
         if name not in weights and not found.is_counted:
             continue
-        check = _check(name, found.weight, n, m, found.group_order)
+        order = group_order or (found.groups.group_order if found.groups else "channel")
+        check = _check(name, found.weight, n, m, order)
         label = _label(check, n, m)
         if name in weights:
             checks.append(check)
@@ -182,7 +201,10 @@ def verify(
         if found.is_sparse_layer and counted.get(name) == 0:
             label, inside = NOT_CALLED, 0
         covered.append(CoveredWeight(name, found.weight.numel(), inside, label, counted.get(name)))
-    return VerifyReport(f"{n}:{m}", tuple(checks), Coverage(tuple(covered)), min_coverage)
+    rest = [k for k in layers if everything[k].groups is None and k not in weights]
+    return VerifyReport(
+        f"{n}:{m}", tuple(checks), Coverage(tuple(covered)), min_coverage, len(rest) if known else 0
+    )
 
 
 def _label(check: LayerCheck, n: int, m: int) -> str:
@@ -193,56 +215,38 @@ def _label(check: LayerCheck, n: int, m: int) -> str:
     return f"{n}:{m}" if n < m else f"{n}:{m}, which prunes nothing"
 
 
-def read_file(path: str | os.PathLike[str]) -> Any:
-    """A checkpoint, or the tensors of a .safetensors file; no code from the file is run."""
-    if Path(path).suffix != ".safetensors":
-        return load_checkpoint_safely(path)
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(
-            f"{str(path)!r} needs safetensors: pip install -c constraints.txt safetensors"
-        ) from error
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} does not exist.")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is no .safetensors file: {error}.") from error
-
-
 class _Weight(NamedTuple):
     """A weight, and what it is.
 
     Attributes:
-        is_checked: by default.
+        is_checked: where nobody knows what was converted.
         is_counted: that of a convolution or linear layer, as far as its name and shape tell.
+        groups: the N:M that it was converted to.
+        owner: its layer, where there is a model.
         is_sparse_layer: that of a converted layer, pruned as in a call of the layer.
     """
 
     weight: Tensor
-    group_order: str
     is_checked: bool
     is_counted: bool
+    groups: WeightGroups | None = None
+    owner: nn.Module | None = None
     is_sparse_layer: bool = False
 
 
-def _weights(target: object, group_order: str) -> dict[str, _Weight]:
+def _weights(target: object) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
-        return _of_model(target, group_order)
+        return _of_model(target)
     if isinstance(target, Mapping):
-        return _of_state_dict(state_dict_of(target, "target"), group_order)
+        return _of_state_dict(state_dict_of(target, "target"), notes_in(target, "target"))
     if isinstance(target, str | os.PathLike):
-        state = state_dict_of(read_file(target), str(target))
-        return _of_state_dict(state, group_order)
+        return _of_state_dict(*read_stored(target))
     raise TypeError(
         f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
     )
 
 
-def _of_model(model: nn.Module, group_order: str) -> dict[str, _Weight]:
+def _of_model(model: nn.Module) -> dict[str, _Weight]:
     """What its layers compute with, and its other tensors; each module by one name.
 
     The others are not checked by default, but where torch.jit hides what layers they belong to.
@@ -253,26 +257,29 @@ def _of_model(model: nn.Module, group_order: str) -> dict[str, _Weight]:
                 f"target: {name!r} has no shape yet: run the model once, so that its lazy layers "
                 "know theirs."
             )
+    notes = notes_of(model)
     found = {
-        name: _Weight(weight, group_order, weight.dim() == 4, True)
+        name: _Weight(weight, weight.dim() == 4, True, notes.get(name))
         for name, weight in gemm_weights(model).items()
     }
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
+        key = f"{prefix}weight"
         if isinstance(module, _ConvTransposeNd):
-            found[f"{prefix}weight"] = found[f"{prefix}weight"]._replace(
+            found[key] = found[key]._replace(
                 weight=_outputs_first(whole(module.weight), module.groups)
             )
         if isinstance(module, SparseLayer):
-            order = getattr(module.strategy.output, "group_order", group_order)
-            weight = module.effective_weight()
-            found[f"{prefix}weight"] = _Weight(weight, order, True, True, True)
+            rule, weight = module.acting.output, module.effective_weight()
+            groups = None if rule is None else rule.weight_groups
+            found[key] = _Weight(weight, True, True, groups, is_sparse_layer=True)
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         is_hidden = isinstance(module, torch.jit.ScriptModule)
-        for key, other in _of_state_dict(dict(own), group_order).items():
-            is_checked = other.is_checked and is_hidden
-            other = other._replace(is_checked=is_checked, is_counted=False)
-            found.setdefault(f"{prefix}{key}", other)
+        for other, held in _of_state_dict(dict(own), {}).items():
+            is_checked = held.is_checked and is_hidden
+            entry = held._replace(is_checked=is_checked, is_counted=False)
+            found.setdefault(f"{prefix}{other}", entry)
+            found[f"{prefix}{other}"] = found[f"{prefix}{other}"]._replace(owner=module)
     return found
 
 
@@ -281,11 +288,14 @@ def _outputs_first(weight: Tensor, groups: int) -> Tensor:
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def _of_state_dict(state: Mapping[str, Any], group_order: str) -> dict[str, _Weight]:
+def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]:
     """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
     return {
         name: _Weight(
-            value, group_order, value.dim() == 4, value.dim() == 4 or name.endswith("weight")
+            value,
+            value.dim() == 4,
+            value.dim() == 4 or name.endswith("weight"),
+            notes.get(name),
         )
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()

@@ -1,4 +1,4 @@
-"""CUDA C++ sources, compiled by torch on first use or ahead of time, and C++ for CPUs on demand."""
+"""CUDA C++ sources, compiled by torch on first use or ahead of time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from torch.utils import cpp_extension
 
 FOLDER = Path(__file__).resolve().parent
@@ -45,48 +42,6 @@ def build(name: str, files: Sequence[str]) -> ModuleType:
             f"{name} could not be built for {wanted}: that needs nvcc of the CUDA version torch "
             f"was built with, a C++ compiler and ninja.\n{_essence(str(error))}"
         ) from error
-
-
-def build_for_cpu(library: Path, file: str) -> None:
-    """Compile ``file``, relative to this folder, for the processor at hand into ``library``; load.
-
-    Nothing is compiled if ``library`` is there and can be loaded. Any number of processes may build
-    at once and be killed: each compiles in a folder of its own and moves the result into place.
-
-    Raises:
-        RuntimeError: no compiler, or the compilation failed; the message says what is needed.
-    """
-    if _loads(library):
-        return
-    library.parent.mkdir(parents=True, exist_ok=True)
-    # Only compiled with OpenMP: linked, the library would bring a second one beside torch's.
-    native = [] if sys.platform == "darwin" else ["-march=native", "-fopenmp"]
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as workshop:
-        try:
-            cpp_extension.load(
-                name=library.stem,
-                sources=[str(FOLDER / file)],
-                extra_cflags=["-O3", "-fno-trapping-math", *native],
-                build_directory=workshop,
-                with_cuda=False,
-                is_python_module=False,
-            )
-        except (OSError, RuntimeError) as error:
-            raise RuntimeError(
-                f"{library.stem} could not be built: that needs GCC or Clang, and ninja.\n"
-                f"{_essence(str(error))}"
-            ) from error
-        (Path(workshop) / library.name).replace(library)
-
-
-def _loads(library: Path) -> bool:
-    if not library.is_file():
-        return False
-    try:
-        torch.ops.load_library(library)
-    except OSError:
-        return False
-    return True
 
 
 def _essence(said: str, lines: int = 8) -> str:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fst
-from fst.ops.reference import output_size
 from fst.rules.strategy import Strategy
+from tests.oracle.conv import output_size
 from tests.strategy_settings import Setting
 
 

@@ -1,8 +1,10 @@
 """One thread per worker, fixed seeds and a hypothesis profile for the whole suite.
 
-`pytest` leaves out what is marked `exhaustive`, the rest of a crossing of which the hard part runs:
+`pytest` leaves out what is marked `system` (compilers, processes, wheels, the site), and what is
+marked `exhaustive`, the rest of a crossing of which the hard part runs:
 
-    pytest -m "not campaign"                  # the full crossings too
+    pytest -m "system and not exhaustive"     # `make test-system`
+    pytest -m "not campaign"                  # everything, the full crossings too
     pytest -m exhaustive                      # only what is left out of them otherwise
     pytest -m campaign                        # see docs/reliability.md
     pytest -m "not slow and not exhaustive"   # a -m of one's own replaces that of setup.cfg
@@ -35,8 +37,9 @@ settings.load_profile("suite")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Neither kernels that the user has built nor decisions that his autotuner has taken."""
+    """No decisions that the user's autotuner has taken, nor any that times of this machine take."""
     with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FST_AUTOTUNE", "0")
         environment.setenv("FST_CACHE_DIR", str(tmp_path_factory.mktemp("fst-cache")))
         yield
 

@@ -76,7 +76,9 @@ class Training:
         self.model = Net(tied=self.network == "tied")
         fst.convert(self.model, strategy, include=[nn.Conv2d, nn.Linear])
         fst.seed_random_rules(self.model, seed=1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        kind = torch.optim.Adam if strategy.name == "step" else torch.optim.SGD  # it needs Adam
+        options = {} if strategy.name == "step" else {"momentum": 0.9}
+        self.optimizer = kind(self.model.parameters(), lr=0.05, **options)
         lengths = {"total_steps": STEPS, "steps_per_epoch": 2}
         self.attachment = fst.attach(self.model, self.optimizer, **lengths)
         self.losses: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +38,16 @@ def batch(seed: int = 0, size: int = 4, dtype: torch.dtype = torch.float64) -> T
     return torch.randn(size, 4, 5, 5, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def optimizer_for(net: nn.Module, lr: float, **of_sgd: Any) -> torch.optim.Optimizer:
+    """SGD, or Adam where a layer's strategy needs it."""
+    if "step" in {layer.strategy.name for layer in fst.sparse_layers(net).values()}:
+        return torch.optim.Adam(net.parameters(), lr=lr)
+    return torch.optim.SGD(net.parameters(), lr=lr, **of_sgd)
+
+
 def attach(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Attachment:
     """`fst.attach` for a training of 20 steps in four epochs."""
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.05)
+    optimizer = optimizer or optimizer_for(net, lr=0.05)
     attachment = fst.attach(net, optimizer, total_steps=20, steps_per_epoch=5)
     attachment.report_loss(torch.tensor(1.0))
     return attachment
@@ -110,7 +118,7 @@ def trained(row: Setting, include: list[str] | None = None) -> nn.Module:
     net = three_convolutions()
     fst.convert(net, row.build(), include=include)
     fst.seed_random_rules(net, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = optimizer_for(net, lr=0.1)
     attach(net, optimizer)
     for _ in range(2):
         net(seven_pixels()).square().mean().backward()

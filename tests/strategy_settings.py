@@ -26,6 +26,8 @@ class Setting:
 
     ``dense``: the GEMMs whose result is bit-equal to the dense convolution's. ``drawn``: the GEMMs
     whose mask the reference cannot compute itself (random rules, the greedy 4:8 transposable mask).
+    ``random_phase``: which positions are kept is drawn, by a phase or by the place where a draw
+    starts.
     ``custom`` builds a strategy that is not in the registry.
     """
 
@@ -95,38 +97,14 @@ def _alternating(name: str, **fixed: Any) -> list[Setting]:
     ]
 
 
-def _sampled(name: str, **fixed: Any) -> list[Setting]:
+def _sampled(name: str, dense: str = "", **fixed: Any) -> list[Setting]:
     """The options of ``Sampled``."""
-    fixed = {"min_size": 0, **fixed}
     return [
-        _row(name, "rows", phase=0, axis="rows", **fixed),
-        _row(name, "rows-phase1", phase=1, axis="rows", **fixed),
-        _row(name, "random", random_phase=True, **fixed),
-        _row(name, "split", phase=1, axis="rows", split=True, **fixed),
-        _row(name, "split-both", phase=0, split=True, **fixed),
-        _row(name, "columns", phase=0, axis="columns", **fixed),
-        _row(name, "both", phase=1, **fixed),
-        _row(name, "samples", phase=1, axis="samples", **fixed),
-        _row(name, "quarter", phase=3, keep=4, axis="rows", **fixed),
-        _row(name, "quarter-both", phase=2, keep=4, **fixed),
-        _row(name, "not_centred", phase=0, center=False, **fixed),
-        _row(name, "prefix", phase=1, prefix_tokens=2, **fixed),
-        _row(name, "small_dense", phase=0, **{**fixed, "min_size": 3}),
-    ]
-
-
-def _bands(name: str, **fixed: Any) -> list[Setting]:
-    """The options of ``Bands``."""
-    fixed = {"min_size": 0, **fixed}
-    return [
-        _row(name, "low", sample=(), **fixed),
-        _row(name, "half", phase=1, **fixed),
-        _row(name, "random", random_phase=True, **fixed),
-        _row(
-            name, "all", keep=(), sample=("LL", "LH", "HL", "HH"), unbiased=True, phase=3, **fixed
-        ),
-        _row(name, "rows", block=(2, 1), keep=("L",), sample=(), **fixed),
-        _row(name, "columns", block=(1, 2), keep=("L",), sample=("H",), **fixed, phase=0),
+        _row(name, "", dense=dense, random_phase=True, **fixed),
+        _row(name, "quarter", dense=dense, random_phase=True, keep=0.25, **fixed),
+        _row(name, "not_centred", dense=dense, random_phase=True, center=False, **fixed),
+        _row(name, "all", dense=f"{dense} grad_weight" * bool(dense), keep=1.0, **fixed),
+        _row(name, "noise", dense=f"{dense} grad_weight" * bool(dense), noise=0.1, **fixed),
     ]
 
 
@@ -176,11 +154,23 @@ SETTINGS: tuple[Setting, ...] = (
     _row("fst_w", "im2col", group_order="im2col"),
     _row("fst_w", "decoupled", dense="grad_weight", decay_mode="decoupled"),
     _row("fst_w", "decay0", dense="grad_weight", decay=0.0),
+    # double pruning: grad_input starts from S(W)
+    _row("fst_w", "double", grad_input="double"),
+    _row("fst_w", "double-1:4-im2col", grad_input="double", n=1, m=4, group_order="im2col"),
+    _row("fst_w", "double-3:5", grad_input="double", n=3, m=5),
+    _row("fst_w", "double-orders", grad_input="double", permutations=3, interval=2),
+    # dY unbiased
+    _row("fst_w", "mvue", drawn="grad_weight", grad_weight={"rule": "mvue", "n": 1, "m": 4}),
+    _row("mvue", dense="output grad_input", drawn="grad_weight"),
+    _row("mvue", "approximate", dense="output grad_input", drawn="grad_weight", approximate=True),
+    _row("mvue", "3:8", dense="output grad_input", drawn="grad_weight", n=3, m=8),
+    _row("mvue", "4:4", dense=_ALL, n=4, m=4),
     # SDGP: grad_output in grad_input
     _row("sdgp", dense="output grad_weight"),
     *_patterns("sdgp", dense="output grad_weight"),
     _row("sdgp", "magnitude", dense="output grad_weight", rule="magnitude"),
     _row("sdgp", "random", dense="output grad_weight", drawn="grad_input", rule="random"),
+    _row("sdgp", "mvue", dense="output grad_weight", drawn="grad_input", rule="mvue"),
     _row("sdgp", "channel", dense="output grad_weight", rescale="channel"),
     _row("sdgp", "group", dense="output grad_weight", rescale="group"),
     _row("sdgp", "position", dense="output grad_weight", group_order="position"),
@@ -196,13 +186,11 @@ SETTINGS: tuple[Setting, ...] = (
     _row("sdgp", "both-gradients", dense="output", prune_grad_weight=True),
     _row("sdgp", "all", rule="magnitude", prune_grad_weight=True, prune_weight=True),
     _row("sdgp", "group-4:8", dense="output grad_weight", rescale="group", n=4, m=8),
-    _row("sdgp", "sampled", dense="output", grad_weight={"rule": "sampled", "phase": 1}),
-    # weight gradients from a part of the positions
-    _row("sampled", "", dense="output grad_input grad_weight", random_phase=True),
+    _row("sdgp", "sampled", dense="output", random_phase=True, grad_weight={"rule": "sampled"}),
+    # backward passes from a part of the positions
     *_sampled("sampled", dense="output grad_input"),
-    _row("bands", "", dense="output grad_input grad_weight", random_phase=True),
-    *_bands("bands", dense="output grad_input"),
-    _row("fst_sampled", random_phase=True),
+    _row("sampled", "both", dense="output", random_phase=True, grad_input=0.5),
+    _row("sampled", "two_lists", dense="output", random_phase=True, keep=0.25, grad_input=0.75),
     *_sampled("fst_sampled"),
     # the four saliency strategies of FST Eq. 4
     _row("wg"),
@@ -230,6 +218,21 @@ SETTINGS: tuple[Setting, ...] = (
     _row("tsm", "im2col", dense="grad_weight", group_order="im2col"),
     _row("tsm", "interval1", dense="grad_weight", interval=1),
     _row("tsm", "4:8", dense="grad_weight", drawn="output", n=4, m=8),
+    # the methods since 2021
+    _row("sste", drawn="grad_weight"),
+    _row("sste", "1:4-im2col", dense="grad_weight", n=1, m=4, group_order="im2col", mvue=False),
+    _row("sste", "3:5", drawn="grad_weight", n=3, m=5, dense_tail=0.25),
+    _row("tsrste", drawn="grad_weight"),
+    _row("tsrste", "no_tail", interval=1, mvue=False, dense_tail=0.0, decay=0.5),
+    _row("acdc", dense="grad_weight"),
+    _row("acdc", "1:4-im2col", dense="grad_weight", n=1, m=4, group_order="im2col"),
+    _row("sdgf", dense="grad_weight"),
+    _row("sdgf", "1:4-geometric", dense="grad_weight", n=1, m=4, structure="geometric"),
+    _row("sdgf", "1:8-im2col", dense="grad_weight", n=1, m=8, group_order="im2col"),
+    _row("mdgf", dense="grad_weight"),
+    _row("mdgf", "exponential", dense="grad_weight", n=1, m=4, decline="exponential"),
+    _row("maxq"),
+    _row("maxq", "1:4-im2col", n=1, m=4, group_order="im2col", ramp=0.5, decline="cubic"),
     # grad_output as a whole: the first step of resprop is dense
     _row("meprop", dense="output"),
     _row("meprop", "tenth", dense="output", density=0.1),
@@ -245,6 +248,10 @@ SETTINGS: tuple[Setting, ...] = (
     _row("dpf", "uniform", dense="grad_weight", sparsity=0.9, allocation="uniform", ramp=0.0),
     _row("rigl", dense="grad_weight"),
     _row("rigl", "uniform", dense="grad_weight", sparsity=0.8, allocation="uniform", interval=2),
+    _row("rigl", "2:4", dense="grad_weight", n=2, m=4, interval=2),
+    _row("rigl", "1:4-im2col", dense="grad_weight", n=1, m=4, group_order="im2col", interval=1),
+    # Adam's second moment is held
+    _row("step", dense="grad_weight"),
     # kernel patterns
     _row("clicktrain", dense="grad_weight"),
     _row("clicktrain", "8", dense="grad_weight", patterns=8, connectivity=0.6),

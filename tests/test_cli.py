@@ -2,13 +2,16 @@
 
 import importlib
 import importlib.util
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 import fst
@@ -51,6 +54,7 @@ def test_doors_are_the_commands(door):
     assert name == {"benchmark": "bench"}.get(door.stem, door.stem)
 
 
+@pytest.mark.system
 def test_a_command_runs_as_a_module_and_as_a_door():
     for start in (["-m", "fst", "verify"], ["tools/verify.py"]):
         command = [sys.executable, *start, "absent.pth"]
@@ -76,7 +80,7 @@ def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     # Python says "import of X halted; None in sys.modules" and gives the name, as for a missing one
-    assert stopped([command, "x"]) == 2
+    assert stopped([command, "fst::configs/demo_digits.py"]) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(
         rf"error: {package}[\w.]* is not installed: pip install 'fst-train\[train\]'\n", said
@@ -157,3 +161,67 @@ def test_names_of_packaged_configs():
 def test_every_command_imports():
     for command in cli.COMMANDS.values():
         assert callable(getattr(importlib.import_module(command.module), command.function))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "absent.py"], "config 'absent.py' does not exist or is no file."),
+        (["test", "absent.py", "absent.pth"], "config 'absent.py' does not exist"),
+        (
+            ["fold", "fst::configs/demo_digits.py", "absent.pth", "o"],
+            "checkpoint 'absent.pth' does",
+        ),
+        (
+            ["export", str(ROOT), "absent.pth", "m.onnx"],
+            f"config {str(ROOT)!r} does not exist or is",
+        ),
+        (["verify", "absent.onnx"], "'absent.onnx' does not exist or is no file."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_wrong_path_is_said_before_the_imports_that_take_long(arguments, said, tmp_path):
+    code = (
+        "import sys; from fst import cli\n"
+        f"try: cli.main({arguments!r})\n"
+        "finally: print(*({'mmengine', 'torchvision', 'timm', 'onnx'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {said}")
+    assert not done.stdout.split()
+
+
+def test_verify_needs_torch_alone(tmp_path):
+    torch.save({"w": torch.eye(8)[:, :, None, None]}, tmp_path / "w.pth")
+    code = (
+        "import sys\n"
+        "for name in ('mmengine', 'torchvision', 'timm', 'numpy'): sys.modules[name] = None\n"
+        "from fst import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    for arguments in (["verify", str(tmp_path / "w.pth")], ["verify", "--help"], ["--help"]):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "fst COMMAND" in done.stdout
+
+
+def _noisy(argv: list[str]) -> int:
+    """A command in which libraries say what they say in FST's own."""
+    from mmengine.logging import print_log
+
+    print_log("Could not import OneDL. Skipping OneDL datasets.", level=logging.DEBUG)
+    print_log("of use", level=logging.INFO)
+    for text in cli.NOISE:
+        warnings.warn(text.replace("\\", ""), stacklevel=1)
+    warnings.warn("of use too", stacklevel=1)
+    return 0
+
+
+def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch, capsys):
+    pytest.importorskip("mmengine")
+    monkeypatch.setitem(cli.COMMANDS, "noisy", cli.Command(__name__, "_noisy", "says much"))
+    with pytest.warns(UserWarning) as caught:
+        assert cli.main(["noisy"]) == 0
+    assert [str(warning.message) for warning in caught] == ["of use too"]
+    assert capsys.readouterr().out == "of use\n"

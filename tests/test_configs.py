@@ -28,6 +28,10 @@ SDGP_CIFAR = ["dense", "random_2_4", "magnitude_2_4"] + [
 ]
 
 
+# of the recipes that are trained for a step, those of `make test`
+QUICK = ("resnet18_cifar10.py", "resnet9_cifar10_rescaled_2_4.py", "srste_resnet50_imagenet.py")
+
+
 def load(name: str) -> Config:
     return load_config(str(ROOT / name))  # refuses names that nothing reads
 
@@ -44,6 +48,7 @@ def test_no_recipe_is_missing() -> None:
         for s in (
             *("asp", "asfp", "dpf", "rigl", "clicktrain"),
             *("meprop", "resprop", "sparsetrain", "prunetrain"),
+            *("mvue", "sste", "tsrste", "acdc", "sdgf", "mdgf", "maxq"),
         )
         for data in ("cifar10", "imagenet")
     }
@@ -65,7 +70,12 @@ def test_no_recipe_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in RECIPES if not any(other in name for other in OTHER_NETWORKS)]
+    "name",
+    [
+        pytest.param(name, marks=() if name.endswith(QUICK) else pytest.mark.system)
+        for name in RECIPES
+        if not any(other in name for other in OTHER_NETWORKS)
+    ],
 )
 def test_recipe_builds_and_trains_a_step(name: str) -> None:
     config = load(name)

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize, prune
 
 import fst
 from fst.layers.modules import SparseConv2d, SparseLinear
-from tests.networks import attach
+from tests.networks import attach, optimizer_for
 from tests.strategy_settings import DEFAULTS, DETERMINISTIC, SETTINGS, of_each_kind
 
 
@@ -47,8 +47,8 @@ def test_keeps_everything_but_the_class(net, row):
     parameters = dict(net.named_parameters())
     modules = dict(net.named_modules())
     state = {k: v.clone() for k, v in net.state_dict().items()}
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     report = fst.convert(net, row.build())
+    optimizer = optimizer_for(net, lr=0.1)
     assert report is not net
     assert dict(net.named_parameters()).keys() == parameters.keys()
     assert all(p is parameters[name] for name, p in net.named_parameters())
@@ -280,6 +280,91 @@ def test_every_geometry_of_a_layer_is_used(row):
         input, layer.effective_weight(), layer.bias, (2, 1), (1, 2), (1, 2), groups=2
     )
     torch.testing.assert_close(output, expected)
+
+
+# ---------------------------------------------------------------- options of strategies
+
+
+def test_options_of_a_strategy_are_keywords(net):
+    fst.convert(net, "srste", decay=1e-3, n=1, include="stem")
+    assert net.stem.strategy == fst.get_strategy("srste", decay=1e-3, n=1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        ("srste", dict(exlude="stem"), "'exlude' is neither an argument .* 'exclude'"),
+        ("srste", dict(decai=1e-3), "'decai' is neither .* 'srste'.* 'decay'"),
+        ("srste", dict(decay="much"), "decay='much' must be of type float"),
+        (fst.get_strategy("srste"), dict(decay=1e-3), "'decay'.* cannot be applied to a finished"),
+        ("srst", dict(decay=1e-3), "strategy='srst' is unknown.*'srste'"),
+    ],
+    ids=["argument", "option", "value", "finished", "strategy"],
+)
+def test_wrong_options_are_refused_by_name(net, strategy, options, words):
+    with pytest.raises(ValueError, match=words):
+        fst.convert(net, strategy, **options)
+    assert not fst.sparse_layers(net)
+
+
+# ---------------------------------------------------------------- tied weights
+
+
+class _Tied(nn.Module):
+    """Two layers of one Parameter, and a third of its own."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second, self.third = first, second, nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+
+def _built(model):
+    again = copy.deepcopy(model)
+    for parameter in again.parameters():
+        nn.init.zeros_(parameter)
+    return again
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "skipped"),
+    [
+        (lambda: nn.Linear(8, 8), {"include": nn.Linear}, set()),
+        (lambda: nn.Embedding(8, 8), {"include": nn.Linear}, {"first"}),
+        (lambda: nn.Linear(8, 8), {"include": nn.Linear, "exclude": "second"}, {"first", "second"}),
+        (lambda: nn.Linear(8, 8), {"include": ["first", "third"]}, {"first", "second"}),
+    ],
+    ids=["both", "embedding", "excluded", "not_included"],
+)
+def test_a_tied_weight_is_converted_everywhere_or_nowhere(second, options, skipped):
+    net = _Tied(nn.Linear(8, 8), second())
+    report = fst.convert(net, "srste", **options)
+    assert set(report.skipped) == skipped
+    if skipped:
+        assert "shares its weight with second.weight" in report.skipped["first"]
+    folded = fst.fold(net)
+    assert folded.first.weight is folded.second.weight
+    again = _built(folded)
+    again.load_state_dict(folded.state_dict())
+    input = torch.randn(4, 8)
+    assert torch.equal(again.first(input), folded.first(input))
+    torch.testing.assert_close(folded.first(input), net.eval().first(input))
+
+
+def test_a_convolution_tied_to_a_transposed_one_stays_dense():
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 3))
+    net[2].weight = net[0].weight
+    report = fst.convert(net, "fst")
+    assert set(report.converted) == {"1"} and "shares its weight" in report.skipped["0"]
+
+
+def test_masks_that_each_layer_draws_are_refused_for_tied_weights():
+    net = _Tied(nn.Linear(8, 8), nn.Linear(8, 8))
+    random = fst.Strategy("random", output=fst.NM("weight", rule="random"))
+    report = fst.convert(net, random, include=nn.Linear)
+    assert set(report.converted) == {"third"} and "shares its weight" in report.skipped["second"]
+    with pytest.raises(ValueError, match="nothing to convert(.|\n)*shares its weight"):
+        fst.convert(_Tied(nn.Linear(8, 8), nn.Embedding(8, 8)), "srste", include="first")
 
 
 # ---------------------------------------------------------------- copies

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -35,7 +37,7 @@ def test_own_loop_tells_schedules_what_they_need(strategy, monkeypatch, capsys) 
 
 
 def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
-    options = ["--epochs", "2", "--seeds", "1", "--repeats", "1", "--strategies", "fst", "sdgp"]
+    options = ["--epochs", "2", "--seeds", "0", "--repeats", "1", "--strategies", "fst", "sdgp"]
     command = [sys.executable, "tools/demo.py", *options, "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -46,7 +48,7 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
     for line in (tmp_path / "table.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         rows[cells[0]] = cells[1:]
-    assert rows["fst"][2:] == ["99.8 %", "weight 50 %", "weight 50 %", "input 50 %"]
+    assert rows["fst"][2:] == ["99.9 %", "weight 50 %", "weight 50 %", "input 50 %"]
     assert rows["sdgp"][2:] == ["nothing", "dense", "grad_output 50 %", "dense"]
     assert float(rows["fst"][0]) > 30
     assert 0.2 < float(re.match(r"([\d.]+) x \(", rows["fst"][1])[1]) < 5
@@ -83,4 +85,4 @@ def test_loops_of_other_libraries(start: list[str], options: list[str], tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert float(re.search(r"folded: ([\d.]+)", done.stdout)[1]) > 10
-    assert "weights are 2:4" in done.stdout or "weights are not 2:4" in done.stdout
+    assert "weights are 2:4" in done.stdout or "not 2:4" in done.stdout

@@ -86,31 +86,39 @@ def _tied(*layers):
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(
-    ("build", "strategies"),
-    [
-        (lambda: _tied(nn.Embedding(8, 8), nn.Linear(8, 8)), {"1": "srste"}),
-        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste"}),
-        (lambda: _tied(*(nn.Linear(8, 8) for _ in range(2))), {"0": "srste", "1": "sdgp"}),
-    ],
+    ("strategies", "others"),
+    [({"1": "srste"}, "embedding"), ({"0": "srste"}, "dense"), ({"0": "srste", "1": "tsm"}, "tsm")],
     ids=["embedding", "excluded", "two_strategies"],
 )
-def test_fold_leaves_tied_weights_of_other_values_alone(build, strategies, inplace):
-    net = build().eval()
+def test_fold_refuses_to_untie(strategies, others, inplace):
+    """The tie was made after the conversion, which refuses it too."""
+    net = nn.Sequential(nn.Embedding(8, 8) if others == "embedding" else nn.Linear(8, 8))
+    net.append(nn.Linear(8, 8))
     for name, strategy in strategies.items():
         fst.convert(net, strategy, include=name)
-    input = torch.arange(8) if isinstance(net[0], nn.Embedding) else torch.randn(4, 8)
-    expected = net(input)
-    folded = fst.fold(net, inplace=inplace)
-    torch.testing.assert_close(folded(input), expected)
+    net[1].weight = net[0].weight
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with pytest.raises(ValueError, match=r"'0\.weight' and '1\.weight' are one Parameter"):
+        fst.fold(net, inplace=inplace)
+    assert len(fst.sparse_layers(net)) == len(strategies)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_a_fold_with_tied_biases_keeps_the_tie():
+    net = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+    net[1].bias = net[2].bias = net[0].bias
+    fst.convert(net, "srste", include="0")
+    folded = fst.fold(net)
+    assert folded[0].bias is folded[1].bias is folded[2].bias
 
 
 def test_fold_of_frozen_tied_weights():
     net = _tied(*(nn.Linear(8, 8) for _ in range(2)))
     net[0].weight.requires_grad_(False)
-    fst.convert(net, "srste", include="0")
+    fst.convert(net, "srste", layers="linear")
     folded = fst.fold(net)
-    assert folded[0].weight is not folded[1].weight
-    assert not folded[0].weight.requires_grad and not folded[1].weight.requires_grad
+    assert folded[0].weight is folded[1].weight and not folded[0].weight.requires_grad
+    assert torch.equal(folded[0].weight, net[0].effective_weight())
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

@@ -39,10 +39,8 @@ def test_pythons_are_the_same_everywhere(setup):
     assert f'target-version = "py3{first}"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere():
+def test_the_readme_s_links_lead_somewhere():
     text = (ROOT / "README.md").read_text()
-    assert len(text.split()) <= 900
-    assert "run on a GPU" in text.split("\n\n")[2]
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert not [target for target in targets if not (ROOT / target).exists()]
 

@@ -12,6 +12,7 @@ import fst
 from fst.backends import Backend, Decision, register_backend, registry
 from fst.basics.text import table
 from fst.layers import modules
+from fst.ops import cpp
 from fst.report import LONG, backends_table, describe_layer, group_names
 
 
@@ -56,18 +57,18 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     assert backends_table(model).count("all 3") == 3
     model(torch.randn(2, 8, 6, 6)).sum().backward()
     decision = describe_layer(model[0]).gemms["grad_weight"].decision
-    assert set(decision.times) == {"strided", "transposed", "gemm", "masked"}
+    names = {"strided", "torch"} | ({"cpp"} if not cpp.missing() else set())
+    assert set(decision.times) == names
     assert decision.backend in decision.times and decision.reason.startswith("measured")
-    assert model[1].run.decisions["grad_weight"].times == {}
     rows = [line.split("  ") for line in backends_table(model).splitlines()[2:]]
     cells = {tuple(cell.strip() for cell in row if cell.strip()) for row in rows}
     (measured,) = [row for row in cells if row[0] == "grad_weight" and row[2] == "0"]
     assert measured[1] == decision.backend
     assert measured[3] == decision.reason
-    assert "strided" in measured[4] and "transposed" in measured[4]
-    reason = "no other verified backend can run here"
-    assert ("grad_weight", "strided", "1, 2", reason) in cells
-    assert ("prune_weight", "torch", "all 3", reason) in cells
+    assert "strided" in measured[4] and "torch" in measured[4]
+    if cpp.missing():
+        reason = "no other verified backend can run here"
+        assert ("prune_weight", "torch", "all 3", reason) in cells
     assert not copy.deepcopy(model)[0].run.decisions
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("prune_cpu.cpp", "prune_cpu.h", "sparse24/binding.cpp")
+SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp", "sparse24/binding.cpp")
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
 )
@@ -24,9 +26,19 @@ optim_wrapper = dict(optimizer=dict(lr=0.05))
 """
 
 
-def run(*command: str | Path, folder: Path) -> str:
+PRUNED = """
+import torch
+from fst.ops import cpp, prune
+assert cpp.missing() == "", cpp.missing()
+scores, _ = cpp.measure_positions(torch.ones(1, 4, 3, 3), (3, 3), *[(1, 1)] * 4, False)
+print(scores.tolist())
+"""
+
+
+def run(*command: str | Path, folder: Path, **variables: str) -> str:
     """The output of a command, in an environment without PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= variables
     done = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -50,19 +62,20 @@ def sdist(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(sdist: Path, folder: Path, **variables: str) -> Path:
     pip = (sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation")
-    run(*pip, sdist, "--wheel-dir", folder, folder=folder)
+    run(*pip, sdist, "--wheel-dir", folder, folder=folder, **variables)
     (file,) = folder.glob("*.whl")
     return file
 
 
 @pytest.fixture(scope="module")
-def binaries(wheel, tmp_path_factory) -> Path:
+def wheel(sdist, tmp_path_factory) -> Path:
+    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
+
+
+def install(wheel: Path, folder: Path) -> Path:
     """The programs of an environment that holds the wheel and sees this one's dependencies."""
-    folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -70,6 +83,35 @@ def binaries(wheel, tmp_path_factory) -> Path:
     pip = (sys.executable, "-m", "pip", "--quiet", "--python", python)
     run(*pip, "install", "--no-deps", wheel, folder=folder)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel, tmp_path_factory) -> Path:
+    return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+def test_the_wheel_holds_compiled_kernels_that_work(wheel, binaries, tmp_path):
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert "fst/kernels/cpu_base.so" in libraries
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    assert run(binaries / "python", "-c", PRUNED, folder=tmp_path) == f"{[2.0] * 9}\n"
+    assert re.search(r"C\+\+ kernels +cpu_\w+\.so", run(binaries / "fst", "env", folder=tmp_path))
+
+
+@pytest.mark.slow
+def test_without_a_compiler_fst_is_installed_and_says_what_is_missing(sdist, tmp_path):
+    wheel = build_wheel(sdist, tmp_path, CC="/bin/false", CXX="/bin/false")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    said = run(install(wheel, folder) / "fst", "env", folder=tmp_path)
+    sentence = "not compiled: install GCC or Clang, then install FST again"
+    assert re.search(rf"C\+\+ kernels +{sentence}", said)
+    assert re.search(rf"prune_weight +cpp +verified +{sentence}", said)
 
 
 def test_the_wheel_holds_configs_and_sources(wheel):

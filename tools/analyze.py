@@ -1,4 +1,4 @@
-"""The papers' figures for any model and data: the command `fst analyze`."""
+"""Numbers about a model: the command `fst analyze`."""
 
 import sys
 

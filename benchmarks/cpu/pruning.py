@@ -1,8 +1,7 @@
-"""CPU time of pruning all that a ResNet-18 step prunes, by the operators and by the C++ kernel.
+"""CPU time of pruning all that a ResNet-18 step prunes, by the operators and by the C++ kernels.
 
 Columns of the input are pruned as many samples at a time as the op does it.
 
-    python -m fst.ops build --cpu
     python benchmarks/cpu/pruning.py --batch 16
 
 One thread, and that thread's own time: other processes of the machine are not counted.

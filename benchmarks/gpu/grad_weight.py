@@ -29,9 +29,9 @@ from torch import Tensor
 
 from fst import backends
 from fst.backends import cache, sources
-from fst.ops import positions
 from fst.ops import triton as ops
 from fst.ops.geometry import Geometry, gradients
+from fst.ops.positions import fixed, strided
 from fst.rules.alternating import Alternating
 from fst.studies.benchmark import Function, compare, geometric_mean
 
@@ -165,11 +165,10 @@ class Operands:
         self.weight = random(layer.outputs, layer.inputs, layer.kernel, layer.kernel)
         self.grad_output = random(batch, layer.outputs, layer.size, layer.size)
         self.geometry = Geometry((layer.stride,) * 2, (edge,) * 2, (1, 1), 1)
-        size = (layer.size, layer.size)
-        self.kept, self.inputs = positions.keep(
-            RULE, 0, self.input, self.weight, size, self.geometry
-        )
-        (self.folded,) = positions.fold_grad_output(self.grad_output, self.kept)
+        self.size = (layer.size, layer.size)
+        lattices = RULE.kept_positions(*self.size, 0)
+        (self.lattice,) = lattices
+        (self.folded,) = fixed.fold_grad_output(self.grad_output, RULE, lattices, 0)
 
     def contestants(self) -> dict[str, Function]:
         """The library's dense kernel, the half of it with and without its sums, the own kernel."""
@@ -179,7 +178,7 @@ class Operands:
             "cuDNN strided, triton pair sum": lambda: self._forced("strided", "triton"),
             "cuDNN strided, sums not counted": self._from_folded,
             "triton, fused": lambda: self._forced("triton", "torch"),
-            "triton, sums not counted": lambda: self._own(self.folded, self.inputs[0], 2),
+            "triton, sums not counted": lambda: self._own(self.folded, self.input, 2),
             "triton, dense": lambda: self._own(self.grad_output, self.input, 1),
         }
 
@@ -193,8 +192,8 @@ class Operands:
     def model(self, name: str) -> dict[str, float]:
         """FLOPs and bytes of a contestant, each operand moved once; workspaces do not count."""
         share = 1.0 if name.endswith("dense") else self.folded.numel() / self.grad_output.numel()
-        read = self.input if share == 1 else self.inputs[0]
-        moved = self.grad_output.numel() + read.numel() + self.weight.numel()
+        read = self.input.numel() * (share if self.weight.shape[2] == 1 else 1)
+        moved = self.grad_output.numel() + read + self.weight.numel()
         if name.endswith("pair sum"):
             moved += 2 * self.folded.numel()
         elif name.endswith("not counted"):
@@ -209,22 +208,17 @@ class Operands:
 
     def _forced(self, name: str, fold: str) -> Tensor:
         with backends.force(grad_weight=name, fold_grad_output=fold):
-            return positions.grad_weight(self.grad_output, self.inputs, self.weight, self.kept)
+            operands = (self.grad_output, self.input, self.weight, self.geometry)
+            return fixed.grad_weight(*operands, RULE, 0)
 
-    def _from_folded(self) -> Tensor | None:
-        stride = (self.geometry.stride[0], 2 * self.geometry.stride[1])
-        strided = self.geometry._replace(stride=stride)
-        if self.weight.shape[2] == 1:
-            strided = strided._replace(stride=(1, 1))
-        needed = (False, True, False)
-        return gradients(self.folded, self.inputs[0], self.weight, strided, needed)[1]
+    def _from_folded(self) -> Tensor:
+        where = (self.lattice, self.size, self.geometry)
+        return strided.grad_weight(self.folded, self.input, self.weight, *where)
 
     def _own(self, grad_output: Tensor, input: Tensor, step: int) -> Tensor:
         """The own kernel at all positions of grad_output, whose windows are ``step`` apart."""
         edge, stride = self.geometry.padding[0], self.geometry.stride[0]
         window = (-edge, stride, -edge, stride * step)
-        if input is not self.input:
-            window = (0, 1, 0, 1)
         everywhere = (0, 1, 0, 1)
         return ops.grad_weight(
             grad_output, [input], self.weight, (1, 1), False, everywhere, window, (1, 1), 1
@@ -233,13 +227,10 @@ class Operands:
     def _with_tile(self, m: int, n: int, k: int) -> Tensor:
         module = sources.load("grad_weight")
         tile = module.Tile(m, n, k, 8 if m * n >= 128 * 256 else 4)
-        (lattice,) = self.kept.lattices
-        window = positions.REDUCED
-        if not self.kept.reduced:
-            window = positions.window_start(lattice, self.geometry)
-        problem = module.Problem(RULE.block, True, [lattice[:4]], [window[:4]], (1, 1), 1)
+        window = strided.window_start(self.lattice, self.geometry)
+        problem = module.Problem(RULE.block, True, [self.lattice], [window], (1, 1), 1)
         out = torch.empty_like(self.weight)
-        for launch in module.launches(self.grad_output, self.inputs, out, problem, tile):
+        for launch in module.launches(self.grad_output, [self.input], out, problem, tile):
             launch.run()
         return out
 

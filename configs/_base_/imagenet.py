@@ -1,5 +1,7 @@
 """ImageNet (ILSVRC2012) in data/imagenet/{train,val}/<wnid>/, 224 pixels, and a classifier."""
 
+data_root = "data/imagenet"
+
 model = dict(
     type="Classifier",
     architecture=dict(source="torchvision", name="resnet18", num_classes=1000),
@@ -21,7 +23,6 @@ train_dataloader = dict(
     sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(
         type="ImageFolder",
-        data_root="data/imagenet",
         split="train",
         transforms=[dict(type="RandomResizedCrop", size=224)],
     ),
@@ -34,7 +35,6 @@ val_dataloader = dict(
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="ImageFolder",
-        data_root="data/imagenet",
         split="val",
         transforms=[dict(type="Resize", size=256), dict(type="CenterCrop", size=224)],
     ),

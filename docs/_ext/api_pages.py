@@ -13,9 +13,9 @@ from pages import fence, linked, page, table, toctree
 import fst
 
 FACE = {
-    "Convert and train": ("convert", "attach", "plan", "frozen", "seed_random_rules"),
+    "Convert and train": ("convert", "attach", "frozen", "seed_random_rules"),
     "Look at it": ("metrics", "sparse_layers"),
-    "Check and ship": ("verify", "fold", "export"),
+    "Check and ship": ("verify", "fold", "hold", "export"),
     "Save and resume": ("sparsity_state", "load_sparsity_state"),
     "Strategies": ("list_strategies", "get_strategy", "register_strategy"),
     "What strategies are made of": ("Strategy", "NM", "Rule", "Schedule"),
@@ -28,10 +28,9 @@ ROOMS = {
         "fst.report",
         "fst.convert",
         "fst.attach",
-        "fst.plan",
-        "fst.gradients",
         "fst.verify",
         "fst.metrics",
+        "fst.zeros",
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),

@@ -84,7 +84,9 @@ def _gemms(strategy: Strategy) -> Iterator[tuple[str, ...]]:
             yield gemm, "", "100 %", "dense"
         else:
             how = f"simulated: {rule.simulation}"
-            if rule.acceleration:
+            if rule.samples:
+                how = "accelerated where a layer's first step measures that it is faster"
+            elif rule.acceleration:
                 how = f"accelerated: {rule.acceleration}"
             yield gemm, str(rule), f"{rule.density:.0%}".replace("%", " %"), how
 

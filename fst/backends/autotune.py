@@ -15,6 +15,7 @@ from fst.backends import cache, registry, timing
 
 LEAST_GAIN = 1.05
 REPEATS = 11
+LONG = 250.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
 MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
 Candidates = Mapping[str, Callable[[], object]]
@@ -59,9 +60,10 @@ _FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether unknown layers are measured: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
+    """Whether programs of one result are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
 
     On a CPU the choice changes rounding, so a rule of thumb that never varies is the default.
+    Against an exact candidate times are measured on CPUs too, see `choose`.
     """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):
@@ -70,7 +72,13 @@ def enabled(device: torch.device) -> bool:
 
 
 def choose(
-    operation: str, key: LayerKey, candidates: Candidates, default: str, device: torch.device
+    operation: str,
+    key: LayerKey,
+    candidates: Candidates,
+    default: str,
+    device: torch.device,
+    *,
+    exact: str | None = None,
 ) -> Decision:
     """Decide which candidate computes ``operation`` for the layer that ``key`` describes.
 
@@ -82,12 +90,17 @@ def choose(
     Args:
         candidates: backend -> function that runs it once on operands like the layer's.
         default: the candidate that is used where nothing is known.
+        exact: the candidate that prunes nothing, where there is one. It is used unless another one
+            is faster: so times are measured on CPUs too, unless FST_AUTOTUNE=0 says otherwise.
 
     Raises:
         ValueError: unknown operation or backend, or ``default`` is not among the candidates.
         RuntimeError: the forced backend cannot run here, or not for this key.
     """
-    demanded, tuning = registry.demanded(operation, candidates), enabled(device)
+    demanded = registry.demanded(operation, candidates)
+    tuning = enabled(device) if exact is None else os.environ.get(VARIABLE) != "0"
+    if exact is not None and tuning:
+        default = exact
     settings = tuple(cache.settings(device).values())
     quick = (operation, key, tuple(candidates), default, device, settings, demanded, tuning)
     known = _DECIDED.get(quick)
@@ -149,7 +162,7 @@ def _measured(
     with torch.no_grad():
         errors = {name: error for name in others if (error := _error_of(contestants[name]))}
         running = {name: run for name, run in contestants.items() if name not in errors}
-        timings = timing.compare(running, REPEATS, device)
+        timings = timing.compare(running, REPEATS, device, warmup=1, most=LONG)
     times = {name: measured.median for name, measured in timings.items()}
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]

@@ -43,7 +43,10 @@ def environment(device: torch.device) -> dict[str, Any]:
 def settings(device: torch.device) -> dict[str, Any]:
     """The part of the `environment` that a process may change: how libraries choose kernels."""
     if device.type != "cuda":
-        return {"threads": torch.get_num_threads()}
+        return {
+            "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     old = not hasattr(matmul, "fp32_precision")  # before PyTorch 2.9
     return {

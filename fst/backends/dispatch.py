@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -59,9 +60,11 @@ def run(
     options: tuple[Any, ...] = (),
     *,
     tunable: bool = True,
+    exact: str | None = None,
 ) -> Result:
     """Compute ``operation`` with the backend that `choose` names."""
-    return candidates[choose(operation, candidates, tensors, options, tunable=tunable)]()
+    name = choose(operation, candidates, tensors, options, tunable=tunable, exact=exact)
+    return candidates[name]()
 
 
 def choose(
@@ -71,6 +74,7 @@ def choose(
     options: tuple[Any, ...] = (),
     *,
     tunable: bool = True,
+    exact: str | None = None,
 ) -> str:
     """The backend that is forced, or the fastest verified one.
 
@@ -79,18 +83,21 @@ def choose(
         tensors, options: what the time depends on, see `autotune.LayerKey`.
         tunable: False where running a candidate has an effect (it draws random numbers): then the
             default is used unless another backend is forced. So it is inside torch.compile.
+        exact: the candidate that prunes nothing, where there is one: it is used where it is as
+            fast. Where nothing is measured, the first of the others is the default.
 
     Raises:
         RuntimeError: the forced backend is not among the candidates or cannot run here.
     """
+    default = next(name for name in candidates if name != exact)
     if torch.compiler.is_compiling():
-        return _without_measuring(operation, tuple(candidates))
+        return _without_measuring(operation, default, tuple(candidates))
     if tunable:
         key = autotune.LayerKey.of(*tensors, options=options)
-        default, device = next(iter(candidates)), tensors[0].device
-        decision = autotune.choose(operation, key, candidates, default, device)
+        device = tensors[0].device
+        decision = autotune.choose(operation, key, candidates, default, device, exact=exact)
     else:
-        name = _without_measuring(operation, tuple(candidates))
+        name = _without_measuring(operation, default, tuple(candidates))
         forced = registry.demanded(operation, candidates) is not None
         reason = "forced" if forced else "not measured: it draws random numbers"
         decision = autotune.Decision(operation, "", name, reason, {})
@@ -99,14 +106,29 @@ def choose(
     return decision.backend
 
 
+def demanded(operation: str, names: tuple[str, ...]) -> str | None:
+    """The one of ``names`` that `registry.force`, FST_BACKENDS or `registry.prefer` names."""
+    named = registry.forced(operation) or registry.preferred(operation)
+    return named if named in names else None
+
+
+demanded._dynamo_marked_constant = True
+
+
+def circumstances() -> tuple[object, ...]:
+    """What decides, besides the operands, which backend is chosen on a CPU."""
+    named = (registry.forced("grad_weight"), registry.forced("grad_input"))
+    return *named, os.environ.get(autotune.VARIABLE), torch.get_num_threads()
+
+
 def note(operation: str, backend: str, reason: str) -> None:
     """Record that ``backend`` computes ``operation`` where there is nothing to choose."""
     if not torch.compiler.is_compiling() and _RUNNING.record is not None:
         _RUNNING.record[operation] = autotune.Decision(operation, "", backend, reason, {})
 
 
-def _without_measuring(operation: str, names: tuple[str, ...]) -> str:
-    return registry.demanded(operation, names) or names[0]
+def _without_measuring(operation: str, default: str, names: tuple[str, ...]) -> str:
+    return registry.demanded(operation, names) or default
 
 
 # torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton

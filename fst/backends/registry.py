@@ -136,7 +136,7 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
     """
     name = forced(operation)
     if name is None:
-        name = _PREFERRED.get(operation)
+        name = preferred(operation)
         return name if name in candidates else None
     if name not in candidates:
         raise UsageError(
@@ -167,6 +167,11 @@ def forced(operation: str) -> str | None:
         for of, name in names.items():
             _check_usable(of, name)
     return _FORCED.get(operation, names.get(operation))
+
+
+def preferred(operation: str) -> str | None:
+    """Name of the backend that `prefer` names, or None."""
+    return _PREFERRED.get(operation)
 
 
 def parse(text: str, source: str) -> dict[str, str]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from fst.backends import cache
-from fst.basics.machine import instructions, processor
-
 PACKAGE = "fst.kernels"
+INSTALLED = Path(__file__).resolve().parents[1] / "kernels"
 LEAST_TRITON = (3, 6)
 LEAST_CAPABILITY = (8, 0)
-CPP_FILES = ("prune_cpu.cpp", "prune_cpu.h", "extension.py")
+CPP_LEVELS = {"AVX512": "avx512", "AVX2": "avx2"}  # as torch names what the processor has
 
 
 def load(module: str) -> ModuleType:
@@ -29,18 +27,15 @@ def load(module: str) -> ModuleType:
     loaded = sys.modules.get(f"{PACKAGE}.{module}")
     if loaded is not None:  # torch.compile traces this line, but no import
         return loaded
-    if PACKAGE not in sys.modules and importlib.util.find_spec(PACKAGE) is None:
+    if PACKAGE not in sys.modules and not INSTALLED.is_dir():
         _load_checkout()
     return importlib.import_module(f"{PACKAGE}.{module}")
 
 
 def folder() -> Path:
-    """Where the sources of the kernels lie."""
-    spec = importlib.util.find_spec(PACKAGE)
-    return _checkout() if spec is None else Path(next(iter(spec.submodule_search_locations)))
-
-
-def _checkout() -> Path:
+    """Where the sources of the kernels lie: of this package, whatever else is installed."""
+    if INSTALLED.is_dir():
+        return INSTALLED
     folder = Path(__file__).resolve().parents[2] / "kernels"
     if not (folder / "__init__.py").is_file():
         raise ModuleNotFoundError(f"the kernels are neither installed nor in {folder}.")
@@ -48,9 +43,9 @@ def _checkout() -> Path:
 
 
 def _load_checkout() -> None:
-    folder = _checkout()
+    where = folder()
     spec = importlib.util.spec_from_file_location(
-        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        PACKAGE, where / "__init__.py", submodule_search_locations=[str(where)]
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package
@@ -86,14 +81,19 @@ def cuda_missing() -> str:
     return missing
 
 
+@functools.cache
 def cpp_library() -> Path:
-    """Where the C++ kernels lie once built: a folder for these sources, this torch, this CPU."""
-    found = hashlib.blake2b(digest_size=8)
-    for text in (torch.__version__, processor(), instructions()):
-        found.update(text.encode())
-    for name in CPP_FILES:
-        found.update((folder() / name).read_bytes())
-    return cache.folder() / f"cpp_{found.hexdigest()}" / "fst_prune_cpu.so"
+    """Where the C++ kernels lie once compiled, for the instructions that torch uses too."""
+    level = CPP_LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
+    return folder() / f"cpu_{level}.so"
+
+
+def cpp_checksum() -> int:
+    """Of the sources of the C++ kernels; setup.py compiles it into the libraries."""
+    found = 0
+    for file in sorted((*folder().glob("*.cpp"), *folder().glob("*.h"))):
+        found = zlib.crc32(file.read_bytes(), found)
+    return found
 
 
 def _device_missing() -> str:

@@ -13,6 +13,7 @@ import torch
 
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
+LEAST_ROUNDS = 3
 FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
 
 
@@ -45,9 +46,16 @@ class Samples(NamedTuple):
 
 
 def sample(
-    functions: Mapping[str, Function], repeats: int, device: torch.device, warmup: int = 3
+    functions: Mapping[str, Function],
+    repeats: int,
+    device: torch.device,
+    warmup: int = 3,
+    most: float = math.inf,
 ) -> dict[str, Samples]:
     """Time all functions in turns, every other round in reverse order.
+
+    There are fewer rounds than ``repeats``, but `LEAST_ROUNDS`, where those of the slowest function
+    would take more than ``most`` milliseconds.
 
     On CUDA by events, with the L2 cache flushed before each call; such a call's host time is
     measured without a synchronisation.
@@ -58,7 +66,9 @@ def sample(
             function()
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
     order = list(functions)
-    for _ in range(repeats):
+    for rounds in range(repeats):
+        if rounds >= LEAST_ROUNDS and max(sum(of.done) for of in taken.values()) > most:
+            break
         for name in order:
             done, returned = clock(functions[name])
             taken[name].done.append(done)
@@ -68,10 +78,14 @@ def sample(
 
 
 def compare(
-    functions: Mapping[str, Function], repeats: int, device: torch.device, warmup: int = 3
+    functions: Mapping[str, Function],
+    repeats: int,
+    device: torch.device,
+    warmup: int = 3,
+    most: float = math.inf,
 ) -> dict[str, Timing]:
     """`sample`, summed up: the time until the work of each function is done."""
-    taken = sample(functions, repeats, device, warmup)
+    taken = sample(functions, repeats, device, warmup, most)
     return {name: Timing.of(samples.done) for name, samples in taken.items()}
 
 

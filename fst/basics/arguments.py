@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +18,7 @@ from fst.basics import extras
 from fst.basics.errors import UsageError
 
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
+TERMINATED = 143  # and of what SIGTERM has ended
 UNREAD = 141  # and of what has written to a pipe that nobody reads
 USER_ERRORS = (
     AssertionError,  # mmengine's and timm's checks of arguments
@@ -29,6 +32,10 @@ USER_ERRORS = (
     NotImplementedError,
     UsageError,
 )
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised as an exception, so that a command ends as it does after Ctrl-C."""
 
 
 def positive(text: str) -> int:
@@ -69,25 +76,55 @@ def add_traceback(parser: argparse.ArgumentParser) -> None:
 def user_errors(
     options: argparse.Namespace, when_stopped: Callable[[], str] = lambda: "stopped"
 ) -> Iterator[None]:
-    """End a command in one line: exit status 2 after an error, 130 after Ctrl-C.
+    """End a command in one line: exit status 2 after an error, 130 after Ctrl-C, 143 after SIGTERM.
 
     Args:
         options: parsed, with `add_traceback`'s option: whether errors are raised as they are.
-        when_stopped: Makes the line to print after Ctrl-C; if it is empty, none is printed.
+        when_stopped: Makes the line to print after Ctrl-C or SIGTERM; an empty line is not printed.
     """
     try:
-        yield
-    except KeyboardInterrupt:
-        if line := when_stopped():
-            print(line, file=sys.stderr)
-        raise SystemExit(STOPPED) from None
+        with _sigterm_raises():
+            yield
     except BrokenPipeError:
         raise
-    except USER_ERRORS as error:
-        if options.traceback:
+    except (Exception, KeyboardInterrupt) as error:
+        stop = _stop_behind(error)
+        if stop is not None:
+            if line := when_stopped():
+                print(line, file=sys.stderr)
+            raise SystemExit(TERMINATED if isinstance(stop, Terminated) else STOPPED) from None
+        if options.traceback or not isinstance(error, USER_ERRORS):
             raise
         print(f"error: {_in_words(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM, where the signal would end the process without a word."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The stop that ``error`` replaces, where a library catches every exception and raises its own.
+
+    MMEngine does so while it formats a config.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 @contextmanager

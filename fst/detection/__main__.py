@@ -13,7 +13,7 @@ from fst.detection import ops
 
 DESCRIPTION = """\
 Run a Python script that imports mmdet, mmseg or mmpose where mmcv was installed without its
-compiled extension. The extension is used if there is one; if not, NMS, soft-NMS and RoIAlign come
+compiled extension. The extension is used if there is one; if not, NMS and RoIAlign come
 from torchvision. Faults of mmdet that stop SSD from predicting are mended.
 
 Without SCRIPT: print which operators are in use."""

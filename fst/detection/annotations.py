@@ -13,10 +13,11 @@ from pathlib import PurePath
 from reprlib import repr as shortened
 from typing import Any
 
-from fst.basics.values import is_number
+from fst.basics.values import is_integer, is_number
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 POLICIES = ("error", "skip")
+LARGEST_ID = 2**63 - 1  # of the integers in which COCO's metric compares ids
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 Size = tuple[int, int]  # width, height
 
@@ -25,16 +26,12 @@ class Kind(Enum):
     """A kind of bad input, and what becomes of it if it is not an error."""
 
     MISSING_IMAGE = ("image missing", "image left out")
-    BROKEN_IMAGE = ("image truncated or unreadable", "image left out")
+    BROKEN_IMAGE = ("file is no image", "image left out")
     MISSING_ANNOTATION = ("annotation file missing", "image left out")
     BROKEN_ANNOTATION = ("annotation file malformed", "image left out")
     DUPLICATE = ("id used twice", "first one kept")
-    WRONG_SIZE = ("annotated size is not the image's", "the image's size taken")
-    TURNED = (
-        "image turned by EXIF whose boxes may be those of the stored one (if they are, set "
-        "color_type='color_ignore_orientation' in LoadImageFromFile; if not, save it upright)",
-        "image left out",
-    )
+    WRONG_SIZE = ("annotated size is not that of the image as it is loaded", "image left out")
+    NO_SIZE = ("image without width and height", "read from the image")
     MALFORMED = ("annotation malformed", "left out")
     ORPHAN = ("annotation of an image that is not listed", "left out")
     UNKNOWN_CLASS = ("object of a class that is not in `classes`", "left out")
@@ -183,14 +180,16 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
         if not is_id(category["id"]) or not isinstance(category["name"], str):
             raise ValueError(
                 f"annotation file {path!r}: 'categories' has {shortened(category)}; an id must be "
-                "a number or a text, a name a text."
+                "an integer or a text, a name a text."
             )
     return data
 
 
 def is_id(value: Any) -> bool:
     """Whether a value of a JSON file can name an image, an annotation or a category."""
-    return isinstance(value, (int, float, str))
+    if isinstance(value, str):
+        return True
+    return is_integer(value) and -LARGEST_ID <= value <= LARGEST_ID
 
 
 def _is_finite(value: Any) -> bool:
@@ -204,7 +203,7 @@ def _is_finite(value: Any) -> bool:
 def fault_of_id(entry: Any) -> str:
     """What is wrong with the id of an entry of a COCO list; empty if nothing is."""
     has_id = isinstance(entry, dict) and is_id(entry.get("id"))
-    return "" if has_id else f"{shortened(entry)} has no id that is a number or a text"
+    return "" if has_id else f"{shortened(entry)} has no id that is an integer or a text"
 
 
 def fault_of_image(image: Any) -> str:
@@ -223,12 +222,31 @@ def fault_of_annotation(annotation: Any) -> str:
     """What is wrong with an entry of COCO's ``annotations`` beside its id; empty if nothing is."""
     for key in ("image_id", "category_id"):
         if not is_id(annotation.get(key)):
-            return f"{key}={shortened(annotation.get(key))} is no number and no text"
+            return f"{key}={shortened(annotation.get(key))} is no integer and no text"
     if coco_box(annotation) is None:
         return f"bbox={shortened(annotation.get('bbox'))} is not four numbers"
     if annotation.get("area") is not None and not _is_finite(annotation["area"]):
         return f"area={shortened(annotation['area'])} is no number"
+    if annotation.get("iscrowd") not in (None, 0, 1):
+        return f"iscrowd={shortened(annotation['iscrowd'])} is neither 0 nor 1"
+    if not _is_segmentation(annotation.get("segmentation")):
+        return f"segmentation={shortened(annotation['segmentation'])} is no polygons and no RLE"
     return ""
+
+
+def _is_segmentation(value: Any) -> bool:
+    """Whether a value is COCO's segmentation: polygons, a run-length encoding, or nothing."""
+    if isinstance(value, dict):
+        counts, size = value.get("counts"), value.get("size")
+        is_size = isinstance(size, list) and len(size) == 2 and all(map(is_integer, size))
+        is_list = isinstance(counts, list) and all(map(is_integer, counts))
+        return is_size and (is_list or isinstance(counts, str))
+    if not isinstance(value, list):
+        return value is None
+    return all(
+        isinstance(polygon, list) and len(polygon) % 2 == 0 and all(map(_is_finite, polygon))
+        for polygon in value
+    )
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:

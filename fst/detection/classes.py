@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop
 from torch import nn
 
+from fst.checkpoint import trained_classes
 from fst.detection.annotations import read_coco, read_voc, split_name
 
 # modules whose num_classes are not the data set's
@@ -34,8 +35,8 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     path = osp.join(root, dataset["ann_file"])
     if not osp.isfile(path):
         raise FileNotFoundError(
-            f"classes='auto': annotation file {path!r} does not exist; set data_root to the "
-            "folder of the data set, or link it there."
+            f"classes='auto': annotation file {path!r} does not exist, nor one of another known "
+            "layout; set data_root to the folder of the data set, or link it there."
         )
     if layout == "coco":
         return [str(category["name"]) for category in read_coco(path)["categories"]]
@@ -91,13 +92,6 @@ def check_heads(model: nn.Module, classes: Sequence[str]) -> None:
                 )
 
 
-def checkpoint_classes(checkpoint: Any) -> list[str]:
-    """The classes of the data that a checkpoint was trained on; empty if it does not say."""
-    meta = checkpoint.get("meta") if isinstance(checkpoint, dict) else None
-    data = meta.get("dataset_meta") if isinstance(meta, dict) else None
-    return [str(name) for name in (data or {}).get("classes") or ()]
-
-
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
     """A comparison of the classes of data, heads and checkpoint, before training or testing."""
@@ -117,7 +111,7 @@ class ClassCheckHook(Hook):
     def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:
         """To resume or to test, checks that labels mean what they meant to the checkpoint."""
         loops = _built_loops(runner)
-        known = tuple(checkpoint_classes(checkpoint))
+        known = tuple(trained_classes(checkpoint))
         if not known or ("train" in loops and not runner._resume):
             return
         for name, classes in _classes_of_loops(loops).items():

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from fst.checkpoint import load_checkpoint_safely
+from fst.checkpoint import load_checkpoint_safely, trained_classes
 from fst.detection.annotations import POLICIES
-from fst.detection.classes import checkpoint_classes, classes_of, set_num_classes
+from fst.detection.classes import classes_of, set_num_classes
+from fst.detection.layouts import find_split
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 EVALUATORS = ("val_evaluator", "test_evaluator")
@@ -30,7 +31,8 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
     """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
-    - ``data_root`` goes to those that have none of their own.
+    - ``data_root`` goes to those that have none of their own. Where their annotation file does not
+      exist below it, other layouts are tried: `fst.detection.layouts`.
     - ``classes`` ("auto" or names) goes to all data sets and all heads.
     - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
 
@@ -57,38 +59,17 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
     if "bad_annotations" in config and not checked:
         raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format.")
     _set_data_root(config, every, "data_root" in options)
+    for name, group in datasets.items():
+        for dataset in group:
+            if dataset in checked and dataset.get("data_root") == config.get("data_root"):
+                find_split(dataset, name.removesuffix("_dataloader"), LAYOUTS[_kind(dataset)])
     _set_classes(config, datasets, checkpoint)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
     hooks = list(config.get("custom_hooks") or ())
-    if not any(_kind(hook) == "ClassCheckHook" for hook in hooks):
-        config.custom_hooks = [*hooks, {"type": "ClassCheckHook"}]
-
-
-def check_files(config: Any, dataloaders: Collection[str]) -> None:
-    """Raise FileNotFoundError if annotations of a split that will be used are missing: name all.
-
-    Args:
-        config: mmengine's Config, after `prepare`.
-        dataloaders: Which of its dataloaders are going to be used; their evaluators too.
-    """
-    files: dict[str, str] = {}
-    for name in dataloaders:
-        for dataset in _datasets((config.get(name) or {}).get("dataset")):
-            root, file = dataset.get("data_root") or "", dataset.get("ann_file")
-            if _kind(dataset) in LAYOUTS and file and "://" not in f"{root}{file}":
-                files.setdefault(osp.join(root, file), name)
-        evaluator = config.get(name.replace("dataloader", "evaluator"))
-        for metric in evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]:
-            file = metric.get("ann_file") if isinstance(metric, dict) else None
-            if file and "://" not in file:
-                files.setdefault(file, name.replace("dataloader", "evaluator"))
-    absent = [f"{path!r} of {name}" for path, name in files.items() if not osp.isfile(path)]
-    if absent:
-        raise FileNotFoundError(
-            f"annotation files do not exist: {'; '.join(absent)}. Put them there, change ann_file "
-            "and data_root, or set the loader, its evaluator and its cfg to None."
-        )
+    named = {_kind(hook) for hook in hooks}
+    added = [{"type": name} for name in ("ClassCheckHook", "AnchorFitHook") if name not in named]
+    config.custom_hooks = [*hooks, *added]
 
 
 def _datasets(dataset: Any) -> Iterator[Any]:
@@ -125,7 +106,7 @@ def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: str | 
         return
     if classes == "auto":
         has_checkpoint = checkpoint is not None and Path(checkpoint).is_file()
-        known = checkpoint_classes(load_checkpoint_safely(checkpoint)) if has_checkpoint else []
+        known = trained_classes(load_checkpoint_safely(checkpoint)) if has_checkpoint else []
         classes = known or _classes_of_data(datasets)
     is_list = isinstance(classes, (list, tuple)) and classes
     if not is_list or not all(isinstance(name, str) and name for name in classes):

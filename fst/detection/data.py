@@ -30,13 +30,7 @@ from fst.detection.annotations import (
     read_voc,
     split_name,
 )
-from fst.detection.images import (
-    Probe,
-    find_image,
-    follows_exif,
-    probe_image,
-    probe_images,
-)
+from fst.detection.images import find_image, follows_exif, image_size
 
 _NAMED = 20  # classes whose boxes are counted one by one in the log
 
@@ -47,8 +41,9 @@ class _Checked(ABC):
     Args:
         bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
             reach out of their image are clipped) and log how much of each kind.
-        check_images: Decode each image file too, and again only if it has changed. Files that are
-            not local are never looked at.
+        check_images: Compare the annotated size of each image with the header of its file too. If
+            False, files without an annotated size are read alone. Files that are not local are
+            never read.
         **kwargs: As of mmdet's data set.
 
     Raises:
@@ -128,39 +123,29 @@ class _Checked(ABC):
     def _with_sizes(
         self, images: list[dict[str, Any]], problems: Problems
     ) -> Iterator[dict[str, Any]]:
-        """Leave out unreadable images, put sizes right."""
-        turns = follows_exif(self.pipeline.transforms)
-        for info, probe in zip(images, self._probes(images), strict=True):
-            if probe.problem is not None:
-                where = info["img_path"] + (f" ({probe.detail})" if probe.detail else "")
-                problems.add(probe.problem, where)
+        """Leave out images that are missing, are none, or have another size than is annotated."""
+        turned = follows_exif(self.pipeline.transforms)
+        is_local = self.backend_args is None and "://" not in self.ann_file
+        for info in images:
+            path, annotated = info["img_path"], (info["width"], info["height"])
+            if is_local and (self.check_images or None in annotated):
+                try:
+                    size = image_size(path, turned)
+                except FileNotFoundError:
+                    problems.add(Kind.MISSING_IMAGE, path)
+                    continue
+                except ValueError as error:
+                    problems.add(Kind.BROKEN_IMAGE, f"{path} ({error})")
+                    continue
+                if None not in annotated and annotated != size:
+                    sizes = ("{} x {}".format(*sides) for sides in (annotated, size))
+                    problems.add(Kind.WRONG_SIZE, f"{path}: {' instead of '.join(sizes)}")
+                    continue
+                info["width"], info["height"] = size
+            elif None in annotated:
+                problems.add(Kind.NO_SIZE, f"{path}, which is not local")
                 continue
-            annotated, loaded = (info["width"], info["height"]), probe.loaded(turns)
-            if loaded is None:  # not looked at
-                yield info
-                continue
-            size = " x ".join(map(str, annotated)) if None not in annotated else "no size"
-            if info["instances"] and probe.is_ambiguous(annotated, turns):
-                stored = " x ".join(map(str, probe.stored))
-                where = f"{info['img_path']}: EXIF orientation {probe.orientation}, "
-                where += f"stored as {stored}, annotated as {size}"
-                problems.add(Kind.TURNED, where)
-                continue
-            if None not in annotated and annotated not in (probe.stored, probe.turned):
-                where = f"{info['img_path']}: {size} instead of {loaded[0]} x {loaded[1]}"
-                problems.add(Kind.WRONG_SIZE, where)
-            info["width"], info["height"] = loaded
             yield info
-
-    def _probes(self, images: Sequence[dict[str, Any]]) -> Iterator[Probe]:
-        if self.backend_args is not None or "://" in self.ann_file:
-            yield from (Probe() for _ in images)
-        elif self.check_images:
-            yield from probe_images([info["img_path"] for info in images], self.ann_file)
-        else:
-            for info in images:
-                has_size = info["width"] is not None
-                yield Probe() if has_size else probe_image(info["img_path"], decode=False)
 
     def _checked(self, info: dict[str, Any], problems: Problems) -> Iterator[dict[str, Any]]:
         """The instances of an image whose boxes can be used."""
@@ -295,6 +280,9 @@ class COCOFormatDataset(_Checked, CocoDataset):
                 instances[image["id"]].append((self._instance(annotation, box), text))
         for image in images.values():
             sides = {side: image.get(side) or None for side in ("width", "height")}
+            if None in sides.values():
+                problems.add(Kind.NO_SIZE, f"{self.ann_file}: image {image['id']}")
+                sides = dict.fromkeys(sides)
             raw = {**image, **sides, "img_id": image["id"]}
             info = super().parse_data_info({"raw_img_info": raw, "raw_ann_info": []})
             yield {**info, "instances": instances[image["id"]]}
@@ -325,7 +313,7 @@ class COCOFormatDataset(_Checked, CocoDataset):
         instance = {
             "bbox": box,
             "bbox_label": self.cat2label[annotation["category_id"]],
-            "ignore_flag": int(bool(annotation.get("iscrowd", False))),
+            "ignore_flag": int(annotation.get("iscrowd") or 0),
         }
         if annotation.get("segmentation"):
             instance["mask"] = annotation["segmentation"]

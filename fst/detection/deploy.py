@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 
@@ -38,3 +41,40 @@ class HeadOutputs(nn.Module):
         if hasattr(self, "neck"):
             features = self.neck(features)
         return getattr(self, self.head_name)(features)
+
+    def output_names(self, count: int) -> list[str]:
+        """Names of the ``count`` output tensors; empty unless the head has anchors."""
+        if not self._has_anchors:
+            return []
+        return [f"{what}_{level}" for what in ("scores", "boxes") for level in range(count // 2)]
+
+    def metadata(self, classes: Sequence[str]) -> dict[str, str]:
+        """What a program needs to decode the outputs, each as JSON; empty unless there are anchors.
+
+        - classes: names in the order of the scores; none for the regions of a two-stage detector.
+        - scores: "softmax" (after the classes comes the background) or "sigmoid".
+        - anchors: for each level, (x1, y1, x2, y2) of the anchors at the upper left position, in
+          pixels of the input. A level's channels are (anchors, scores) and (anchors, 4).
+        - strides: for each level, pixels (x, y) from one position to the next.
+        - box_means, box_stds: boxes are (dx, dy, dw, dh) · box_stds + box_means, relative to the
+          anchor's centre and size.
+        """
+        if not self._has_anchors:
+            return {}
+        head = getattr(self, self.head_name)
+        anchors, coder = head.prior_generator, head.bbox_coder
+        values = {
+            "classes": list(classes) if self.head_name == "bbox_head" else [],
+            "scores": "sigmoid" if head.use_sigmoid_cls else "softmax",
+            "anchors": [level.tolist() for level in anchors.base_anchors],
+            "strides": [list(stride) for stride in anchors.strides],
+            "box_means": list(coder.means),
+            "box_stds": list(coder.stds),
+        }
+        return {name: json.dumps(value) for name, value in values.items()}
+
+    @property
+    def _has_anchors(self) -> bool:
+        head = getattr(self, self.head_name)
+        has_coder = hasattr(getattr(head, "bbox_coder", None), "stds")
+        return has_coder and hasattr(getattr(head, "prior_generator", None), "base_anchors")

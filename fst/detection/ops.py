@@ -1,9 +1,9 @@
 """What SSD and Faster R-CNN need of mmcv's compiled operators, made of torchvision's.
 
 mmcv installed from its source package without a compiler has no `mmcv._ext`, and then neither
-`mmcv.ops` nor mmdet can be imported. `install` puts a module in its place: NMS, soft-NMS and
-RoIAlign compute what mmcv's do (`mmcv/ops/csrc/pytorch`), on CPU and GPU; every other operator
-raises `UnavailableOpError` when it is called. A compiled extension that loads is left alone.
+`mmcv.ops` nor mmdet can be imported. `install` puts a module in its place: NMS and RoIAlign
+compute what mmcv's do (`mmcv/ops/csrc/pytorch`), on CPU and GPU; every other operator raises
+`UnavailableOpError` when it is called. A compiled extension that loads is left alone.
 """
 
 from __future__ import annotations
@@ -50,86 +50,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     if offset:
         boxes = boxes + boxes.new_tensor([0, 0, 1, 1])
     return torch.ops.torchvision.nms(boxes, scores, float(np.float32(iou_threshold)))
-
-
-def softnms(
-    boxes: Tensor,
-    scores: Tensor,
-    dets: Tensor,
-    iou_threshold: float,
-    sigma: float,
-    min_score: float,
-    method: int,
-    offset: int,
-) -> Tensor:
-    """Soft-NMS (Bodla et al. 2017): scores decay with the overlap with better boxes.
-
-    Args:
-        boxes: (n, 4): x1, y1, x2, y2.
-        scores: (n,).
-        dets: (n, 5), written in place: box and decayed score of each box that stays, best first.
-        iou_threshold: overlap from which "naive" and "linear" lower a score.
-        sigma: width of "gaussian".
-        min_score: a box whose score falls below it goes.
-        method: 0 naive, 1 linear, 2 gaussian.
-        offset: 0, or 1 where a box's width is x2 - x1 + 1.
-
-    Returns:
-        Indices of the boxes that stay. Equal scores are ordered as mmcv orders them, which moves
-        the last box to the place of one that goes.
-    """
-    _check("offset", offset, (0, 1))
-    _check("method", method, (0, 1, 2))
-    dtype = _compute_dtype(torch.promote_types(boxes.dtype, scores.dtype))
-    corners = boxes.detach().to(dtype)
-    rest = torch.arange(len(boxes), device=boxes.device)
-    values = scores.detach().to(dtype)
-    kept, kept_scores = [rest[:0]], [values[:0]]
-    while len(rest):
-        best = int(values.argmax())
-        kept.append(rest[best].view(1))
-        kept_scores.append(values[best].view(1))
-        rest, values = _drop_first(rest, best), _drop_first(values, best)
-        overlaps = _overlaps(corners[kept[-1]], corners[rest], offset)
-        values = values * _decay(overlaps, method, iou_threshold, sigma)
-        places = _places_of_kept(~(values < min_score))
-        rest, values = rest[places], values[places]
-    indices = torch.cat(kept)
-    dets[: len(indices)] = torch.cat([corners[indices], torch.cat(kept_scores)[:, None]], 1)
-    return indices
-
-
-def _drop_first(values: Tensor, chosen: int) -> Tensor:
-    """Without the chosen one, in whose place the first one moves."""
-    values = values.clone()
-    values[chosen] = values[0]
-    return values[1:]
-
-
-def _places_of_kept(is_kept: Tensor) -> Tensor:
-    """Places of what is kept, each gap filled with the last one that is kept."""
-    count = int(is_kept.sum())
-    places = torch.arange(count, device=is_kept.device)
-    gaps = (~is_kept[:count]).nonzero().flatten()
-    places[gaps] = count + is_kept[count:].nonzero().flatten().flip(0)
-    return places
-
-
-def _overlaps(box: Tensor, others: Tensor, offset: int) -> Tensor:
-    """IoU of one box (1, 4) with others (n, 4); 0 where both are empty."""
-    low = torch.maximum(box[:, :2], others[:, :2])
-    high = torch.minimum(box[:, 2:], others[:, 2:])
-    intersection = (high - low + offset).clamp(min=0).prod(1)
-    areas = [(b[:, 2:] - b[:, :2] + offset).prod(1) for b in (box, others)]
-    return (intersection / (areas[0] + areas[1] - intersection)).nan_to_num(0.0)
-
-
-def _decay(overlaps: Tensor, method: int, iou_threshold: float, sigma: float) -> Tensor:
-    """Factors of the scores."""
-    if method == 2:
-        return torch.exp(-(overlaps * overlaps) / sigma)
-    lowered = torch.zeros_like(overlaps) if method == 0 else 1 - overlaps
-    return torch.where(overlaps >= iou_threshold, lowered, torch.ones_like(overlaps))
 
 
 def roi_align_forward(
@@ -222,7 +142,6 @@ def _check_average(pool_mode: int) -> None:
 
 OPS: dict[str, Callable[..., Any]] = {
     "nms": nms,
-    "softnms": softnms,
     "roi_align_forward": roi_align_forward,
     "roi_align_backward": roi_align_backward,
 }

@@ -10,7 +10,6 @@ with extra_named():
         Digits,
         ImageFolder,
         TimmDataset,
-        TimmStream,
     )
     from fst.engine.hooks import (
         CrashSafeCheckpointHook,
@@ -40,5 +39,4 @@ __all__ = [
     "Runner",
     "SparsityHook",
     "TimmDataset",
-    "TimmStream",
 ]

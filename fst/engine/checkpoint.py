@@ -22,9 +22,27 @@ from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 
 from fst.basics.values import is_integer
-from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
+from fst.checkpoint import load_checkpoint_safely, replacing, state_dict_of
 
 LOCK = "training.lock"
+POINTER = "last_checkpoint"  # the file in which MMEngine names the newest checkpoint
+
+
+def refuse_no_folder(work_dir: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless ``work_dir``, or what of its path exists, is a folder."""
+    path = Path(work_dir)
+    existing = next(part for part in (path, *path.parents, Path()) if os.path.lexists(part))
+    if not existing.is_dir():
+        raise ValueError(
+            f"work_dir={str(work_dir)!r}: {str(existing)!r} is no folder; name another one with "
+            "--work-dir."
+        )
+    pointer = path / POINTER
+    if pointer.is_dir():
+        raise ValueError(
+            f"work_dir={str(work_dir)!r}: {str(pointer)!r} is a folder, and a run writes a file of "
+            "that name: remove it, or name another work_dir with --work-dir."
+        )
 
 
 def checkpoint_files(work_dir: str | os.PathLike[str]) -> list[tuple[str, int, Path]]:
@@ -276,9 +294,8 @@ def _from_url(url: str, map_location: Any = None, **_: Any) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / url.rpartition("/")[2]
     if not path.is_file():
-        partial = f"{path}.{os.getpid()}.tmp"
-        torch.hub.download_url_to_file(url, partial, progress=os.isatty(0))
-        commit_file(partial, path)
+        with replacing(path) as partial:
+            torch.hub.download_url_to_file(url, str(partial), progress=os.isatty(0))
     return load_checkpoint_safely(path, map_location)
 
 

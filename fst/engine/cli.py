@@ -1,4 +1,4 @@
-"""The command lines of `fst train`, `fst test`, `fst fold` and `fst verify`."""
+"""The command lines of `fst train`, `fst test` and `fst fold`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from mmengine.config import Config
 
 import fst
 from fst.basics.arguments import add_traceback, user_errors
-from fst.checkpoint import save_atomically, state_dict_of
+from fst.checkpoint import save_atomically
 from fst.engine.arguments import add_cfg_options, check_out
-from fst.engine.checkpoint import check_unused, checkpoint_files
+from fst.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
 from fst.engine.trained import trained_model
 from fst.layers.modules import folded_to_another_class
-from fst.verify import read_file
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -62,6 +61,7 @@ def _configured(arguments: argparse.Namespace) -> Config:
     elif config.get("work_dir") is None:
         config.work_dir = str(Path("work_dirs") / Path(arguments.config).stem)
     arguments.work_dir = config.work_dir
+    refuse_no_folder(config.work_dir)
     config.launcher = arguments.launcher
     if arguments.seed is not None:
         config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
@@ -243,58 +243,12 @@ def fold(argv: Sequence[str] | None = None) -> int:
                 f"{arguments.checkpoint} model.onnx"
             )
         folded = fst.fold(root)
-        save_atomically({k: v.clone() for k, v in folded.state_dict().items()}, arguments.out)
+        weights = folded.state_dict()  # with the notes in its metadata
+        for name, value in weights.items():
+            weights[name] = value.clone()
+        save_atomically(weights, arguments.out)
     print(
         f"folded {len(fst.sparse_layers(root))} layers of {arguments.checkpoint} "
         f"into {arguments.out}"
     )
     return 0
-
-
-def verify(argv: Sequence[str] | None = None) -> int:
-    """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
-    parser = argparse.ArgumentParser(
-        prog="fst verify",
-        description="Check that the weights of a checkpoint obey an N:M pattern, and say "
-        "which share of the model that is (exit status: 0 yes, 1 no, 2 error).",
-    )
-    parser.add_argument("checkpoint", help="folded checkpoint, any state_dict, or .safetensors")
-    parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
-    parser.add_argument("--m", type=int, default=4, help="group size (default: 4)")
-    parser.add_argument(
-        "--group-order",
-        choices=("channel", "im2col"),
-        default="channel",
-        help="where groups run (default: channel)",
-    )
-    parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
-    parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
-    parser.add_argument(
-        "--min-coverage",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="least share (0 to 1) of all convolutions' and linear layers' weights in full N:M "
-        "groups (default: 0)",
-    )
-    add_traceback(parser)
-    arguments = parser.parse_args(argv)
-    with user_errors(arguments):
-        checkpoint = read_file(arguments.checkpoint)
-        report = fst.verify(
-            state_dict_of(checkpoint, arguments.checkpoint),
-            arguments.n,
-            arguments.m,
-            group_order=arguments.group_order,
-            include=arguments.include,
-            exclude=arguments.exclude,
-            min_coverage=arguments.min_coverage,
-        )
-    print(report)
-    if not report.ok and isinstance(checkpoint, dict) and "sparsity" in checkpoint:
-        print(
-            f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights, "
-            f"of which training uses a pruned copy. Write that copy with\n"
-            f"    fst fold CONFIG {arguments.checkpoint} OUT\nand verify OUT."
-        )
-    return 0 if report.ok else 1

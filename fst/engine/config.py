@@ -13,6 +13,7 @@ from mmengine.config import Config
 
 from fst.basics.text import nearest
 from fst.basics.values import is_integer
+from fst.engine import data_root
 from fst.engine.hooks import SparsityHook
 from fst.engine.packaged import config_path, drop_scope
 from fst.rules.strategy import Strategy
@@ -23,9 +24,13 @@ KNOWN_KEYS = frozenset(
     custom_hooks data_preprocessor load_from resume launcher env_cfg log_processor log_level
     visualizer default_scope randomness experiment_name model_wrapper_cfg custom_imports
     sparsity ema compile sync_bn find_unused_parameters activation_checkpointing
-    efficient_conv_bn_eval""".split()
+    efficient_conv_bn_eval data_root""".split()
 )
-DETECTION_KEYS = frozenset({"classes", "bad_annotations", "data_root"})  # default_scope "mmdet"
+DICTS = tuple(  # what Runner reads by key, so that a number would end in a traceback
+    """model train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
+    optim_wrapper default_hooks env_cfg randomness auto_scale_lr ema""".split()
+)
+DETECTION_KEYS = frozenset({"classes", "bad_annotations"})  # default_scope "mmdet"
 
 
 def load_config(
@@ -36,13 +41,12 @@ def load_config(
     Args:
         path: The config file, or the name of one of the package's ("fst::configs/...").
         options: Changes to it.
-        checkpoint: Path of the checkpoint that will be used with it: where the config of a
-            detector says classes="auto", they are the checkpoint's if it names them.
+        checkpoint: Path of the checkpoint that will be used with it. Where classes are counted,
+            they are the checkpoint's if it names them.
 
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the config is of MMDetection, which is not installed.
-        SyntaxError: the config is no Python.
         ValueError: the config cannot be run, or nothing reads one of its top-level names or an
             option.
     """
@@ -63,12 +67,17 @@ def load_config(
         config.merge_from_dict(dict(options or {}))
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
+    for key in DICTS:
+        if not isinstance(config.get(key), Mapping | None):
+            raise ValueError(f"{key}={config[key]!r} must be a dict.")
+    _check_lengths(config.get("train_cfg") or {})
     if _is_detector(config):
         _require_mmdet(path)
         from fst.detection.config import prepare
 
         prepare(config, checkpoint, options or {})
-    _check_lengths(config.get("train_cfg") or {})
+    else:
+        data_root.prepare(config, checkpoint, options or {})
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
@@ -80,7 +89,6 @@ def read_config(path: str) -> Config:
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the config is of MMDetection, which is not installed.
-        SyntaxError: the config is no Python.
         ValueError: the config cannot be read, or nothing reads one of its top-level names.
     """
     path = config_path(path)
@@ -112,18 +120,26 @@ def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
 
 
 def _read(path: str) -> Config:
+    check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     try:
-        check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
         return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
         if "mmdet" in str(error):
             _require_mmdet(path)
         raise ImportError(f"config {path!r}: {error}") from error
-    except (OSError, ImportError, SyntaxError, ValueError):
+    except (FileNotFoundError, ImportError):
         raise
+    except SystemExit as error:
+        raise ValueError(
+            f"config {path!r} cannot be read: it ends the program (sys.exit({error.code!r}))."
+        ) from error
     except Exception as error:  # a config is code that can fail in any way
-        kind = type(error).__name__
-        raise ValueError(f"config {path!r} cannot be read: {kind}: {error}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: object, error: Exception) -> ValueError:
+    words = " ".join(str(error).split())  # of YAML's errors, which take several lines
+    return ValueError(f"config {str(path)!r} cannot be read: {type(error).__name__}: {words}")
 
 
 def _require_mmdet(path: str) -> None:
@@ -148,13 +164,17 @@ def check_names(path: Path, known: Collection[str]) -> None:
 
 
 def _unread_names(path: Path, known: Collection[str]) -> dict[str, Path]:
-    if path.suffix != ".py":
-        keys = Config._file2dict(str(path))[0] if path.is_file() else {}
-        return {str(key): path for key in keys if key not in known}
-    text = path.read_text(encoding="utf-8")
-    # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
+    if not path.is_file():  # a base that does not exist: MMEngine says so
+        return {}
+    try:
+        if path.suffix != ".py":
+            return {str(key): path for key in Config._file2dict(str(path))[0] if key not in known}
+        text = path.read_text(encoding="utf-8")
+        # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
+        tree = ast.parse(re.sub(r"\{\{.*?\}\}", "0", text), filename=str(path))
+    except Exception as error:
+        raise _unreadable(path, error) from error
     references = set(re.findall(r"_base_\.(\w+)", text))
-    tree = ast.parse(re.sub(r"\{\{.*?\}\}", "0", text), filename=str(path))
     assigned = {name for node in tree.body for name in _assigned_names(node)}
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     inherited: dict[str, Path] = {}

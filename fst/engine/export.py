@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import torch
+from mmengine.config import Config
 from mmengine.model import BaseModel
 from torch import nn
 
 import fst
 from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.checkpoint import load_checkpoint_safely, replacing, trained_classes
 from fst.engine.arguments import add_cfg_options, check_out
 from fst.engine.classifier import Classifier
 from fst.engine.config import load_config
@@ -56,15 +59,69 @@ def main(argv: Sequence[str] | None = None) -> int:
             example = torch.randn(arguments.fixed_batch or 2, len(mean), height, width)
         elif not arguments.out.endswith(".safetensors"):
             raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
+        shipped = deployable(model)
         report = fst.export(
-            deployable(model),
+            shipped,
             arguments.out,
             example,
             dynamic_batch=arguments.fixed_batch is None,
         )
-    std = model.data_preprocessor.std.flatten()
-    print(f"{report}\nimages: (x - {mean.tolist()}) / {std.tolist()}, x in 0..255")
+        images = _images(model)
+        if arguments.out.endswith(".onnx"):
+            annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))
+    normalised = f"(x - {images['mean']}) / {images['std']}, x in 0..255"
+    print(f"{report}\nimages: {images['channels']}, {normalised}")
     return 0
+
+
+def _images(model: BaseModel) -> dict[str, object]:
+    """How images enter the network."""
+    preprocessor = model.data_preprocessor
+    mean, std = (
+        [float(f"{number:.7g}") for number in value.flatten().tolist()]  # of float32
+        for value in (preprocessor.mean, preprocessor.std)
+    )
+    channels = "grey" if len(mean) == 1 else "RGB"
+    if not isinstance(model, Classifier) and not preprocessor._channel_conversion:
+        channels = "BGR"  # as mmcv reads images
+    return {"channels": channels, "mean": mean, "std": std}
+
+
+def _classes(config: Config, checkpoint: str) -> list[str]:
+    """The names of the classes, if the checkpoint or the config has them."""
+    return trained_classes(load_checkpoint_safely(checkpoint)) or list(config.get("classes") or ())
+
+
+def annotate(
+    path: str, model: nn.Module, images: Mapping[str, object], classes: Sequence[str]
+) -> None:
+    """Write names of outputs and what a program needs to use them into an .onnx file.
+
+    Args:
+        path: The file, which `fst.export` has written.
+        model: What it holds.
+        images: The metadata "channels", "mean" and "std" of the images.
+        classes: The metadata "classes", names in the order of the outputs; may be empty.
+    """
+    import onnx
+
+    program = onnx.load(path)
+    outputs = program.graph.output
+    names, metadata = ["logits"], {"classes": json.dumps(list(classes))}
+    if hasattr(model, "output_names"):
+        names, metadata = model.output_names(len(outputs)), model.metadata(classes)
+    renamed = dict(zip((output.name for output in outputs), names, strict=False))
+    for entry in (*outputs, *program.graph.value_info):
+        entry.name = renamed.get(entry.name, entry.name)
+    for node in program.graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [renamed.get(name, name) for name in tensors]
+    metadata |= {name: json.dumps(value) for name, value in images.items()}
+    written = {entry.key: entry.value for entry in program.metadata_props}
+    onnx.helper.set_model_props(program, written | metadata)
+    onnx.checker.check_model(program)
+    with replacing(path) as whole:
+        onnx.save(program, whole)
 
 
 def deployable(model: BaseModel) -> nn.Module:

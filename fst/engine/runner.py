@@ -18,7 +18,7 @@ from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
 
-from fst.checkpoint import commit_file, load_checkpoint_safely, state_dict_of
+from fst.checkpoint import load_checkpoint_safely, replacing, state_dict_of
 from fst.engine.checkpoint import (
     check_resumable,
     check_sparsity,
@@ -28,9 +28,10 @@ from fst.engine.checkpoint import (
     training_position,
 )
 from fst.engine.classifier import Classifier
-from fst.engine.data import TimmStream, build_dataloader
+from fst.engine.data import ImageFolder, build_dataloader
 from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
 from fst.engine.model import unwrapped
+from fst.engine.recipe import check_keys
 
 _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
@@ -117,6 +118,7 @@ class Runner(mmengine.runner.Runner):
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
         if self.cfg.get("ema") is not None:
+            check_keys("ema", ModelEMAHook, self.cfg.ema)
             self.register_hook({"type": "ModelEMAHook", **self.cfg.ema})
         if sum(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks) > 1:
             raise ValueError("the config averages weights twice: use `ema` alone.")
@@ -127,20 +129,23 @@ class Runner(mmengine.runner.Runner):
         self.register_hook(ValidateOnResumeHook())
 
     def build_train_loop(self, loop: Any) -> Any:
-        """Also checks that the model can tell the classes apart, and that a stream ends."""
+        """Also checks that the model can tell the classes apart."""
         loop = super().build_train_loop(loop)
-        by_epoch = isinstance(loop, mmengine.runner.EpochBasedTrainLoop)
-        if isinstance(loop.dataloader.dataset, TimmStream) and not by_epoch:
-            raise ValueError("a TimmStream is read by epochs: set train_cfg.by_epoch=True.")
+        self._say(loop.dataloader.dataset)
         self._check_classes(loop.dataloader.dataset)
         return loop
 
     def build_val_loop(self, loop: Any) -> Any:
         """Also checks that classes have the numbers that they have in training."""
         loop = super().build_val_loop(loop)
+        self._say(loop.dataloader.dataset)
         training = getattr(self._train_loop, "dataloader", None)
         self._check_classes(loop.dataloader.dataset, _classes(training and training.dataset))
         return loop
+
+    def _say(self, dataset: Any) -> None:
+        if isinstance(dataset, ImageFolder):
+            self.logger.info(str(dataset))
 
     def _check_classes(self, dataset: Any, trained: Sequence[str] = ()) -> None:
         if not isinstance(self._bare_model, Classifier):  # detectors have ClassCheckHook
@@ -282,10 +287,12 @@ class Runner(mmengine.runner.Runner):
         for hook in self._hooks:
             if isinstance(hook, SparsityHook):
                 hook.collect(self)
-        partial = f"{filename}.tmp"
-        super().save_checkpoint(out_dir, partial, *args, **kwargs)
-        if is_main_process():
-            commit_file(os.path.join(out_dir, partial), os.path.join(out_dir, filename))
+        if not is_main_process():  # which alone writes
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
+            return
+        os.makedirs(out_dir, exist_ok=True)
+        with replacing(os.path.join(out_dir, filename)) as partial:
+            super().save_checkpoint(str(partial.parent), partial.name, *args, **kwargs)
 
 
 def _classes(dataset: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fst.engine.checkpoint import check_sparsity
 from fst.engine.config import read_sparsity
 from fst.engine.model import build_model, sparse_root
 from fst.layers.channels import fit_channels
+from fst.stored.notes import give_notes, notes_in
 
 
 def trained_model(config: Config, path: str) -> BaseModel:
@@ -32,6 +33,8 @@ def trained_model(config: Config, path: str) -> BaseModel:
     load_weights(model, checkpoint, path, strategy)
     if is_sparse:
         fst.load_sparsity_state(sparse_root(model), checkpoint["sparsity"])
+    else:
+        give_notes(sparse_root(model), notes_in(checkpoint, path))
     return model
 
 

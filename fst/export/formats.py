@@ -1,9 +1,10 @@
-"""Files of exported models: how each is written, what weights it holds, and what it computes."""
+"""Files of exported models: how each is written, and what it computes."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.basics.extras import extra_named
+from fst.stored.files import NAMES, NOTES
+from fst.stored.notes import as_text, notes_of
 
 Inputs = tuple[Tensor, ...]
 
@@ -21,14 +24,12 @@ class Format(NamedTuple):
 
     Attributes:
         write: model, inputs, whether the batch size may change, and the file.
-        weights: the tensors in a file, by name.
         outputs: what a file computes of inputs; None where it does not compute, or nothing that
             could run it is installed.
         computes: whether the file holds more than weights, so that example inputs are needed.
     """
 
     write: Callable[[nn.Module, Inputs, bool, Path], None]
-    weights: Callable[[Path], dict[str, Tensor]]
     outputs: Callable[[Path, Inputs], list[Any] | None]
     computes: bool = True
 
@@ -49,14 +50,21 @@ def _write_onnx(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Pat
     shapes = _dynamic(inputs, dynamic_batch)
     program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
     assert program is not None  # of the exporter that makes no file itself
+    stored = {
+        name: torch.tensor(entry.const_value.numpy())
+        for name, entry in program.model.graph.initializers.items()
+        if entry.const_value is not None
+    }
+    notes = notes_of(model)
+    found = {name: held_as(name, model.get_parameter(name).detach(), stored) for name in notes}
+    names = {name: where for name, where in found.items() if where is not None}
+    program.model.metadata_props.update({NOTES: as_text(notes), NAMES: json.dumps(names)})
     program.save(path)
-
-
-def _onnx_weights(path: Path) -> dict[str, Tensor]:
-    with extra_named():
-        import onnx
-    held = onnx.load(path).graph.initializer
-    return {entry.name: torch.tensor(onnx.numpy_helper.to_array(entry)) for entry in held}
+    if len(list(path.parent.iterdir())) > 1:
+        raise ValueError(
+            f"path={path.name!r}: the model is too large for a single .onnx file (about 1.5 GB): "
+            "write a .pt2 or .safetensors file."
+        )
 
 
 def _onnx_outputs(path: Path, inputs: Inputs) -> list[Tensor] | None:
@@ -72,7 +80,8 @@ def _onnx_outputs(path: Path, inputs: Inputs) -> list[Tensor] | None:
 
 def _write_pt2(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path) -> None:
     shapes = _dynamic(inputs, dynamic_batch)
-    torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    torch.export.save(program, path, extra_files={NOTES: as_text(notes_of(model))})
 
 
 def _pt2_outputs(path: Path, inputs: Inputs) -> list[Any]:
@@ -84,19 +93,27 @@ def _write_safetensors(model: nn.Module, inputs: Inputs, dynamic_batch: bool, pa
         from safetensors.torch import save_file
     # clones: the format has no shared tensors, and a model's may be tied
     whole = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(whole, path, {"format": "pt"})
+    save_file(whole, path, {"format": "pt", NOTES: as_text(notes_of(model))})
 
 
-def _safetensors_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
+def held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> tuple[str, bool] | None:
+    """The name of a weight in a file, and whether it is transposed there; None if it is not held.
 
-    return load_file(path)
+    Exporters rename what they share or transpose.
+    """
+    held = stored.get(name)
+    if held is not None and held.shape == weight.shape:
+        return name, False
+    for key, value in stored.items():
+        if value.dim() == weight.dim():
+            for transposed in (False, True):
+                if torch.equal(value.mT if transposed else value, weight):
+                    return key, transposed
+    return None
 
 
 FORMATS = {
-    ".onnx": Format(_write_onnx, _onnx_weights, _onnx_outputs),
-    ".pt2": Format(_write_pt2, lambda path: torch.export.load(path).state_dict, _pt2_outputs),
-    ".safetensors": Format(
-        _write_safetensors, _safetensors_weights, lambda path, inputs: None, computes=False
-    ),
+    ".onnx": Format(_write_onnx, _onnx_outputs),
+    ".pt2": Format(_write_pt2, _pt2_outputs),
+    ".safetensors": Format(_write_safetensors, lambda path, inputs: None, computes=False),
 }

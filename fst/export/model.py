@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from torch.utils import _pytree as pytree
 
 from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import suggest, table
-from fst.checkpoint import commit_file
+from fst.checkpoint import replacing
 from fst.convert import fold
 from fst.export import consumers
-from fst.export.formats import FORMATS, Format, Inputs
-from fst.layers.modules import SparseLayer, folded_to_another_class, sparse_layers
+from fst.export.formats import FORMATS, Format, Inputs, held_as
+from fst.layers.modules import folded_to_another_class, sparse_layers
+from fst.rules.rule import WeightGroups
+from fst.stored.files import read_stored
+from fst.stored.notes import notes_of
 from fst.verify import verify
 
 LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
@@ -35,10 +39,11 @@ class ExportedWeight:
 
     Attributes:
         groups: of the convolution; 1 for linear layers.
-        pattern: "N:M" that its strategy promises and the file keeps, "N:M along im2col" where its
-            groups run so; "" where it promises none, or no group is as long as M (depthwise).
+        pattern: "N:M" that its layer was folded to and the file keeps, "N:M along im2col" where its
+            groups run so; "" where there is none, or no group is as long as M (depthwise).
         is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
         density: share of non-zero elements in the file.
+        exempt: whether its layer was converted to N:M, but no group is as long as M.
     """
 
     name: str
@@ -47,6 +52,7 @@ class ExportedWeight:
     pattern: str
     is_2_4: bool
     density: float
+    exempt: bool
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class ExportReport:
     Attributes:
         difference: largest difference between an output of the file and the model's, relative to
             the largest value of that output; None where the file was not run.
+        not_finite: values of the model's outputs that are infinite or NaN, as the file's are.
         changed: layers of which the file has the plain kind, because their own would compute
             another weight from the folded one; "" if there are none.
     """
@@ -63,6 +70,7 @@ class ExportReport:
     path: str
     weights: tuple[ExportedWeight, ...]
     difference: float | None
+    not_finite: int = 0
     changed: str = ""
 
     def __str__(self) -> str:
@@ -82,8 +90,15 @@ class ExportReport:
         run = "it was not run"
         if self.difference is not None:
             run = f"its outputs differ by {self.difference:.1e} of their largest value"
-        kept = sum(bool(w.pattern) for w in self.weights)
-        verdict = f"{self.path}: read back, {kept} of {len(rows)} weights keep their pattern; {run}"
+        kept = Counter(w.pattern for w in self.weights if w.pattern)
+        exempt = sum(w.exempt for w in self.weights)
+        counts = [f"{count} are {pattern}" for pattern, count in sorted(kept.items())]
+        counts += [f"{exempt} exempt"] if exempt else []
+        rest = len(rows) - kept.total() - exempt
+        counts += [f"{rest} not pruned to N:M"] if rest or not counts else []
+        verdict = f"{self.path}: read back, of {len(rows)} weights {', '.join(counts)}; {run}"
+        if self.not_finite:
+            verdict += f"; {self.not_finite} values of the model's own outputs are not finite"
         if self.changed:
             verdict += f"\nlayers of another kind than the model's: {self.changed}"
         return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
@@ -140,16 +155,12 @@ def export(
             )
         inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
         batches = [inputs, tuple(x[:1] for x in inputs)]
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    with replacing(path) as partial:
         kind.write(plain, inputs, dynamic_batch, partial)
-        weights = _weights(plain, layers, kind.weights(partial))
-        difference = _difference(plain, kind, partial, batches)
-        commit_file(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        weights = _weights(plain, read_stored(partial).weights)
+        difference, not_finite = _compared(plain, kind, partial, batches)
     changed = folded_to_another_class(layers.values())
-    return ExportReport(str(path), weights, difference, changed)
+    return ExportReport(str(path), weights, difference, not_finite, changed)
 
 
 def _several(example_input: Tensor | Inputs | None) -> Inputs:
@@ -164,22 +175,23 @@ def _several(example_input: Tensor | Inputs | None) -> Inputs:
     return tuple(value.detach().cpu() for value in inputs)
 
 
-def _weights(
-    plain: nn.Module, layers: dict[str, SparseLayer], stored: dict[str, Tensor]
-) -> tuple[ExportedWeight, ...]:
+def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[ExportedWeight, ...]:
     """The weights in the file, those of converted layers checked."""
-    found = []
+    found, notes = [], notes_of(plain)
     for name, module in plain.named_modules():
         if not isinstance(module, nn.Conv2d | nn.Linear):
             continue
         key = f"{name}.weight" if name else "weight"
         folded = module.weight.detach()
-        weight = _stored(key, folded, stored)
-        if weight is None and name not in layers:
+        held = held_as(key, folded, stored)
+        if held is None and key not in notes:
             continue  # computed from others, and folded into them by the exporter
-        if weight is None:
+        if held is None:
             raise RuntimeError(f"the file does not hold the weight {key!r}.")
-        pattern = _check(key, weight, folded, layers[name]) if name in layers else ""
+        weight = stored[held[0]].mT if held[1] else stored[held[0]]
+        pattern = ""
+        if key in notes:
+            pattern = _check(key, weight, folded, notes[key])
         check = verify({key: weight}, include=key).layers[0]
         groups = getattr(module, "groups", 1)
         found.append(
@@ -190,34 +202,20 @@ def _weights(
                 pattern,
                 check.ok and check.inside > 0,
                 check.density,
+                notes.get(key) is not None and not pattern,
             )
         )
     return tuple(found)
 
 
-def _stored(name: str, weight: Tensor, stored: dict[str, Tensor]) -> Tensor | None:
-    """A layer's weight in the file; exporters rename what they share or transpose."""
-    held = stored.get(name)
-    if held is not None and held.shape == weight.shape:
-        return held
-    for value in stored.values():
-        if value.dim() == weight.dim():
-            for candidate in (value, value.mT):
-                if torch.equal(candidate, weight):
-                    return candidate
-    return None
-
-
-def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
-    """The pattern that a layer's strategy promises, which the file's weight keeps.
+def _check(name: str, held: Tensor, folded: Tensor, groups: WeightGroups | None) -> str:
+    """The pattern that a layer's weight was noted to have, which the file's weight keeps.
 
     Batch norm may be multiplied into it, so values may differ, but no zero.
     """
     grown = int(((held != 0) & (folded == 0)).sum())
     if grown:
         raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
-    rule = layer.strategy.output
-    groups = rule.weight_groups if rule is not None else None
     if groups is None:
         return ""
     pattern, order = f"{groups.n}:{groups.m}", groups.group_order
@@ -229,11 +227,12 @@ def _check(name: str, held: Tensor, folded: Tensor, layer: SparseLayer) -> str:
 
 
 @torch.no_grad()
-def _difference(
+def _compared(
     plain: nn.Module, kind: Format, path: Path, batches: Sequence[Inputs]
-) -> float | None:
-    """The largest difference of an output, relative to its largest value, on any of the batches."""
-    differences = []
+) -> tuple[float | None, int]:
+    """Of the file's outputs on all batches: the largest difference from the model's, relative to
+    the output's largest value (None where the file cannot be run), and how many are not finite."""
+    differences, not_finite = [0.0], 0
     for inputs in batches:
         where = f"on a batch of {', '.join(str(tuple(x.shape)) for x in inputs)}"
         try:
@@ -241,7 +240,7 @@ def _difference(
         except Exception as error:  # of the many kinds of the programs that run files
             raise RuntimeError(f"the file cannot be run {where}: {error}") from error
         if found is None:
-            return None
+            return None, 0
         leaves = pytree.tree_leaves(plain(*inputs))
         found, expected = ([v for v in values if v is not None] for values in (found, leaves))
         if len(found) != len(expected):
@@ -249,19 +248,24 @@ def _difference(
                 f"the file has {len(found)} outputs {where}, the model {len(expected)}: "
                 f"{', '.join(type(value).__name__ for value in expected)}."
             )
-        for index, pair in enumerate(zip(found, expected, strict=True)):
-            difference = _relative(*pair)
+        for index, (of_file, of_model) in enumerate(zip(found, expected, strict=True)):
+            difference = _relative(of_file, of_model)
+            if isinstance(of_model, Tensor):
+                not_finite += int((~of_model.isfinite()).sum())
             if not difference <= LARGEST_DIFFERENCE:
                 raise RuntimeError(
                     f"the file's outputs differ from the model's: output {index} by "
                     f"{difference:.1e} of its largest value, {where}."
                 )
             differences.append(difference)
-    return max(differences, default=0.0)
+    return max(differences), not_finite
 
 
 def _relative(found: object, expected: object) -> float:
-    """The largest difference over the largest value; infinite where there is no number for it."""
+    """The largest difference over the largest value; infinite where there is no number for it.
+
+    Equal infinities do not differ, nor does NaN from NaN; NaN from a number differs by NaN.
+    """
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
         return 0.0 if found == expected else math.inf
     if found.shape != expected.shape:
@@ -271,7 +275,8 @@ def _relative(found: object, expected: object) -> float:
     wide = torch.promote_types(expected.dtype, torch.float64)
     found, expected = found.to(wide), expected.to(wide)
     sizes = expected[expected.isfinite()].abs()
-    differences = (found - expected).abs()[found != expected]  # infinities may be equal
+    differs = (found != expected) & ~(found.isnan() & expected.isnan())
+    differences = (found - expected).abs()[differs]
     largest = float(sizes.max()) if sizes.numel() else 0.0
     difference = float(differences.max()) if differences.numel() else 0.0
     return difference / (largest or 1.0)

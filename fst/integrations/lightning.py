@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from fst.basics.extras import extra_named
@@ -72,8 +71,7 @@ class SparsityCallback(pl.Callback):
             ValueError: the module is converted with another strategy.
         """
         layers = fst.sparse_layers(pl_module)
-        found = [layer.strategy for layer in layers.values()]
-        other = {str(own) for own in found if str(own) != str(_placed(self.strategy, own))}
+        other = {str(layer.strategy) for layer in layers.values()} - {str(self.strategy)}
         if other:
             raise ValueError(
                 f"the module is converted with {other.pop()}, but the callback's strategy is "
@@ -149,12 +147,3 @@ class SparsityCallback(pl.Callback):
     ) -> None:
         """Detach."""
         self.teardown(trainer, pl_module, "")
-
-
-def _placed(strategy: fst.Strategy, layer: fst.Strategy) -> fst.Strategy:
-    """``strategy`` with the prefix tokens that `fst.convert` found for a layer."""
-    rule = strategy.grad_weight
-    if rule is None:
-        return strategy
-    count = getattr(layer.grad_weight, "prefix_tokens", None) or 0
-    return replace(strategy, grad_weight=rule.with_prefix_tokens(count))

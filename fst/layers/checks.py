@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
@@ -74,6 +75,9 @@ def traceable(name: str, strategy: Strategy) -> None:
     rule, what, advice = strategy.output, "", ""
     if strategy.schedule is not None and strategy.schedule.acts_at_steps:
         what = f"masks that {strategy.name!r} changes between steps are"
+    elif strategy.sampling is not None and strategy.sampling.noise is not None:
+        what = "the gradient's variance, which noise learns from step to step, is"
+        advice = " or use keep"
     elif strategy.has_memory:
         what = "the previous step's gradients are"
     elif strategy.keeps_masks:
@@ -81,8 +85,13 @@ def traceable(name: str, strategy: Strategy) -> None:
         advice = " or use interval=1"
     elif strategy.decay and rule.is_random:
         what = "the random mask that the decay needs at the optimizer's step is"
+    elif getattr(strategy.grad_weight, "phase", None) == "random":
+        what = "the phase='random' that is drawn at each step is"
+        advice = " or use a number, such as phase=0"
     if what:
-        raise UsageError(
+        message = (
             f"layer {name!r}: {what} state that torch.compile cannot trace; "
             f"train uncompiled{advice}."
         )
+        torch._dynamo.graph_break(msg=message)  # what follows is raised as by uncompiled code
+        raise UsageError(message)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from fst.layers.modules import converted_layers
+from fst.layers.remembered import FrozenBlock
 
 
 @contextmanager
@@ -16,17 +17,19 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
     For evaluation, or around the micro-batches of one step: the caller promises that the weights
     stay as they are. The optimizer's step within raises; for inference fold the model instead.
+    However the block ends, it ends for every layer: also for those that were folded, replaced or
+    removed within.
 
     Raises:
         ValueError: ``model`` has no converted layer, or is frozen already.
     """
-    layers = list(converted_layers(model).values())
-    if any(layer.run.frozen is not None for layer in layers):
+    runs = [layer.run for layer in converted_layers(model).values()]
+    if any(run.frozen is not None for run in runs):
         raise ValueError(f"{type(model).__name__} is frozen already: fst.frozen does not nest.")
-    for layer in layers:
-        layer.run.frozen = {}
+    block = FrozenBlock()
     try:
+        for run in runs:
+            run.frozen_block = block
         yield
     finally:
-        for layer in layers:
-            layer.run.frozen = None
+        block.end()

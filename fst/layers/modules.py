@@ -17,15 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.backends import dispatch
+from fst.basics.errors import UsageError
 from fst.basics.sharding import is_managed, laid_out_as, whole
 from fst.basics.values import check_module
 from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
-from fst.ops import gemms
-from fst.ops.arguments import IntPair, check_tensors, compute_dtype
-from fst.ops.conv import convolve_pruned, linear_as_conv
+from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
+from fst.ops.conv import Call, convolve_pruned, exact_key, linear_as_conv
 from fst.ops.prune import PrunedWeight, prune_weight
-from fst.ops.sparse24 import PackedWeight
 from fst.rules.strategy import Strategy
 
 Geometry = tuple[IntPair, IntPair | str, IntPair]
@@ -125,6 +124,18 @@ class SparseLayer(nn.Module):
             return weight
         return next((p for name, p in self.named_parameters() if name != "bias"), None)
 
+    @property
+    def acting(self) -> Strategy:
+        """What prunes now: the strategy, or what its schedule makes of it in the phase at hand."""
+        strategy, phase = self.strategy, self.state.schedule_state.get("phase")
+        if strategy.schedule is None or phase is None:
+            return strategy
+        return strategy.schedule.acting(strategy, phase)
+
+    def enter(self, phase: Any) -> None:
+        """Let the schedule's `acting` of ``phase`` prune from the next call on."""
+        self.state.schedule_state["phase"] = phase
+
     def mask(self) -> Tensor | None:
         """Mask of the weight (Cout, Cin/groups, kh, kw) as the next call has it; None: dense."""
         return self.pruned(self.weight.dtype).mask
@@ -135,7 +146,7 @@ class SparseLayer(nn.Module):
         kind = "cuda" if device.type in ("cpu", "meta") else device.type
         devices = [device] if kind == device.type else []
         with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
-            return self._prune(self.weight_as_conv(), dtype, trains=False)[0]
+            return self._prune(self.weight_as_conv(), dtype, trains=False)
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
@@ -144,14 +155,17 @@ class SparseLayer(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
-        weight, mask = self.weight_as_conv().detach(), self.mask()
+        weight, rule = self.weight_as_conv().detach(), self.acting.output
+        if rule is not None and rule.changes_values:
+            return self.pruned(self.weight.dtype).output.reshape(self.weight.shape)
+        mask = self.mask()
         pruned = weight.clone() if mask is None else weight.masked_fill(~mask, 0)
         return pruned.reshape(self.weight.shape)
 
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
         weight, device = self.weight_as_conv().detach(), self.weight.device
-        rule, generator = self.strategy.output, self.seeded_generator(device)
+        rule, generator = self.acting.output, self.seeded_generator(device)
         return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
     def mask_of_weight(self) -> Tensor:
@@ -166,20 +180,19 @@ class SparseLayer(nn.Module):
     def _kept_mask(self, weight: Tensor, trains: bool) -> Tensor | None:
         """The mask that is state, if one is: a training call chooses it anew when that is due."""
         state, interval = self.state, 1
-        if self.strategy.output is not None:
-            interval = self.strategy.output.keeps_mask_for
-        if interval > 1 and trains and self.run.mask_step != state.step:
+        if self.acting.output is not None:
+            interval = self.acting.output.keeps_mask_for
+        if interval > 1 and trains and state.mask_step != state.step:
             if state.kept_mask is None or state.step % interval == 0:
                 self.keep(self.rule_mask())
-            self.run.mask_step = state.step
+            state.mask_step = state.step
         if state.kept_mask is not None and state.kept_mask.device != weight.device:
             state.kept_mask = state.kept_mask.to(weight.device)
         return state.kept_mask
 
-    def _call(self, input: Tensor, geometry: Geometry = (1, 0, 1)) -> Tensor:
+    def _call(self, input: Tensor, where: Geometry = (1, 0, 1)) -> Tensor:
         """The layer's output, with stride, padding and dilation as in `F.conv2d`."""
-        run = self.run
-        groups, strategy = self.conv_groups, self.strategy
+        run, groups, strategy = self.run, self.conv_groups, self.strategy
         trains = self.training and torch.is_grad_enabled()
         compiled = torch.compiler.is_compiling()
         if not compiled:
@@ -187,44 +200,46 @@ class SparseLayer(nn.Module):
         weight = self._as_conv(self._multiplied(self.weight))
         check_tensors(input, weight, self.bias, groups)
         dtype = compute_dtype(input, weight, self.bias)
+        key = exact_key(input, dtype) if strategy.only_samples and not compiled else None
+        if key in run.exact:
+            return self._exactly(input, weight, where)
+        self._ready_to_train(trains, compiled)
+        strategy = self.acting  # a schedule may have started
+        input, geometry = padded_geometry(input, weight, *where, groups)
         # The decay of a stored weight waits for the optimizer's step; a computed one has no step.
         stored = self.multiplies_parameter
-        generator, seed, memory = None, None, None
-        if compiled and self.training:
-            checks.traceable(self.layer_name, strategy)
-        elif trains and not compiled:
-            if is_managed(self):
-                checks.shardable(self, self.layer_name, strategy, self.state)
-            checks.started(self.layer_name, strategy, self.state, run)
-            checks.ended(self.layer_name, strategy, run)
-            run.calls += 1
+        decay = strategy.gradient_decay if trains and not stored else 0.0
+        call = Call(geometry, strategy, decay)
         with dispatch.recording(run.decisions):
-            pruned, packed = self._prune(weight, dtype, trains=trains and not compiled)
+            pruned = self._prune(weight, dtype, trains=trains and not compiled)
             if not compiled:
-                generator, seed, memory = self._draws(input.device, trains)
+                draws = self._draws(input.device, trains)
+                exact = None if key is None else run.exact
+                call = Call(geometry, strategy, decay, *draws, exact, key)
                 if trains and stored and strategy.decay and self.weight.requires_grad:
                     run.decay_mask = pruned.mask
-            output = convolve_pruned(
-                input,
-                weight,
-                self.bias,
-                pruned,
-                *geometry,
-                groups,
-                strategy,
-                decay=strategy.gradient_decay if trains and not stored else 0.0,
-                generator=generator,
-                seed=seed,
-                memory=memory,
-                packed=packed,
-            )
+            output = convolve_pruned(input, weight, self.bias, pruned, call)
         if trains and not compiled and strategy.schedule is not None:
             strategy.schedule.called(self, input, output)
         return output
 
-    def _prune(
-        self, weight: Tensor, dtype: torch.dtype, *, trains: bool
-    ) -> tuple[PrunedWeight, PackedWeight | None]:
+    def _ready_to_train(self, trains: bool, compiled: bool) -> None:
+        """Count a training call; raise where one cannot be made."""
+        name, strategy, run = self.layer_name, self.strategy, self.run
+        if compiled and self.training:
+            checks.traceable(name, strategy)
+        elif trains and not compiled:
+            if is_managed(self):
+                checks.shardable(self, name, strategy, self.state)
+            checks.started(name, strategy, self.state, run)
+            checks.ended(name, strategy, run)
+            run.calls += 1
+
+    def _exactly(self, input: Tensor, weight: Tensor, where: Geometry) -> Tensor:
+        """The layer's output as the dense layer computes it."""
+        return F.conv2d(input, weight, self.bias, *where, self.conv_groups)
+
+    def _prune(self, weight: Tensor, dtype: torch.dtype, *, trains: bool) -> PrunedWeight:
         """S(W) and S(Wᵀ) of ``weight`` as it is, or as it was when it was frozen."""
         compiled = torch.compiler.is_compiling()
         frozen = None if compiled else self.run.frozen
@@ -232,18 +247,15 @@ class SparseLayer(nn.Module):
             key = dtype, torch.is_inference_mode_enabled()
             if key in frozen:
                 return frozen[key]
-        groups, strategy = self.conv_groups, self.strategy
+        groups, strategy = self.conv_groups, self.acting
         with torch.no_grad():
-            mask, packed = self._kept_mask(weight, trains), None
-            generator = None
+            mask, generator = self._kept_mask(weight, trains), None
             if strategy.draws_masks and not compiled:
                 generator = self.seeded_generator(weight.device)
             pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
-            if mask is None:
-                packed = gemms.pack(weight, groups, strategy, dtype)
         if frozen is not None:
-            frozen[key] = pruned, packed
-        return pruned, packed
+            frozen[key] = pruned
+        return pruned
 
     def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
         """A generator of (seed, layer, step, where), equal on all ranks; None without a seed."""
@@ -266,12 +278,24 @@ class SparseLayer(nn.Module):
             memory = state.memories.setdefault(calls - 1, {})
         return generator, seed, memory
 
+    def __prepare_scriptable__(self) -> None:
+        raise UsageError(
+            f"layer {self.layer_name!r}: torch.jit.script cannot compile converted layers: script "
+            "fst.fold(model), or train with torch.compile."
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "run": RunState()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         _LIVING[self] = None
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.run.has_loaded_weight |= f"{prefix}weight" in state_dict
 
     def _replicate_for_data_parallel(self) -> SparseLayer:
         replica = super()._replicate_for_data_parallel()
@@ -311,6 +335,10 @@ class SparseLinear(SparseLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
         return linear_as_conv(input, self.weight, self._call)
+
+    def _exactly(self, input: Tensor, weight: Tensor, where: Geometry) -> Tensor:
+        output = F.linear(input.permute(0, 2, 3, 1), weight[:, :, 0, 0], self.bias)
+        return output.permute(0, 3, 1, 2)
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

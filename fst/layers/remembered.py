@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fst.backends import dispatch
 from fst.ops.prune import PrunedWeight
-from fst.ops.sparse24 import PackedWeight
 
-Frozen = dict[tuple[torch.dtype, bool], tuple[PrunedWeight, PackedWeight | None]]
+Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]
 
 
 @dataclass
@@ -28,6 +27,7 @@ class LayerState:
         schedule_state: what the strategy's schedule remembers of this layer, by name.
         memories: what a rule of grad_output remembers, by the call's number within a step.
         seed: (seed, rank) of random rules; the caller's to set, so not part of checkpoints.
+        mask_step: the step for which the kept mask was chosen, if that step is under way.
     """
 
     step: int = 0
@@ -35,6 +35,7 @@ class LayerState:
     schedule_state: dict[str, Any] = field(default_factory=dict)
     memories: dict[int, dict[str, Any]] = field(default_factory=dict)
     seed: tuple[int, int] | None = None
+    mask_step: int | None = None
 
     def end_step(self, calls: int) -> None:
         """Count a step of the optimizer that had ``calls`` training calls."""
@@ -62,7 +63,7 @@ class LayerState:
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
         """Take up what `saved` returned."""
         self.step = saved["step"]
-        self.kept_mask = _moved(saved["kept_mask"], device)
+        self.kept_mask, self.mask_step = _moved(saved["kept_mask"], device), None
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
 
@@ -74,30 +75,55 @@ def _moved(value: Any, device: torch.device | str) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
+class FrozenBlock:
+    """A block of `fst.frozen`: S(W) of its layers, which it forgets all at once when it ends."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Frozen] | None = {}
+
+    def weights_of(self, run: RunState) -> Frozen | None:
+        """S(W) of the layer with this `RunState`; None after the block."""
+        layers = self._layers
+        return None if layers is None else layers.setdefault(id(run), {})
+
+    def end(self) -> None:
+        """No layer is frozen any more; a single assignment, so that no interrupt leaves some."""
+        self._layers = None
+
+
 @dataclass
 class RunState:
     """What holds within a step, or while the model is attached; copies start without it.
 
     Attributes:
         calls: training calls since the last step of the optimizer.
-        mask_step: the step for which the kept mask was chosen.
         decay_mask: mask of the last training call, for the decay of this step.
         stepping: the optimizer whose step is under way.
         has_gradient: whether there is a gradient in that step.
         start: starts the schedules of the model's attachment; None where it has none.
-        frozen: S(W) by dtype and inference mode, inside `fst.frozen`; None outside.
+        frozen_block: the last block of `fst.frozen` that the layer was in.
+        exact: the calls whose backward pass is faster exactly (`fst.ops.conv.exact_key`).
         decisions: operation -> which backend computed it last, and why.
+        has_loaded_weight: whether `load_state_dict` has set the weight since the last step.
+        has_loaded_state: whether `fst.load_sparsity_state` has set the state since then.
     """
 
     calls: int = 0
-    mask_step: int | None = None
     decay_mask: Tensor | None = None
     stepping: weakref.ref[torch.optim.Optimizer] | None = None
     has_gradient: bool = False
     start: Callable[[], None] | None = None
-    frozen: Frozen | None = None
+    frozen_block: FrozenBlock | None = None
+    exact: set[tuple[Any, ...]] = field(default_factory=set)
     decisions: dispatch.Record = field(default_factory=dict)
+    has_loaded_weight: bool = False
+    has_loaded_state: bool = False
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """S(W) by dtype and inference mode, inside `fst.frozen`; None outside."""
+        return None if self.frozen_block is None else self.frozen_block.weights_of(self)
 
     def forget_calls(self) -> None:
         """There was no training call since the last step."""
-        self.calls, self.mask_step, self.decay_mask = 0, None, None
+        self.calls, self.decay_mask = 0, None

@@ -8,12 +8,14 @@ optimizer that unscales them itself says by what. Until then ``weight.grad`` is 
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import LBFGS
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -29,20 +31,21 @@ from fst.rules.schedule import check_descends
 Layers = list[SparseLayer]
 
 
-def decay(layer: SparseLayer, scale: Tensor | None) -> None:
+def decay(layer: SparseLayer, scale: Tensor | None) -> Tensor:
     """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
 
-    ``scale``: by what the optimizer will divide the gradients, if it does.
+    Returns W − S(W). ``scale``: by what the optimizer will divide the gradients, if it does.
     """
-    weight, strategy = layer.weight, layer.strategy
+    weight, strategy = layer.weight, layer.acting
     mask = layer.run.decay_mask
     mask = layer.mask() if mask is None else mask
     pull = residual(weight, layer.laid_out(mask))
     if strategy.decay_mode == "decoupled":
         weight.sub_(pull, alpha=strategy.decay)
     else:
-        pull = pull if scale is None else pull * scale.to(pull.device)
-        weight.grad.add_(pull, alpha=strategy.decay)
+        scaled = pull if scale is None else pull * scale.to(pull.device)
+        weight.grad.add_(scaled, alpha=strategy.decay)
+    return pull
 
 
 def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:
@@ -77,6 +80,7 @@ def _before_step(
     layers = [layer for layer in held_by(optimizer) if not _is_nested(layer, optimizer)]
     if is_skipped(optimizer, layers):
         return None
+    _warn_of_lost_state(layers, optimizer)
     for layer in layers:
         if layer.run.frozen is not None:
             raise UsageError(
@@ -91,13 +95,41 @@ def _before_step(
     )
 
 
+def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
+    """Warn where a training goes on with loaded weights, but without what layers remember.
+
+    It goes on where steps were counted, or the optimizer has a state of the weight before its
+    first one; a training that begins with loaded weights has nothing to remember.
+    """
+    lost = [
+        layer
+        for layer in layers
+        if layer.run.has_loaded_weight and not layer.run.has_loaded_state
+        if layer.strategy.keeps_masks or layer.strategy.has_memory
+        if layer.state.step or optimizer.state.get(layer.stored_weight())
+    ]
+    for layer in layers:
+        layer.run.has_loaded_weight = layer.run.has_loaded_state = False
+    if lost:
+        what = "masks" if lost[0].strategy.keeps_masks else "gradients of the last step"
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        warnings.warn(
+            f"layer {lost[0].layer_name!r}{more}: the weights were loaded, and not the {what} that "
+            f"strategy {lost[0].strategy.name!r} remembers, so this training does not go on "
+            "exactly where it stopped. Save fst.sparsity_state(model) beside the state_dict, and "
+            "call fst.load_sparsity_state(model, state) where the state_dict is loaded.",
+            stacklevel=2,
+        )
+
+
 def with_gradients(
-    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], None]
+    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], Tensor | None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Call ``act`` where a step's gradients are complete, with whether it is the first time.
 
     That is now, or each time after the closure among the step's arguments, which makes them: what
-    comes back are then the arguments with such a closure.
+    comes back are then the arguments with such a closure, whose loss has what ``act`` returns
+    added.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
@@ -105,14 +137,14 @@ def with_gradients(
         return None
     first = True
 
-    def acting() -> object:
+    def acting() -> Any:
         nonlocal first
         with torch.enable_grad():
             loss = closure()
         with torch.no_grad():
-            act(first)
+            more = act(first)
         first = False
-        return loss
+        return loss if more is None else loss + more
 
     if "closure" in kwargs:
         return args, {**kwargs, "closure": acting}
@@ -130,16 +162,20 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     return frame is not None
 
 
-def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
+def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Tensor | None:
     """The decay of each weight that has a gradient; layers that share one share its decay.
+
+    Returns, for an optimizer that searches along a line, the sum of λ/2·‖W − S(W)‖², of which the
+    decay is the gradient: the loss that it compares must be the one that it descends.
 
     Raises:
         RuntimeError: the optimizer climbs the gradient that the decay is in, or "decoupled" decay
             finds no stored weight.
     """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
+    added = None
     for layer in layers:
-        weight, strategy = layer.stored_weight(), layer.strategy
+        weight, strategy = layer.stored_weight(), layer.acting
         if weight.grad is None:
             continue
         layer.run.has_gradient = True
@@ -154,7 +190,11 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))
-            decay(layer, scale)
+            pull = decay(layer, scale)
+            if isinstance(optimizer, LBFGS) and strategy.decay_mode == "gradient":
+                penalty = strategy.decay / 2 * pull.square().sum()
+                added = penalty if added is None else added + penalty
+    return added
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

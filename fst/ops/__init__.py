@@ -1,3 +1,3 @@
-"""How a convolution's three GEMMs are computed, and the reference that this is tested against."""
+"""How a convolution's three GEMMs are computed."""
 
 from fst.ops import programs as programs  # registers them

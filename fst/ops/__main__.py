@@ -1,8 +1,7 @@
-"""What backends there are, and building the compiled ones ahead of their first use.
+"""What backends there are, and building the CUDA C++ kernels ahead of their first use.
 
 python -m fst.ops
 python -m fst.ops build --arch 9.0a
-python -m fst.ops build --cpu
 """
 
 from __future__ import annotations
@@ -29,14 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="print the backends, their state, and what is missing here")
     build = commands.add_parser(
-        "build",
-        help="compile the CUDA C++ kernels into torch's extension cache, or the C++ kernels",
-    )
-    build.add_argument(
-        "--cpu",
-        action="store_true",
-        help="the C++ kernels for this machine's CPU, into FST_CACHE_DIR (~/.cache/fst): from then "
-        "on they are the default on this machine. Removing the folder that is printed undoes it",
+        "build", help="compile the CUDA C++ kernels into torch's extension cache"
     )
     build.add_argument(
         "--arch",
@@ -46,11 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "here. Sets TORCH_CUDA_ARCH_LIST, which must be the same when the kernels are used",
     )
     options = parser.parse_args(arguments)
-    if options.command == "build" and options.cpu:
-        if options.arch:
-            build.error("--arch is for CUDA kernels: --cpu compiles for the CPU that is here.")
-        _build_for_cpu()
-    elif options.command == "build":
+    if options.command == "build":
         named = options.arch or os.environ.get("TORCH_CUDA_ARCH_LIST")
         if not named and not torch.cuda.is_available():
             build.error("--arch is needed: there is no GPU here whose capability could be taken.")
@@ -74,15 +62,6 @@ def _build(architectures: list[str] | None) -> None:
     except RuntimeError as error:
         sys.exit(f"error: {error}")
     print(f"{built.__name__}: {time.perf_counter() - begin:.0f} s, {built.__file__}")
-
-
-def _build_for_cpu() -> None:
-    begin, library = time.perf_counter(), sources.cpp_library()
-    try:
-        sources.load("extension").build_for_cpu(library, sources.CPP_FILES[0])
-    except RuntimeError as error:
-        sys.exit(f"error: {error}")
-    print(f"{library.stem}: {time.perf_counter() - begin:.0f} s, {library}")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from torch import Tensor
 from fst.backends import dispatch
 from fst.basics.autocast import without_autocast
 from fst.basics.errors import UsageError
-from fst.ops import gemms, positions
-from fst.ops.arguments import UNTRACEABLE, IntPair, check_linear, padded_geometry
+from fst.ops import gemms
+from fst.ops.arguments import UNTRACEABLE, check_linear
 from fst.ops.geometry import Geometry, gradients
+from fst.ops.positions import sampled
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
-from fst.ops.sparse24 import PackedWeight
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
 
@@ -25,20 +25,22 @@ class Call(NamedTuple):
     """What one call of the op needs besides its tensors.
 
     Attributes:
-        phase: which positions a rule of the input keeps in this call.
+        decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
         generator: source of randomness of random rules on grad_output and input.
-        derives_weight: whether there will be a grad_weight.
-        decay: λ of the term λ(W − S(W)) that this call adds to it.
+        seed: what decides which positions are kept, in the place of ``generator``.
         memory: what a rule of grad_output leaves from one backward pass to the next.
+        exact: takes up ``key`` where the backward pass was measured to be faster exactly.
+        key: of the call, see `exact_key`.
     """
 
     geometry: Geometry
     strategy: Strategy
-    phase: int
-    generator: torch.Generator | None
-    derives_weight: bool
-    decay: float
-    memory: dict[str, Any] | None
+    decay: float = 0.0
+    generator: torch.Generator | None = None
+    seed: int | None = None
+    memory: dict[str, Any] | None = None
+    exact: set[tuple[Any, ...]] | None = None
+    key: tuple[Any, ...] = ()
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -51,27 +53,19 @@ class _SparseConv2d(torch.autograd.Function):
         weight_output: Tensor,
         weight_grad_input: Tensor,
         mask: Tensor | None,
+        start: Tensor | None,
+        phase: int,
+        derives_weight: bool,
         call: Call,
-        *packed: Tensor,
     ) -> Tensor:
-        """``packed``: the members of a `PackedWeight`, or nothing."""
-        geometry, strategy = call.geometry, call.strategy
-        output = gemms.output(input, weight_output, bias, geometry, strategy, packed)
-        kept, inputs, rule = None, [], strategy.grad_weight
-        if call.derives_weight:
-            inputs, size = [input], (output.shape[2], output.shape[3])
-            if rule is not None and rule.leaves_dense(*size):
-                rule = None
-                dispatch.note("grad_weight", "dense", f"the output map is {size[0]}x{size[1]}")
-            if rule is not None:
-                kept, inputs = positions.keep(rule, call.phase, input, weight, size, geometry)
-        transposed = gemms.for_grad_input(strategy, packed)
-        ctx.call, ctx.kept, ctx.rule = call, kept, rule
+        output = gemms.output(input, weight_output, bias, call.geometry, call.strategy)
+        ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
         ctx.record = dispatch.current_record()
-        ctx.input_shape, ctx.readable = input.shape, gemms.is_readable(input)
-        ctx.packed = len(transposed)
         decay_mask = mask if call.decay else None
-        ctx.save_for_backward(weight, weight_grad_input, decay_mask, *transposed, *inputs)
+        saved = input if derives_weight else None
+        # Not saved as the others are: a recomputation of activations draws another one.
+        ctx.start = start
+        ctx.save_for_backward(weight, weight_grad_input, decay_mask, saved)
         return output
 
     @staticmethod
@@ -82,41 +76,33 @@ class _SparseConv2d(torch.autograd.Function):
                 "supported, because pruned gradients have no second derivative."
             )
         with without_autocast(grad_output.device), dispatch.recording(ctx.record):
-            return _gradients(ctx, grad_output)
+            return *_gradients(ctx, grad_output), *[None] * (len(ctx.needs_input_grad) - 3)
 
 
-def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    weight, weight_grad_input, decay_mask, *rest = ctx.saved_tensors
-    packed, inputs = rest[: ctx.packed], rest[ctx.packed :]
+def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """grad_input, grad_weight and grad_bias, as far as they are needed."""
     call: Call = ctx.call
-    geometry = call.geometry
+    strategy, geometry = call.strategy, call.geometry
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
-    grad_input = grad_weight = grad_bias = None
+    weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
+    grad_input = grad_weight = grad_bias = lists = None
 
-    dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
-    by_library = ctx.kept is None and _is_dense_or_pruned_dy(ctx.rule)
-    if need_input and need_weight and dy_input is dy_weight and by_library and not packed:
-        needed = (True, True, need_bias and dy_weight is grad_output)
-        grad_input, grad_weight, grad_bias = gradients(
-            dy_weight, inputs[0], weight_grad_input, geometry, needed
-        )
+    rule = _rule_of_grad_weight(strategy, grad_output)
+    dy_input, dy_weight = _pruned_twice(grad_output, call, rule, need_input, need_weight)
+
+    shared = not need_input or dy_input is dy_weight
+    if need_weight and shared and _by_library(strategy, rule):
+        needed = (need_input, True, need_bias and dy_weight is grad_output)
+        operands = (dy_weight, input, weight_grad_input, geometry)
+        grad_input, grad_weight, grad_bias = gradients(*operands, needed)
     else:
-        if need_input:
-            whole = inputs[0] if inputs and not (ctx.kept and ctx.kept.reduced) else None
-            grad_input = gemms.grad_input(
-                dy_input, weight_grad_input, geometry, ctx.input_shape, packed, ctx.readable, whole
-            )
+        step = sampled.Step(
+            grad_output, input, ctx.input_shape, weight_grad_input, geometry, ctx.start, call.memory
+        )
         if need_weight:
-            grad_weight, grad_bias = gemms.grad_weight(
-                dy_weight,
-                inputs,
-                weight_grad_input,
-                geometry,
-                ctx.rule,
-                ctx.kept,
-                call.generator,
-                with_bias=need_bias and dy_weight is grad_output,
-            )
+            grad_weight, lists = gemms.grad_weight(dy_weight, step, rule, ctx.phase, call.generator)
+        if need_input:
+            grad_input = gemms.grad_input(dy_input, step, strategy.grad_input, lists)
     if need_bias and grad_bias is None:
         grad_bias = grad_output.sum((0, 2, 3))
 
@@ -125,30 +111,50 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
             grad_weight = grad_weight.to(weight.dtype)
         if decay_mask is not None:
             grad_weight = grad_weight.add(residual(weight, decay_mask), alpha=call.decay)
-    return grad_input, grad_weight, grad_bias, *[None] * (len(ctx.needs_input_grad) - 3)
+    if call.exact is not None and sampled.was_exact(ctx.record, strategy, need_input, need_weight):
+        call.exact.add(call.key)
+    return grad_input, grad_weight, grad_bias
 
 
-def _is_dense_or_pruned_dy(rule: Rule | None) -> bool:
-    return rule is None or rule.operand == "grad_output"
+def _rule_of_grad_weight(strategy: Strategy, grad_output: Tensor) -> Rule | None:
+    """The rule of grad_weight; None where it leaves such an output map as it is."""
+    rule, (height, width) = strategy.grad_weight, grad_output.shape[2:]
+    if rule is None or not rule.leaves_dense(height, width):
+        return rule
+    dispatch.note("grad_weight", sampled.EXACT, f"the output map is {height}x{width}")
+    return None
+
+
+def _by_library(strategy: Strategy, rule: Rule | None) -> bool:
+    """Whether dense arithmetic on these operands gives both gradients."""
+    if rule is not None and (rule.samples or rule.operand != "grad_output"):
+        return False
+    other = strategy.grad_input
+    return (other is None or not other.samples) and not gemms.may_be_packed(strategy)
 
 
 def _pruned_twice(
-    grad_output: Tensor, call: Call, need_input: bool, need_weight: bool
+    grad_output: Tensor, call: Call, rule: Rule | None, need_input: bool, need_weight: bool
 ) -> tuple[Tensor, Tensor]:
     """grad_output as grad_input and as grad_weight multiply with it, where they are needed."""
 
-    def pruned(gemm: str) -> Tensor:
-        rule = call.strategy.rule(gemm)
-        if rule is None or rule.operand != "grad_output":
+    def pruned(rule: Rule | None, gemm: str) -> Tensor:
+        if rule is None or rule.operand != "grad_output" or rule.samples:
             return grad_output
         groups = call.geometry.groups
         return prune_grad_output(grad_output, rule, gemm, groups, call.generator, call.memory)
 
-    dy_input = pruned("grad_input") if need_input else grad_output
-    rule = call.strategy.grad_weight
-    if need_input and rule is not None and rule.is_whole and rule == call.strategy.grad_input:
+    of_input = call.strategy.grad_input
+    dy_input = pruned(of_input, "grad_input") if need_input else grad_output
+    if need_input and rule is not None and rule.is_whole and rule == of_input:
         return dy_input, dy_input
-    return dy_input, pruned("grad_weight") if need_weight else grad_output
+    return dy_input, pruned(rule, "grad_weight") if need_weight else grad_output
+
+
+def exact_key(input: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """What decides, for one layer and one strategy, whether sampling is faster."""
+    last = input.is_contiguous(memory_format=torch.channels_last)
+    return input.shape, dtype, last, torch.is_grad_enabled(), dispatch.circumstances()
 
 
 def linear_as_conv(
@@ -176,38 +182,22 @@ def as_maps(shape: torch.Size) -> tuple[int, ...]:
 
 
 def convolve_pruned(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    pruned: PrunedWeight,
-    stride: IntPair,
-    padding: IntPair | str,
-    dilation: IntPair,
-    groups: int,
-    strategy: Strategy,
-    *,
-    decay: float = 0.0,
-    generator: torch.Generator | None = None,
-    seed: int | None = None,
-    memory: dict[str, Any] | None = None,
-    packed: PackedWeight | None = None,
+    input: Tensor, weight: Tensor, bias: Tensor | None, pruned: PrunedWeight, call: Call
 ) -> Tensor:
-    """`sparse_conv2d` with the weight already pruned; see `Call` for the other arguments.
-
-    Args:
-        seed: what decides the phase of a random rule; by ``generator`` if None.
-        packed: what `gemms.pack` made of the same weight, if anything.
-    """
-    input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
+    """`sparse_conv2d` with the weight already pruned, and the geometry already checked."""
     dtype = pruned.output.dtype
     if input.dtype != dtype:
         input = input.to(dtype)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
-    rule = strategy.grad_weight
     if torch.is_grad_enabled() and torch.jit.is_tracing():
         raise UsageError(UNTRACEABLE)
-    phase = 0 if rule is None else rule.draw_phase(generator, seed)
-    derives_weight = weight.requires_grad and torch.is_grad_enabled()
-    call = Call(geometry, strategy, phase, generator, derives_weight, decay, memory)
-    return _SparseConv2d.apply(input, weight, bias, *pruned, call, *(packed or ()))
+    start, phase, rule = None, 0, call.strategy.grad_weight
+    derives = torch.is_grad_enabled()
+    if derives:
+        drawn = call.generator, call.seed
+        phase = 0 if rule is None else rule.draw_phase(*drawn)
+        sampling = call.strategy.sampling
+        start = None if sampling is None else sampling.draw_start(*drawn, input.device)
+    derives_weight = weight.requires_grad and derives
+    return _SparseConv2d.apply(input, weight, bias, *pruned, start, phase, derives_weight, call)

@@ -1,4 +1,4 @@
-"""The three GEMMs on pruned operands: by the library, with 2:4 weights, or over kept positions."""
+"""The three GEMMs of a convolution, each by the program that is chosen for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends import dispatch, registry
-from fst.ops import positions, sparse24
+from fst.ops import sparse24
 from fst.ops.geometry import Geometry, convolve, gradients, input_gradient, output_shape
-from fst.ops.kept import KeptPositions
+from fst.ops.positions import fixed, sampled
+from fst.ops.positions.sampled import Lists, Step
 from fst.ops.prune import prune_columns
-from fst.ops.sparse24 import PackedWeight
 from fst.rules.masks import samples_in_cache
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
@@ -25,107 +25,106 @@ TWO_OF_FOUR = NM("weight", 2, 4)
 Candidates = dict[str, Callable[[], Tensor]]
 
 
-def wants_packing(strategy: Strategy, dtype: torch.dtype) -> bool:
-    """Whether a packed weight may be of use: a rule is 2:4, and a backend for it can run here."""
-    return dtype in sparse24.DTYPES and any(
-        strategy.rule(gemm) == TWO_OF_FOUR and len(registry.possible(gemm)) > 1
-        for gemm in ("output", "grad_input")
-    )
-
-
-def pack(
-    weight: Tensor, groups: int, strategy: Strategy, dtype: torch.dtype
-) -> PackedWeight | None:
-    """The dense weight (Cout, Cin/groups, kh, kw), packed; None where nobody wants it."""
-    if not wants_packing(strategy, dtype):
-        return None
-    return sparse24.pack([weight.detach()], [groups], dtype)[0]
-
-
-def for_grad_input(strategy: Strategy, packed: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What `grad_input` needs of a `PackedWeight`; nothing where it multiplies with another S."""
-    return packed[2:] if strategy.grad_input == TWO_OF_FOUR else ()
-
-
 def output(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-    strategy: Strategy,
-    packed: Sequence[Tensor],
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, strategy: Strategy
 ) -> Tensor:
-    """(N, Cin, H, W) and S(W) -> (N, Cout, P, Q).
-
-    ``packed`` is the same S(W) for the sparse kernels, as a `PackedWeight`, or empty.
-    """
+    """Y (N, Cout, P, Q) of X (N, Cin, H, W) and S(W)."""
     dense = functools.partial(convolve, input, weight, bias, geometry)
-    if not packed or strategy.output != TWO_OF_FOUR:
+    size = output_shape(input.shape, weight.shape, geometry)
+    if not _may_be_sparse("output", strategy.output):
         return dense()
+
+    def sparse() -> Tensor:
+        packed = sparse24.pack([weight], [geometry.groups], weight.dtype)[0][:2]
+        return sparse24.convolve(input, packed, bias, size, weight.shape[2:], geometry)
+
     candidates: Candidates = {"torch": dense}
-    kernel, size = weight.shape[2:], output_shape(input.shape, weight.shape, geometry)
-    if _can_be_sparse("output", is_readable(input), input.shape, size, kernel, geometry):
-        candidates[sparse24.BACKEND] = functools.partial(
-            sparse24.convolve, input, packed[:2], bias, size, kernel, geometry
-        )
-    options = (*geometry, bias is not None)
-    return dispatch.run("output", candidates, (input, weight), options)
+    if _is_sparse24(input, input.shape, size, weight, geometry):
+        candidates[sparse24.BACKEND] = sparse
+    return dispatch.run("output", candidates, (input, weight), (*geometry, bias is not None))
 
 
-def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    geometry: Geometry,
-    input_shape: torch.Size,
-    packed: Sequence[Tensor],
-    input_fits: bool,
-    input: Tensor | None = None,
-) -> Tensor:
-    """(N, Cout, P, Q) and S(Wᵀ) -> (N, Cin, H, W); ``packed`` is what `for_grad_input` gives.
+def grad_input(grad_output: Tensor, step: Step, rule: Rule | None, lists: Lists | None) -> Tensor:
+    """dX (N, Cin, H, W) of dY and S(Wᵀ).
 
-    ``input``: where it was saved for grad_weight anyway, fewer operators are called with it.
+    Args:
+        grad_output: as this GEMM multiplies with it, (N, Cout, P, Q).
+        lists: those of grad_weight, if it has drawn positions.
     """
+    weight, geometry, input_shape = step.weight, step.geometry, step.input_shape
+    if rule is not None and rule.samples and step.positions:
+        return sampled.grad_input(step, rule, lists)
 
     def dense() -> Tensor:
-        if input is None:
+        if step.input is None:
             return input_gradient(grad_output, weight, geometry, input_shape)
-        return gradients(grad_output, input, weight, geometry, (True, False, False))[0]
+        # where the input was saved for grad_weight anyway, fewer operators are called with it
+        operands = (grad_output, step.input, weight, geometry)
+        return gradients(*operands, (True, False, False))[0]
 
-    if not packed:
+    if not _may_be_sparse("grad_input", rule):
         return dense()
+
+    def sparse() -> Tensor:
+        packed = sparse24.pack([weight], [geometry.groups], weight.dtype)[0][2:]
+        kernel = weight.shape[2:]
+        return sparse24.input_gradient(grad_output, packed, input_shape, kernel, geometry)
+
     candidates: Candidates = {"torch": dense}
-    kernel, size = weight.shape[2:], grad_output.shape
-    if _can_be_sparse("grad_input", input_fits, input_shape, size, kernel, geometry):
-        candidates[sparse24.BACKEND] = functools.partial(
-            sparse24.input_gradient, grad_output, packed, input_shape, kernel, geometry
-        )
+    read = grad_output if step.input is None else step.input  # whose format the model has
+    if _is_sparse24(read, input_shape, grad_output.shape, weight, geometry):
+        candidates[sparse24.BACKEND] = sparse
     options = (*geometry, *input_shape[2:])
     return dispatch.run("grad_input", candidates, (grad_output, weight), options)
 
 
 def grad_weight(
     grad_output: Tensor,
-    inputs: list[Tensor],
+    step: Step,
+    rule: Rule | None,
+    phase: int,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Lists | None]:
+    """dW (Cout, Cin/groups, kh, kw) of dY and X, and the lists of positions that it has drawn.
+
+    Args:
+        grad_output: as this GEMM multiplies with it, (N, Cout, P, Q).
+        phase: which positions a rule of the input keeps.
+    """
+    input, weight, geometry = step.input, step.weight, step.geometry
+    if rule is not None and rule.samples and step.positions:
+        return sampled.grad_weight(step, rule)
+    if rule is not None and rule.operand == "input":
+        size = (grad_output.shape[2], grad_output.shape[3])
+        if rule.kept_positions(*size, phase) is not None:
+            return fixed.grad_weight(grad_output, input, weight, geometry, rule, phase), None
+        kernel = (weight.shape[2], weight.shape[3])
+        return _of_pruned_columns(grad_output, input, kernel, geometry, rule, generator), None
+    return gradients(grad_output, input, weight, geometry, (False, True, False))[1], None
+
+
+def may_be_packed(strategy: Strategy) -> bool:
+    """Whether 2:4 tensor cores may compute grad_input."""
+    return _may_be_sparse("grad_input", strategy.grad_input)
+
+
+def _may_be_sparse(gemm: str, rule: Rule | None) -> bool:
+    return rule == TWO_OF_FOUR and sparse24.BACKEND in registry.possible(gemm)
+
+
+def _is_sparse24(
+    operand: Tensor,
+    input_shape: Sequence[int],
+    output_size: Sequence[int],
     weight: Tensor,
     geometry: Geometry,
-    rule: Rule | None,
-    kept: KeptPositions | None,
-    generator: torch.Generator | None,
-    *,
-    with_bias: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """(N, Cout, P, Q) and the saved inputs -> dW (Cout, Cin/groups, kh, kw), and the bias's
-    gradient where that comes with it (``with_bias``: only from a grad_output that is not pruned).
-
-    ``rule`` has pruned grad_output already, if that is its operand.
-    """
-    if kept is not None:
-        return positions.grad_weight(grad_output, inputs, weight, kept), None
-    if rule is not None and rule.operand == "input":
-        kernel = (weight.shape[2], weight.shape[3])
-        return _of_pruned_columns(grad_output, inputs[0], kernel, geometry, rule, generator), None
-    needed = (False, True, with_bias)
-    return gradients(grad_output, inputs[0], weight, geometry, needed)[1:]
+) -> bool:
+    """Whether 2:4 tensor cores can multiply ``operand``, which they read in channels_last."""
+    if operand.dtype not in sparse24.DTYPES or not input_shape[0]:
+        return False
+    if operand.is_contiguous() and not operand.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return not sparse24.unsupported(input_shape, output_size, weight.shape[2:], geometry)
 
 
 def _of_pruned_columns(
@@ -156,22 +155,3 @@ def _of_pruned_columns(
         else:
             product += torch.einsum("ngol,ngkl->gok", rows, columns)
     return product.to(input.dtype).reshape(channels, input.shape[1] // groups, *kernel)
-
-
-def is_readable(input: Tensor) -> bool:
-    """Whether the sparse kernels can read it without a copy from another memory format."""
-    channels_last = input.is_contiguous(memory_format=torch.channels_last)
-    return channels_last or not input.is_contiguous()
-
-
-def _can_be_sparse(
-    gemm: str,
-    input_fits: bool,
-    input_shape: Sequence[int],
-    output_size: Sequence[int],
-    kernel: Sequence[int],
-    geometry: Geometry,
-) -> bool:
-    if not input_fits or not input_shape[0] or sparse24.BACKEND not in registry.possible(gemm):
-        return False
-    return not sparse24.unsupported(input_shape, output_size, kernel, geometry)

@@ -21,37 +21,16 @@ for _operation, _computes in {
     "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP) or positions",
     "prune_columns": "N:M pruning of the input's columns along the positions (FST, S(Xᵀ))",
     "fold_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
-    "grad_weight": "the weight gradient over kept positions",
+    "grad_weight": "the weight gradient over a list of positions, drawn or fixed",
     "output": "the output GEMM with 2:4 weights",
-    "grad_input": "the grad_input GEMM with 2:4 weights",
+    "grad_input": "the grad_input GEMM with 2:4 weights, or over a list of positions",
 }.items():
     register_operation(_operation, _computes)
-    if _operation != "grad_weight":
-        _register(_operation, "torch", "PyTorch's own operators")
+    _register(_operation, "torch", "PyTorch's own operators")
 
-_register("grad_weight", "strided", "the library's kernel with a doubled stride")
-_register(
-    "grad_weight",
-    "transposed",
-    "the same on transposed images, so that the stride is vertical",
-)
-_register("grad_weight", "gemm", "one matrix product with the columns of the kept positions")
-_register(
-    "grad_weight",
-    "product",
-    "one matrix product on views of both maps: 1x1 kernels and linear layers",
-)
-_register(
-    "grad_weight",
-    "in_place",
-    "the same as strided; 1x1 kernels read the kept half of the input where it lies",
-)
-_register(
-    "grad_weight",
-    "masked",
-    "the library's dense kernel, on sums with zeros at the dropped positions",
-    accelerated=False,
-)
+for _operation in ("grad_weight", "grad_input"):
+    _register(_operation, "dense", "the exact gradient by the library", accelerated=False)
+_register("grad_weight", "strided", "the library's kernel with a larger stride (FST, Eq. 10)")
 
 for _operation, _computes in {
     "prune_weight": "all weights in one or few launches, each read once",
@@ -65,6 +44,8 @@ for _operation, _computes in {
     "prune_weight": "C++ for CPUs: both directions from one read",
     "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
     "prune_columns": "C++ for CPUs: one read, one write",
+    "grad_weight": "C++ for CPUs: outer products at the listed positions",
+    "grad_input": "C++ for CPUs: products at the listed positions, added at their taps",
 }.items():
     register_backend(Backend(_operation, cpp.BACKEND, _computes, True, cpp.missing))
 

@@ -92,15 +92,18 @@ def _prune_with_torch(
         mask, own = two_of_four(weight, (1, 0))
     elif mask is None and strategy.output is not None:
         mask = strategy.output.weight_mask(weight, "output", groups, generator)
-    if strategy.output is not None:
+    if strategy.output is not None and strategy.output.changes_values:
+        output = strategy.output.weight_values(weight, mask, groups).to(dtype)
+    elif strategy.output is not None:
         output = apply_mask(dense, mask)
     if not _is_of_weight(rule):
         return PrunedWeight(output, dense, mask)
     if rule.as_output:
         return PrunedWeight(output, output, mask)
     if own is None:
-        own = rule.weight_mask(weight, "grad_input", groups, generator)
-    return PrunedWeight(output, apply_mask(dense, own), mask)
+        source = apply_mask(weight, mask) if rule.after_output else weight
+        own = rule.weight_mask(source, "grad_input", groups, generator)
+    return PrunedWeight(output, apply_mask(output if rule.after_output else dense, own), mask)
 
 
 def _is_two_of_four_twice(weight: Tensor, strategy: Strategy, groups: int) -> bool:

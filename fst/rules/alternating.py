@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst.basics.errors import UsageError
 from fst.basics.values import one_of
-from fst.rules.rule import Lattice, Rule, draw_of, kept_on_average
+from fst.rules.rule import Lattice, Rule
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,18 @@ class Alternating(Rule):
         """Whether no pair crosses the end of a row."""
         return self.pairing == "row" or width % 2 == 0
 
-    @property
-    def draws(self) -> int:
-        return 2
-
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        return draw_of(self.phase, self.draws, generator, seed)
+        if self.phase != "random":
+            return int(self.phase)
+        if torch.compiler.is_compiling():
+            raise UsageError(
+                "phase='random' chooses between programs at each step, which torch.compile "
+                "cannot trace; use phase=0 or phase=1."
+            )
+        if seed is not None:
+            return seed % 2
+        on = "cpu" if generator is None else generator.device
+        return int(torch.randint(2, (), generator=generator, device=on))
 
     @property
     def is_random(self) -> bool:
@@ -112,12 +120,20 @@ class Alternating(Rule):
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float]:
-        return kept_on_average(self, height, width)
+        if self.leaves_dense(height, width):
+            return 1, 1
+        phases = (0, 1) if self.is_random else (int(self.phase),)
+        counts = [
+            math.prod(lattice.size(height, width))
+            for phase in phases
+            for lattice in self.kept_positions(height, width, phase)
+        ]
+        return sum(counts) / len(phases), height * width
 
     @property
     def acceleration(self) -> str:
         share = f"1/{self.block[0] * self.block[1]}"
-        return f"strided weight gradient with {share} of the multiply-adds"
+        return f"weight gradient with {share} of the multiply-adds"
 
     def __str__(self) -> str:
         others = {(2, 1): "column pairs", (2, 2): "2x2 blocks"}

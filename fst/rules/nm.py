@@ -13,10 +13,13 @@ from torch import Tensor
 from fst.basics.values import check_integer, one_of
 from fst.rules import masks
 from fst.rules.masks import RESCALES, check_pattern
+from fst.rules.mvue import mvue
 from fst.rules.rule import Pattern, Rule, WeightGroups
 from fst.rules.transposable_masks import transposable_mask
 
 GROUP_ORDERS = ("channel", "im2col")
+UNBIASED = ("mvue", "mvue_approximate")
+RULES = ("magnitude", "random", "magnitude_rescaled", *UNBIASED)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class NM(Rule):
 
     Attributes:
         n, m: 1 <= n <= m <= 32; n == m is dense.
-        rule: "magnitude", "random" or "magnitude_rescaled" (SDGP's "Res. Mag.").
+        rule: "magnitude", "random" or "magnitude_rescaled" (SDGP's "Res. Mag."); for grad_output
+            "mvue", exact in the mean (Chmiel et al. 2023), or for 2:4 "mvue_approximate", the draw
+            of the official code, whose variance is larger.
         rescale: over what "magnitude_rescaled" preserves the L1 norm: "sample_channel" (the
             published code), "channel" (the paper's text) or "group".
         group_order: for weight in output: groups run along input "channel"s for each kernel
@@ -43,13 +48,13 @@ class NM(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_pattern(self.n, self.m)
-        one_of("rule", self.rule, ("magnitude", "random", "magnitude_rescaled"))
+        one_of("rule", self.rule, RULES)
         one_of("rescale", self.rescale, RESCALES)
         orders = ("channel", "position") if self.operand == "grad_output" else GROUP_ORDERS
         one_of("group_order", self.group_order, orders)
-        if self.rule == "magnitude_rescaled" and self.operand != "grad_output":
+        if self.rule not in ("magnitude", "random") and self.operand != "grad_output":
             raise ValueError(
-                f"rule='magnitude_rescaled' is defined for operand='grad_output', "
+                f"rule={self.rule!r} is defined for operand='grad_output', "
                 f"not for operand={self.operand!r}."
             )
 
@@ -92,10 +97,16 @@ class NM(Rule):
         self, grad_output: Tensor, gemm: str, groups: int, generator: torch.Generator | None
     ) -> Tensor:
         view, axis = grad_output, 1
-        if self.pattern(gemm) is None:
+        if not self._runs_along_channels(gemm):
             view, axis = grad_output.flatten(2), 2
         elif groups > 1:
             view, axis = grad_output.unflatten(1, (groups, grad_output.shape[1] // groups)), 2
+        if self.rule in UNBIASED and self.n == self.m:
+            return grad_output
+        if self.rule in UNBIASED:
+            approximate = self.rule == "mvue_approximate"
+            drawn = mvue(view, self.n, self.m, axis, generator, approximate=approximate)
+            return drawn.reshape(grad_output.shape)
         pruned = masks.apply_mask(view, self._mask(view, axis, generator))
         rescaled = self.rule == "magnitude_rescaled"
         if rescaled and self.rescale == "group":
@@ -115,11 +126,15 @@ class NM(Rule):
 
     @property
     def is_random(self) -> bool:
-        return self.rule == "random"
+        return self.rule == "random" or self.rule in UNBIASED
+
+    def _runs_along_channels(self, gemm: str) -> bool:
+        return gemm != "grad_weight" and self.group_order == "channel"
 
     def pattern(self, gemm: str) -> Pattern | None:
-        along_channels = gemm != "grad_weight" and self.group_order == "channel"
-        return Pattern(self.n, self.m, self.rule, self.rescale) if along_channels else None
+        if not self._runs_along_channels(gemm) or self.rule in UNBIASED:
+            return None
+        return Pattern(self.n, self.m, self.rule, self.rescale)
 
     def pattern_of_positions(self, gemm: str) -> Pattern | None:
         if self.operand == "weight" or self.rule != "magnitude" or self.pattern(gemm) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst.basics.errors import UsageError
 from fst.basics.values import one_of
-
-Signs = tuple[tuple[int, ...], ...]
 
 
 class Pattern(NamedTuple):
@@ -37,69 +33,31 @@ class WeightGroups(NamedTuple):
     group_order: str
 
 
-def draw_of(
-    phase: int | str, count: int, generator: torch.Generator | None, seed: int | None
-) -> int:
-    """``phase``, or if it is "random" one of ``count``: by ``seed`` where given, which asks no
-    device.
-    """
-    if phase != "random":
-        return int(phase)
-    if count == 1:
-        return 0
-    if torch.compiler.is_compiling():
-        raise UsageError(
-            "phase='random' chooses between programs at each step, which torch.compile "
-            f"cannot trace; use one of phase={', '.join(map(str, range(count)))}."
-        )
-    if seed is not None:
-        return seed % count
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(count, (), generator=generator, device=device))
-
-
 class Lattice(NamedTuple):
-    """Output positions (row + i * row_step, column + j * column_step) of a part of the batch.
-
-    Attributes:
-        part, parts: which samples have them: the ``part``-th of ``parts`` equal shares in order.
-        weight: how much they count in grad_weight, times the rule's scale.
-    """
+    """Output positions (row + i * row_step, column + j * column_step)."""
 
     row: int
     row_step: int
     column: int
     column_step: int
-    part: int = 0
-    parts: int = 1
-    weight: float = 1.0
 
-    def samples(self, maps: Tensor) -> Tensor:
-        """The view of (N, ...) at its part of the batch."""
-        if self.parts == 1:
-            return maps
-        batch = maps.shape[0]
-        return maps[batch * self.part // self.parts : batch * (self.part + 1) // self.parts]
+    def of(self, maps: Tensor) -> Tensor:
+        """The view of (N, C, height, width) at its positions."""
+        return maps[:, :, self.row :: self.row_step, self.column :: self.column_step]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of it in a height x width output map."""
-        return (
-            len(range(self.row, height, self.row_step)),
-            len(range(self.column, width, self.column_step)),
-        )
-
-    def of(self, maps: Tensor) -> Tensor:
-        """The view of (N, C, height, width) at its samples and positions."""
-        rows = slice(self.row, None, self.row_step)
-        return self.samples(maps)[:, :, rows, self.column :: self.column_step]
+        rows = range(self.row, height, self.row_step)
+        return len(rows), len(range(self.column, width, self.column_step))
 
 
 @dataclass(frozen=True)
 class Rule:
     """How one operand of one GEMM is pruned: override what the operand needs.
 
-    A rule of the weight gives `weight_mask`; one of grad_output `prune_grad_output`; one of the
-    input either `kept_positions`, known before any value, or `prune_columns`.
+    A rule of the weight gives `weight_mask`; one of grad_output `prune_grad_output`, or it is a
+    `fst.rules.sampled.Sampled`; one of the input either `kept_positions`, known before any value,
+    or `prune_columns`.
 
     Attributes:
         operand: "input", "weight" or "grad_output".
@@ -117,6 +75,13 @@ class Rule:
     ) -> Tensor:
         """Mask of ``weight`` (Cout, Cin/groups, kh, kw) for the "output" or "grad_input" GEMM."""
         raise TypeError(f"{self} has no mask of the weight.")
+
+    def weight_values(self, weight: Tensor, mask: Tensor, groups: int) -> Tensor:
+        """S(W) of the output GEMM where the rule `changes_values`; ``mask`` is its `weight_mask`.
+
+        A strategy's decay pulls at the weights that the mask drops, whatever the values are.
+        """
+        raise TypeError(f"{self} changes no value of the weight.")
 
     def prune_grad_output(
         self,
@@ -151,35 +116,32 @@ class Rule:
 
     def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output (N, Cout, P, Q) at each lattice of `kept_positions`."""
-        parts = [(lattice.of(grad_output), lattice.weight) for lattice in kept]
-        return [part if weight == 1 else part * weight for part, weight in parts]
-
-    def input_signs(self, phase: int) -> tuple[Signs, ...]:
-        """For each lattice of `kept_positions`, with which signs the input is summed over a block
-        of windows, (block height, block width); nothing where the input is read as it is.
-        """
-        return ()
-
-    def with_prefix_tokens(self, count: int) -> Rule:
-        """The rule for a layer whose rows of positions begin with so many class tokens and
-        registers of a transformer.
-        """
-        return self
+        return [lattice.of(grad_output) for lattice in kept]
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
         """Which `kept_positions` a call has: by ``seed`` where given, which asks no device."""
         return 0
 
-    @property
-    def draws(self) -> int:
-        """How many phases `draw_phase` chooses from where the rule `is_random`."""
-        return 1
+    def draw_start(
+        self, generator: torch.Generator | None, seed: int | None, device: torch.device
+    ) -> Tensor | None:
+        """Where a draw of positions starts, (), float64, in [0, 1); None where the rule draws none.
+
+        By ``seed`` where given, which asks no device; else by ``generator``; without both, by the
+        default generator of ``device``.
+        """
+        return None
 
     # ------------------------------------------------------------------ what others must know
 
     @property
     def is_random(self) -> bool:
         """Whether the rule draws random numbers."""
+        return False
+
+    @property
+    def samples(self) -> bool:
+        """Whether the rule draws output positions, as `fst.rules.sampled.Sampled`."""
         return False
 
     @property
@@ -198,14 +160,24 @@ class Rule:
         return False
 
     @property
+    def after_output(self) -> bool:
+        """Whether grad_input prunes what the output GEMM has left of the weight."""
+        return False
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether the output GEMM multiplies with `weight_values`, not with what a mask keeps."""
+        return False
+
+    @property
     def keeps_mask_for(self) -> int:
         """Optimizer steps for which a mask of the weight is kept; 1: each call has its own."""
         return 1
 
     @property
     def summed_block(self) -> tuple[int, int] | None:
-        """Size of the blocks that `fold` sums, for kernels that do the same with one draw at scale
-        1, (1, 1) where it sums nothing; None: `fold` does something else.
+        """Size of the blocks that `fold` sums, for kernels that do the same; (1, 1) where it sums
+        nothing; None: `fold` does something else.
         """
         return None
 
@@ -221,18 +193,6 @@ class Rule:
     def weight_groups(self) -> WeightGroups | None:
         """The N:M groups of a weight that the rule prunes in output; None where it has none."""
         return None
-
-    @property
-    def scale(self) -> float:
-        """By what the sum over `kept_positions` is multiplied."""
-        return 1.0
-
-    @property
-    def centers(self) -> bool:
-        """Whether the kept positions see the input less its mean, whose share is computed exactly
-        (`fst.ops.centering`).
-        """
-        return False
 
     # ------------------------------------------------------------------ what it costs, in words
 
@@ -261,21 +221,3 @@ class Rule:
     def simulation(self) -> str:
         """Why pruning saves no time where it is computed by dense arithmetic."""
         return "dense arithmetic on pruned values"
-
-
-def phases_of(rule: Rule | None) -> list[int]:
-    """The phases that a rule draws from, or the one that it has; [0] for None (dense)."""
-    if rule is None:
-        return [0]
-    return list(range(rule.draws)) if rule.is_random else [rule.draw_phase(None)]
-
-
-def kept_on_average(rule: Rule, height: int, width: int) -> tuple[float, float]:
-    """How many of all output positions `kept_positions` has, in the mean over the phases."""
-    phases = phases_of(rule)
-    counts = [
-        math.prod(lattice.size(height, width)) / lattice.parts
-        for phase in phases
-        for lattice in rule.kept_positions(height, width, phase) or ()
-    ]
-    return sum(counts) / len(phases), height * width

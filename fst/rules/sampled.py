@@ -1,154 +1,171 @@
-"""Unbiased weight gradients from a part of the output positions: sampling with centring."""
+"""Backward passes from some of the output positions, drawn by importance, exact in the mean."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from fst.basics.values import check_integer, one_of
-from fst.rules.rule import Lattice, Rule, draw_of, kept_on_average
+from fst.basics.values import is_number, one_of
+from fst.rules.rule import Rule
 
-AXES = ("rows", "columns", "both", "samples")
+UNIT = 2**31  # a probability of 1, in the integers that a draw counts with
+LEAST_SCORE = 2**-20  # of the mean score: what a position with a score of 0 is drawn by
+
+
+class Positions(NamedTuple):
+    """Some output positions of a batch.
+
+    Attributes:
+        places: (n,) int32, ascending: (sample · P + row) · Q + column in (N, Cout, P, Q).
+        weight: (n,) what grad_output is multiplied by there, 1 / probability of being drawn.
+    """
+
+    places: Tensor
+    weight: Tensor
 
 
 @dataclass(frozen=True)
 class Sampled(Rule):
-    """Keep one of 2 or 4 output positions in grad_weight, drawn such that the mean is exact.
+    """Multiply with grad_output at some positions only, which its own size there chooses.
 
-    Every position is kept by 1 of ``keep`` draws, and what is kept counts ``keep`` times, so the
-    mean over draws is the exact gradient. The positions that are kept lie on a lattice, or on two:
-    dense weight gradients with a larger stride. With ``center`` they see X − μ, μ the mean of X per
-    channel; what μ contributes, (Σ dY)·μᵀ, is computed exactly (`fst.ops.centering`).
+    A position is drawn with a probability π proportional to ‖dY‖₂ over the channels (1 at most),
+    over the whole batch, and what is drawn counts 1/π times: the mean over draws is the exact
+    gradient. In grad_weight the drawn positions may see X − μ, μ the mean of X per channel: what μ
+    contributes, (Σ dY)·μᵀ, is computed exactly, and the draw's variance shrinks.
 
     Attributes:
-        keep: one position of so many is kept: 2 or 4.
-        axis: what of an output map is left out: "both" (a checkerboard, or one of each 2x2 block:
-            the least variance, as neighbours resemble each other most along both axes), "rows" (the
-            fastest on a CPU), "columns", or whole "samples", which costs most accuracy. A map that
-            is one row or column is sampled along what it has.
-        center: whether X is centred.
-        min_size: output maps of fewer than min_size² positions are left dense, and so are those of
-            one.
-        phase: "random" draws at each step; a number is that draw at every step, which is biased.
-        split: each of ``keep`` equal parts of the batch keeps other positions. With it a fixed
-            ``phase``, which torch.compile needs, is exact in the mean over batches in random order,
-            up to two errors that shrink with the batch: of samples that are left over where
-            ``keep`` does not divide it and, centred, of the samples that μ is taken from. Not with
-            axis="samples".
-        prefix_tokens: so many positions at the beginning of a map that is one row are kept by every
-            draw, and count once: a transformer's class token and registers, which may have most of
-            the gradient. Not with axis="samples". None: as many as
-            `fst.convert` finds in the model, else none.
+        keep: the share of the positions that is drawn, in (0, 1]; None with ``noise``.
+        center: whether X is centred in grad_weight.
+        noise: the share of the gradient's variance between batches that the draw may add. It
+            replaces ``keep``: each layer chooses the share of positions anew at each step. Only for
+            grad_weight.
     """
 
-    operand: str = "input"
-    keep: int = 2
-    axis: str = "both"
+    operand: str = "grad_output"
+    keep: float | None = 0.5
     center: bool = True
-    min_size: int = 0
-    phase: int | str = "random"
-    split: bool = False
-    prefix_tokens: int | None = None
+    noise: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.operand != "input":
-            raise ValueError(f"operand={self.operand!r}: 'sampled' prunes operand='input'.")
-        one_of("keep", self.keep, (2, 4))
-        one_of("axis", self.axis, AXES)
+        if self.operand != "grad_output":
+            raise ValueError(f"operand={self.operand!r}: 'sampled' prunes operand='grad_output'.")
         one_of("center", self.center, (True, False))
-        one_of("split", self.split, (True, False))
-        check_integer("min_size", self.min_size, 0)
-        if self.prefix_tokens is not None:
-            check_integer("prefix_tokens", self.prefix_tokens, 0)
-        for name in ("prefix_tokens", "split"):
-            if getattr(self, name) and self.axis == "samples":
-                raise ValueError(
-                    f"{name}={getattr(self, name)} needs axis='rows', 'columns' or 'both'; "
-                    "axis='samples' drops whole samples."
-                )
-        one_of("phase", self.phase, (*range(self.draws), "random"))
+        if self.noise is None:
+            check_share("keep", self.keep)
+        elif self.keep is not None:
+            raise ValueError(f"noise={self.noise!r} replaces keep={self.keep!r}: give one of them.")
+        elif not is_number(self.noise) or not 0 < self.noise < math.inf:
+            raise ValueError(f"noise={self.noise!r} must be a number above 0.")
+
+    def scores(self, grad_output: Tensor) -> Tensor:
+        """(N·P·Q,) what the probability of each position is proportional to."""
+        wide = torch.promote_types(grad_output.dtype, torch.float32)
+        return torch.linalg.vector_norm(grad_output, dim=1, dtype=wide).flatten()
+
+    def choose(self, scores: Tensor, count: int, start: Tensor) -> Positions:
+        """Draw ``count`` positions systematically: evenly spread in the order of the positions.
+
+        With probabilities laid end to end, the positions are taken in whose stretch one of
+        ``count`` points falls that lie 1 apart, the first at ``start``. Lengths are integers in
+        units of 2⁻³¹, so a position's probability is exactly its length.
+
+        Args:
+            scores: (M,) >= 0. Positions of infinite or undefined score are drawn for sure.
+            count: 0 <= count <= M.
+            start: (), float64, in [0, 1).
+        """
+        if count >= len(scores):
+            index = torch.arange(len(scores), dtype=torch.int32, device=scores.device)
+            return Positions(index, torch.ones_like(scores))
+        lengths = _lengths(scores, count)
+        ends = lengths.cumsum(0)
+        first = (start.to(scores.device) * UNIT).to(torch.int64)
+        points = torch.arange(count, device=scores.device) * UNIT + first
+        index = torch.searchsorted(ends, points, right=True)
+        weight = UNIT / lengths[index].to(torch.float64)
+        return Positions(index.to(torch.int32), weight.to(scores.dtype))
+
+    def draw_start(
+        self, generator: torch.Generator | None, seed: int | None, device: torch.device
+    ) -> Tensor:
+        if seed is not None:
+            return torch.tensor(seed % UNIT / UNIT, dtype=torch.float64)
+        on = device if generator is None else generator.device
+        return torch.rand((), generator=generator, dtype=torch.float64, device=on)
 
     @property
-    def draws(self) -> int:
-        return self.keep
-
-    def leaves_dense(self, height: int, width: int) -> bool:
-        return height * width < max(2, self.min_size**2)
-
-    def kept_positions(self, height: int, width: int, phase: int) -> tuple[Lattice, ...]:
-        if self.axis == "samples":
-            return (Lattice(0, 1, 0, 1, phase, self.keep),)
-        axis = "columns" if height == 1 else "rows" if width == 1 else self.axis
-        parts = self.keep if self.split else 1
-        found = [
-            lattice._replace(part=part, parts=parts)
-            for part in range(parts)
-            for lattice in self._lattices(axis, (phase + part) % self.keep)
-        ]
-        if height > 1 or not self.prefix_tokens:
-            return tuple(found)
-        prefix = range(min(self.prefix_tokens, width))
-        rest = (p._replace(column=p.column + len(prefix)) for p in found)
-        return (*rest, *(Lattice(0, 1, n, width, weight=1 / self.keep) for n in prefix))
-
-    def _lattices(self, axis: str, phase: int) -> list[Lattice]:
-        if axis == "rows":
-            return [Lattice(phase, self.keep, 0, 1)]
-        if axis == "columns":
-            return [Lattice(0, 1, phase, self.keep)]
-        round_block = ((0, 0), (0, 1), (1, 1), (1, 0))
-        places = round_block[phase :: self.keep]
-        return [Lattice(row, 2, column, 2) for row, column in places]
-
-    def with_prefix_tokens(self, count: int) -> Sampled:
-        if self.prefix_tokens is None and count and self.axis != "samples":
-            return replace(self, prefix_tokens=count)
-        return self
-
-    def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:
-        return draw_of(self.phase, self.draws, generator, seed)
+    def samples(self) -> bool:
+        return True
 
     @property
     def is_random(self) -> bool:
-        return self.phase == "random"
+        return True
 
     @property
-    def scale(self) -> float:
-        return float(self.keep)
-
-    @property
-    def centers(self) -> bool:
-        return self.center
+    def has_memory(self) -> bool:
+        """With ``noise`` a layer remembers how much its gradient varies."""
+        return self.noise is not None
 
     @property
     def density(self) -> float:
-        return 1 / self.keep
+        return 1.0 if self.keep is None else float(self.keep)
 
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float]:
-        if self.leaves_dense(height, width):
-            return 1, 1
-        return kept_on_average(self, height, width)
+        return self.density, 1
 
     @property
-    def acceleration(self) -> str:
-        return f"strided weight gradient with 1/{self.keep} of the multiply-adds{self._prefix}"
-
-    @property
-    def _prefix(self) -> str:
-        return f", {self.prefix_tokens} prefix tokens exact" if self.prefix_tokens else ""
+    def share(self) -> str:
+        """How much is kept, in words."""
+        return f"noise {self.noise:g}" if self.keep is None else f"keep {self.keep:g}"
 
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
-        least = f", dense below {self.min_size}x{self.min_size}" if self.min_size else ""
-        axis = self.axis
-        if axis == "both":
-            axis = "checkerboard" if self.keep == 2 else "2x2 blocks"
-        return (
-            f"{self.operand} sampled, 1 of {self.keep} by {axis}, {centred}, "
-            f"phase {self.phase}{', split' if self.split else ''}{least}{self._prefix}"
-        )
+        return f"{self.operand} sampled by importance, {self.share}, {centred}"
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` is a share of the positions, in (0, 1]."""
+    if is_number(value) and 0 < value <= 1:
+        return
+    hint = ""
+    if value in (2, 4):
+        hint = f" What {name}={value} meant before, one position of {value}, is {name}={1 / value}."
+    raise ValueError(f"{name}={value!r} must be a share of the positions, in (0, 1].{hint}")
+
+
+def _lengths(scores: Tensor, count: int) -> Tensor:
+    """(M,) int64 the probability of each position, in units of 1/`UNIT`; their sum is ``count``.
+
+    Proportional to the scores, but 1 at most: the positions of the largest scores are set aside,
+    as many as would exceed 1, and the others share what is left.
+    """
+    wild = ~scores.isfinite()
+    wild &= wild.cumsum(0) <= count
+    wide = scores.to(torch.float64).masked_fill(~scores.isfinite(), 0)
+    tame = wide + wide.mean() * LEAST_SCORE
+    tame = torch.where(wide.sum() > 0, tame, torch.ones_like(tame)).masked_fill(wild, 0)
+    left = count - wild.sum()
+    falling = tame.sort(descending=True).values
+    # rest[k]: the sum of all scores but the k largest
+    rest = falling.flip(0).cumsum(0).flip(0)
+    order = torch.arange(len(scores), device=scores.device)
+    places = left - order
+    exceeds = (falling * places >= rest) & (places > 0) & (falling > 0)
+    aside = exceeds.cumprod(0).sum()
+    least = falling.masked_fill(order >= aside, math.inf).amin()
+    sure = (tame >= least) & ~wild
+    # of equal scores at the limit, all or the first ones
+    sure &= sure.cumsum(0) <= aside
+    ends = tame.masked_fill(sure, 0).cumsum(0)
+    total = (left - aside) * UNIT
+    scaled = (ends * (total / ends[-1].clamp(min=1e-300))).floor().to(torch.int64).minimum(total)
+    scaled = torch.where(ends >= ends[-1], total, scaled)
+    return scaled.diff(prepend=scaled.new_zeros(1)) + (sure | wild) * UNIT

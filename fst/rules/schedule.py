@@ -40,6 +40,10 @@ class PrunedLayer(Protocol):
     def state(self) -> Remembered:
         """What holds from step to step."""
 
+    @property
+    def conv_groups(self) -> int:
+        """Groups of the convolution; 1 for linear layers."""
+
     def weight_as_conv(self) -> Tensor:
         """The whole weight as (Cout, Cin/groups, kh, kw)."""
 
@@ -54,6 +58,9 @@ class PrunedLayer(Protocol):
 
     def mask_of_weight(self) -> Tensor:
         """The kept mask, shaped and sharded as the weight."""
+
+    def enter(self, phase: Any) -> None:
+        """Let `Schedule.acting` of ``phase`` prune from the next call on; plain data."""
 
     def keep(self, mask: Tensor) -> None:
         """Prune the weight by ``mask`` until another one is kept."""
@@ -165,6 +172,10 @@ class Schedule:
     needs_trained_model: ClassVar[bool] = False
     removes_channels: ClassVar[bool] = False
     draws_masks: ClassVar[bool] = False
+
+    def acting(self, strategy: Any, phase: Any) -> Any:
+        """What ``strategy`` is in ``phase``, which `PrunedLayer.enter` left in a layer's state."""
+        return strategy
 
     def attached(self, layers: Layers, run: Run) -> None:
         """At the end of `fst.attach`: refuse now what cannot work, register hooks."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fst.basics.values import check_integer, is_number, one_of
 from fst.rules.nm import SameAsOutput, Transposable
 from fst.rules.rule import Rule
+from fst.rules.sampled import Sampled
 from fst.rules.schedule import Schedule
 
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -89,6 +90,11 @@ class Strategy:
                 f"not output={self.output}, grad_input={self.grad_input}."
             )
         rules = (self.grad_input, self.grad_weight)
+        if isinstance(self.grad_input, Sampled) and self.grad_input.noise is not None:
+            raise ValueError(
+                f"grad_input: noise={self.grad_input.noise} is a promise for grad_weight; "
+                "give grad_input the share of the positions that it keeps."
+            )
         if all(r is not None and r.has_memory for r in rules) and rules[0] != rules[1]:
             raise ValueError(
                 "grad_input and grad_weight share what the previous step left: both need the same "
@@ -96,12 +102,28 @@ class Strategy:
             )
         if isinstance(self.output, SameAsOutput):
             raise ValueError("output: SameAsOutput is a rule of grad_input.")
-        if isinstance(self.grad_input, SameAsOutput) and self.output is None:
-            raise ValueError("grad_input: SameAsOutput needs a rule in output.")
+        rule = self.grad_input
+        if rule is not None and (rule.as_output or rule.after_output) and self.output is None:
+            raise ValueError(f"grad_input: {type(rule).__name__} needs a rule in output.")
 
     def rule(self, gemm: str) -> Rule | None:
         """The rule of "output", "grad_input" or "grad_weight"; None where the GEMM is dense."""
         return getattr(self, gemm)
+
+    @property
+    def sampling(self) -> Sampled | None:
+        """The rule that draws output positions in the backward pass; None where none does."""
+        rules = (self.grad_weight, self.grad_input)
+        return next((rule for rule in rules if isinstance(rule, Sampled)), None)
+
+    @property
+    def only_samples(self) -> bool:
+        """Whether the strategy is dense but for a number of positions that it keeps."""
+        rules = (self.grad_input, self.grad_weight)
+        pruned = self.output is not None or self.schedule is not None
+        return not pruned and all(
+            rule is None or (isinstance(rule, Sampled) and rule.noise is None) for rule in rules
+        )
 
     @property
     def has_memory(self) -> bool:

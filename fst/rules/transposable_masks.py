@@ -57,15 +57,22 @@ _PATTERNS = {(n, m): _transposable_patterns(n, m) for m in (2, 3, 4) for n in ra
 
 
 def _best_pattern(tiles: Tensor, n: int, m: int) -> Tensor:
-    wide = torch.float64 if tiles.dtype == torch.float64 else torch.float32
-    limit = torch.finfo(wide).max / (4 * m * m)
+    """The first of the best patterns: (tiles, m²) bool.
+
+    Sums are taken in float64, one entry of the tile after the other, so that they do not depend on
+    a library's order of summation, and tiles with equal values have equal sums.
+    """
+    limit = torch.finfo(torch.float64).max / (4 * m * m)
     patterns = constant(_PATTERNS[n, m], tiles.device)
-    table, infinite = patterns.T.to(wide), tiles.isinf()
+    table, infinite = patterns.T.double(), tiles.isinf()
+    finite = tiles.double().masked_fill(infinite, 0).clamp(max=limit)
+    totals = tiles.new_zeros(len(tiles), len(patterns), dtype=torch.float64)
+    for entries, kept in zip(finite.unbind(1), table, strict=True):
+        totals.addcmul_(entries[:, None], kept)
     with without_autocast(tiles.device):
-        totals = tiles.to(wide).masked_fill(infinite, 0).clamp(max=limit) @ table
-        counts = infinite.to(wide) @ table
+        counts = infinite.double() @ table
     # Most infinities first, then the largest sum of the rest.
-    totals = totals.masked_fill(counts < counts.amax(1, keepdim=True), -1)
+    totals.masked_fill_(counts < counts.amax(1, keepdim=True), -1)
     return patterns.bool()[totals.argmax(1)]
 
 

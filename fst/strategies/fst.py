@@ -14,10 +14,13 @@ quarter of all positions, and a first layer of three channels keeps 2 of 3 weigh
 from dataclasses import replace
 from typing import Any
 
+from fst.basics.values import check_integer, one_of
 from fst.rules.alternating import Alternating
 from fst.rules.by_name import grad_weight_rule
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
+from fst.rules.twice import TwicePruned
+from fst.strategies.double import Reordered
 from fst.strategies.registry import register_strategy
 
 
@@ -39,20 +42,36 @@ def fst_w(
     decay_mode: str = "gradient",
     grad_weight: dict[str, Any] | None = None,
     literal: bool = False,
+    grad_input: str = "separate",
+    permutations: int = 0,
+    interval: int | None = None,
 ) -> Strategy:
     """Y = S(W)·X, dX = S(Wᵀ)·dY, dW dense + λ(W − S(W)) (the "50%×2" rows of Table 3).
 
     ``group_order`` is "channel", or with ``literal`` the paper's "im2col".
 
-    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"bands"`` with their options.
+    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"mvue"`` with their options.
+
+    ``grad_input`` is "separate", S(Wᵀ) of the dense W, or "double": S(W) pruned once more, so that
+    dX sees no weight that Y does not (`fst.strategies.double`). With "double", ``permutations`` is
+    the number of random orders of the output channels of which the best is used, for ``interval``
+    steps (100), as in Bi-Mask; 0: as they are.
 
     Layers add the decay where the optimizer steps; `torch.autograd.grad` returns dW without it.
     """
     group_order = _papers(literal, "group_order", group_order, "im2col", "channel")
+    one_of("grad_input", grad_input, ("separate", "double"))
+    check_integer("permutations", permutations, 0)
+    if permutations and grad_input != "double":
+        raise ValueError(f"permutations={permutations} needs grad_input='double'.")
+    if interval is not None and not permutations:
+        raise ValueError(f"interval={interval!r} needs permutations > 0.")
+    interval = 100 if interval is None else interval
     return Strategy(
         "fst_w",
         output=NM("weight", n, m, group_order=group_order),
-        grad_input=NM("weight", n, m),
+        grad_input=TwicePruned("weight", n, m) if grad_input == "double" else NM("weight", n, m),
+        schedule=Reordered(permutations, interval) if permutations else None,
         grad_weight=grad_weight_rule(grad_weight),
         decay=decay,
         decay_mode=decay_mode,

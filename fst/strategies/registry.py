@@ -47,6 +47,11 @@ def list_strategies() -> list[str]:
     return sorted(_RECIPES)
 
 
+def options_of(name: str) -> list[str]:
+    """Names of the options of a registered strategy."""
+    return list(inspect.signature(_RECIPES[name]).parameters)
+
+
 def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     """The strategy of that name, with the options given instead of its defaults.
 
@@ -67,7 +72,7 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     if not overrides:
         return default
     recipe = _RECIPES[name]
-    options = inspect.signature(recipe).parameters
+    options = options_of(name)
     for option in overrides:
         if option not in options:
             raise ValueError(

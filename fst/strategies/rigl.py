@@ -12,20 +12,23 @@ layer, which here stays dense unless ``include`` of `fst.convert` asks for it.
 ``allocation``: "erk" gives layer l a density in proportion to (n_out + n_in + kh + kw) /
 (n_out·n_in·kh·kw), at most 1; "uniform" gives all the same, and leaves convolutions of images
 (fewer than four input channels) dense. FST's Table 3 has a sparsity of 50 %.
+
+``n`` and ``m`` are not of the paper: masks are N:M from start to end, and connections are replaced
+within their groups, as users of sparse-to-sparse training ask for hardware's patterns.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fst.basics.values import check_integer, one_of
 from fst.rules import masks
-from fst.rules.nm import SameAsOutput
+from fst.rules.nm import NM, SameAsOutput
 from fst.rules.schedule import HeldMasks, Layers, PrunedLayer, Run, hold_at_zero
 from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured, check_share
@@ -96,35 +99,90 @@ class DropAndGrow(HeldMasks):
             return
         for layer in layers:
             if layer.weight.grad is not None:
-                _replace(layer, fraction)
+                self.replace(layer, fraction)
         run.skip_update()
+
+    def replace(self, layer: PrunedLayer, fraction: float) -> None:
+        """Drop a share of the connections by magnitude, grow as many by that of the gradient."""
+        weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
+        assert mask is not None  # kept from `start` on
+        gradient = layer.gradient_as_conv()
+        connections = int(mask.sum())
+        replaced = int(fraction * connections)
+        kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)
+        grown = masks.largest_mask(gradient.abs().masked_fill(kept, -1), replaced)
+        layer.keep(kept | grown)
 
     def __str__(self) -> str:
         replaced = f"{self.alpha:g} replaced every {self.interval} steps"
         return f"{self.allocation} masks, {replaced} until {self.end:g} of the training"
 
 
-def _replace(layer: PrunedLayer, fraction: float) -> None:
-    """Drop a share of the connections by magnitude, grow as many by the gradient's magnitude."""
-    weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
-    assert mask is not None  # kept from `start` on
-    gradient = layer.gradient_as_conv()
-    connections = int(mask.sum())
-    replaced = int(fraction * connections)
-    kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), connections - replaced)
-    grown = masks.largest_mask(gradient.abs().masked_fill(kept, -1), replaced)
-    layer.keep(kept | grown)
+@dataclass(frozen=True)
+class DropAndGrowInGroups(DropAndGrow):
+    """N:M from start to end: what a group of m drops, it grows in the same step."""
+
+    def start(self, layers: Layers, run: Run) -> None:
+        for layer in layers:
+            device, rule = layer.weight.device, layer.strategy.output
+            drawn = replace(rule, rule="random")
+            generator = layer.seeded_generator(device)
+            weight = layer.weight_as_conv().detach()
+            layer.keep(drawn.weight_mask(weight, "output", layer.conv_groups, generator))
+        hold_at_zero(layers, run)
+
+    def replace(self, layer: PrunedLayer, fraction: float) -> None:
+        """Of the layer's connections the share that is smallest leaves;
+        each group grows as many as it loses, by the gradient's magnitude.
+        """
+        weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
+        assert mask is not None  # kept from `start` on
+        rule, gradient = layer.strategy.output, layer.gradient_as_conv()
+        count = int(fraction * int(mask.sum()))
+        kept = masks.largest_mask(weight.abs().masked_fill(~mask, -1), int(mask.sum()) - count)
+        scores = gradient.abs()
+        first = scores.amax() + 1  # what stays is before all that could grow
+        layer.keep(rule.weight_mask(scores + first * kept, "output", layer.conv_groups))
+
+    def __str__(self) -> str:
+        return super().__str__().replace("erk masks", "N:M masks")
 
 
 @register_strategy("rigl")
 def rigl(
-    sparsity: float = 0.5,
+    sparsity: float | None = None,
     interval: int = 100,
     alpha: float = 0.3,
     end: float = 0.75,
-    allocation: str = "erk",
+    allocation: str | None = None,
+    n: int | None = None,
+    m: int | None = None,
+    group_order: str = "channel",
 ) -> Strategy:
-    """Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW masked by M, except where it decides what M grows."""
+    """Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW masked by M, except where it decides what M grows.
+
+    Args:
+        sparsity: share of the weights that is pruned; 0.5 if None.
+        allocation: of the densities, "erk" (None) or "uniform".
+        n, m: N:M masks instead, which have neither ``sparsity`` nor ``allocation``: connections are
+            dropped and grown within groups of m along ``group_order``.
+    """
+    if (n is None) != (m is None):
+        raise ValueError(f"n={n}, m={m}: give both, or neither.")
+    if n is not None and m is not None:
+        for name, value in (("sparsity", sparsity), ("allocation", allocation)):
+            if value is not None:
+                raise ValueError(f"{name}={value!r}: the pattern n={n}, m={m} says it already.")
+        return Strategy(
+            "rigl",
+            output=NM("weight", n, m, group_order=group_order),
+            grad_input=SameAsOutput(),
+            schedule=DropAndGrowInGroups(interval, alpha, end),
+        )
+    if group_order != "channel":
+        raise ValueError(f"group_order={group_order!r} needs n and m.")
+    sparsity = 0.5 if sparsity is None else sparsity
+    allocation = "erk" if allocation is None else allocation
     return Strategy(
         "rigl",
         output=Unstructured(sparsity=sparsity),

@@ -1,40 +1,49 @@
-"""Cheaper weight gradients that lose next to nothing: sampling with centring, and bands.
+"""A cheaper backward pass that is exact in the mean: few output positions, chosen by importance.
 
-Not of a paper: FST (Xu et al., AAAI 2022) sums pairs of grad_output and drops every other column of
-X (Eq. 10), which filters the weight gradient along one axis. Here positions are sampled instead,
-unbiased, or low and high bands of both operands multiplied; docs/weight_gradient.md derives them
-and compares.
+Not of a paper. FST (Xu et al., AAAI 2022) sums pairs of grad_output and drops every other column of
+X (Eq. 10), which filters the weight gradient along one axis. Here the positions with a large
+grad_output are drawn instead (`fst.rules.sampled`); docs/weight_gradient.md derives the estimator
+and compares. VCAS (Wang et al., ICLR 2024) samples tokens for linear layers in the same spirit.
 """
 
 from dataclasses import replace
 
-from fst.rules.bands import Bands
-from fst.rules.sampled import Sampled
+from fst.rules.sampled import Sampled, check_share
 from fst.rules.strategy import Strategy
 from fst.strategies.fst import fst_w
 from fst.strategies.registry import register_strategy
 
+HALF = 0.5
+
+
+def _of_grad_weight(keep: float | None, center: bool, noise: float | None) -> Sampled:
+    """``keep`` is a half unless it or ``noise`` is given."""
+    share = HALF if keep is None and noise is None else keep
+    return Sampled(keep=share, center=center, noise=noise)
+
 
 @register_strategy("sampled")
 def sampled(
-    keep: int = 2,
-    axis: str = "both",
+    keep: float | None = None,
     center: bool = True,
-    min_size: int = 7,
-    phase: int | str = "random",
-    split: bool = False,
-    prefix_tokens: int | None = None,
+    grad_input: float | None = None,
+    noise: float | None = None,
 ) -> Strategy:
-    """Y = W·X, dX = Wᵀ·dY, dW from one of ``keep`` output positions, exact in the mean.
+    """Y = W·X, dX = Wᵀ·dY, dW from half of the output positions, exact in the mean.
 
-    Only grad_weight is pruned, by `Sampled`: a dense model that trains with fewer multiply-adds.
-    ``min_size=7`` leaves the smallest maps of networks for 32x32 images dense, as in the trainings
-    of docs/weight_gradient.md, and samples the last stage of networks for 224x224 images. Class
-    tokens, where `fst.convert` finds the model's ``num_prefix_tokens`` (timm), or those of
-    ``prefix_tokens``, stay exact (docs/linear.md).
+    A dense model that trains with fewer multiply-adds. ``keep`` is the share of the positions that
+    dW takes: 0.5 unless ``noise`` is given. ``noise`` instead is the share of the gradient's
+    variance that the draw may add: each layer then chooses its share at each step.
+    ``grad_input`` is the share that dX takes; None leaves dX exact. Where it equals ``keep``, one
+    list of positions serves both.
     """
-    rule = Sampled("input", keep, axis, center, min_size, phase, split, prefix_tokens)
-    return Strategy("sampled", grad_weight=rule)
+    if grad_input is not None:
+        check_share("grad_input", grad_input)
+    return Strategy(
+        "sampled",
+        grad_input=None if grad_input is None else Sampled(keep=grad_input),
+        grad_weight=_of_grad_weight(keep, center, noise),
+    )
 
 
 @register_strategy("fst_sampled")
@@ -44,41 +53,13 @@ def fst_sampled(
     group_order: str = "channel",
     decay: float = 2e-4,
     decay_mode: str = "gradient",
-    keep: int = 2,
-    axis: str = "both",
+    keep: float | None = None,
     center: bool = True,
-    min_size: int = 7,
-    phase: int | str = "random",
-    split: bool = False,
-    prefix_tokens: int | None = None,
+    noise: float | None = None,
 ) -> Strategy:
     """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
     decimation.
-
-    In a short training a larger ``decay`` may hold the masks against the noise of sampling: 5e-3
-    did in docs/weight_gradient.md.
     """
-    rule = sampled(keep, axis, center, min_size, phase, split, prefix_tokens).grad_weight
+    rule = _of_grad_weight(keep, center, noise)
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="fst_sampled", grad_weight=rule)
-
-
-@register_strategy("bands")
-def bands(
-    block: tuple[int, int] = (2, 2),
-    keep: list[str] | tuple[str, ...] = ("LL",),
-    sample: list[str] | tuple[str, ...] = ("LH", "HL"),
-    unbiased: bool = False,
-    min_size: int = 7,
-    phase: int | str = "random",
-) -> Strategy:
-    """`sampled` with `Bands` of the output positions instead, of which some may be left out."""
-    rule = Bands(
-        block=block,
-        keep=tuple(keep),
-        sample=tuple(sample),
-        unbiased=unbiased,
-        min_size=min_size,
-        phase=phase,
-    )
-    return Strategy("bands", grad_weight=rule)

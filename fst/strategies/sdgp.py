@@ -32,7 +32,7 @@ def sdgp(
 ) -> Strategy:
     """dX = Wᵀ·P(dY), pruned along output channels; dW and the bias gradient see the full dY.
 
-    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"bands"`` with their options.
+    ``grad_weight`` prunes dW too: ``{"rule": "sampled", "keep": 0.5}``, or ``"alternating"``.
 
     Args:
         rule: of dY: "magnitude_rescaled" (the paper's "Res. Mag."), "magnitude" or "random".

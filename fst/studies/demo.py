@@ -28,7 +28,7 @@ from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy, list_strategies
 from fst.studies.ablation.configs import make_runs
 from fst.studies.ablation.folders import RunFolder
-from fst.studies.ablation.grid import Grid, Metric, Setting
+from fst.studies.ablation.grid import Grid, Metric, Setting, check_seeds
 from fst.studies.ablation.plots import draw_training
 from fst.studies.ablation.results import Results, collect
 from fst.studies.ablation.run import TRAIN, Trainer
@@ -95,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what to compare (default: {' '.join(STRATEGIES)})",
     )
     parser.add_argument("--epochs", type=positive, default=5, help="per run (default: 5)")
-    parser.add_argument("--seeds", type=positive, default=2, help="runs each (default: 2)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)"
+    )
     parser.add_argument(
         "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
     )
@@ -118,7 +120,7 @@ def _grid(arguments: argparse.Namespace, config: Path) -> Grid:
             name: Setting(name, name, config, sparsity={"strategy": name})
             for name in arguments.strategies
         },
-        seeds=tuple(range(arguments.seeds)),
+        seeds=check_seeds(arguments.seeds, "--seeds"),
         metrics=(ACCURACY,),
         epochs=arguments.epochs,
     )
@@ -127,7 +129,7 @@ def _grid(arguments: argparse.Namespace, config: Path) -> Grid:
 def _document(results: Results, arguments: argparse.Namespace, command: str) -> Document:
     """The table and the curves of the trained runs, with what is needed to repeat them."""
     strategies = {name: get_strategy(name) for name in results.grid.settings}
-    subjects = {name: _trained(arguments.out, name) for name in strategies}
+    subjects = {name: _trained(arguments.out, name, arguments.seeds[0]) for name in strategies}
     subject = next(iter(subjects.values()))
     times = _step_times(subject, strategies, arguments.repeats)
     rows = [
@@ -142,7 +144,7 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
     ]
     caption = (
         f"Test accuracy after {arguments.epochs} epochs: mean ± standard deviation of "
-        f"{arguments.seeds} seed(s). Time of a step: forward, backward and SGD, batch "
+        f"{len(arguments.seeds)} seed(s). Time of a step: forward, backward and SGD, batch "
         f"{subject.batch_shape[0]}, over PyTorch's dense step ({times[PLAIN]} ms): medians and "
         f"quartiles of {arguments.repeats} turns in alternating order, {arguments.threads} "
         "thread(s). 2:4 at the end: share of the convolutions' weights that lie in 2:4 layers of "
@@ -158,9 +160,9 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
     )
 
 
-def _trained(work_dir: Path, name: str) -> Subject:
-    """The network of a strategy's first seed, with a batch of its training images."""
-    folder = RunFolder.of(work_dir, name, seed=0)
+def _trained(work_dir: Path, name: str, seed: int) -> Subject:
+    """The network of a strategy and a seed, with a batch of its training images."""
+    folder = RunFolder.of(work_dir, name, seed)
     return from_config(str(folder.config), checkpoint=newest_checkpoint(folder.path))
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fst
-from fst.ops.reference import output_size, reference_operands
 from tests.campaign.changes import CHANGES, Change, FunctionalNet, Net, Situation
 from tests.cases import error
+from tests.oracle.conv import output_size, reference_operands
 from tests.strategy_settings import Setting, setting
 
 Checks = list[tuple[str, int, Callable[[random.Random], None]]]

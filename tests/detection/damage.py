@@ -70,19 +70,3 @@ def first_class(root, name):
 
 def image_path(root, name="drawn_000"):
     return root / "JPEGImages" / f"{name}.jpg"
-
-
-def punch(root):
-    """A hole in the middle: start, size and last bytes are those of a whole file."""
-    content = image_path(root).read_bytes()
-    middle = len(content) // 2
-    image_path(root).write_bytes(content[:middle] + bytes(200) + content[middle + 200 :])
-
-
-def truncate(root):
-    content = image_path(root).read_bytes()
-    image_path(root).write_bytes(content[: len(content) * 2 // 3])
-
-
-# what to break, the kind of problem, what the message names, what "skip" leaves of 8 images and of
-# the first image's boxes (None: the image is gone)

@@ -27,32 +27,6 @@ def nms(boxes, scores, threshold, offset=0):
     return kept
 
 
-def soft_nms(boxes, scores, threshold, sigma, min_score, method, offset=0):
-    """Indices and scores that stay, in mmcv's order: a list, swaps, and the last into a gap."""
-    rows = [
-        [index, list(box), score]
-        for index, (box, score) in enumerate(zip(boxes, scores, strict=True))
-    ]
-    place = 0
-    while place < len(rows):
-        best = max(range(place, len(rows)), key=lambda p: (rows[p][2], -p))
-        rows[place], rows[best] = rows[best], rows[place]
-        other = place + 1
-        while other < len(rows):
-            overlap = iou(rows[place][1], rows[other][1], offset) or 0.0
-            if method == "gaussian":
-                rows[other][2] *= math.exp(-(overlap**2) / sigma)
-            elif overlap >= threshold:
-                rows[other][2] *= 0 if method == "naive" else 1 - overlap
-            if rows[other][2] < min_score:
-                rows[other] = rows[-1]
-                rows.pop()
-            else:
-                other += 1
-        place += 1
-    return [row[0] for row in rows], [row[2] for row in rows]
-
-
 def batched_nms(boxes, scores, classes, threshold, score_threshold=0, max_num=-1, agnostic=False):
     """Indices that stay, best first: each class by itself unless `agnostic`."""
     kept = []

@@ -1,11 +1,11 @@
 """Single boxes, images and files; the report."""
 
-import numpy as np
+import cv2
 import pytest
 from PIL import Image
 
 from fst.detection.annotations import Kind, Problems, check_box, read_coco
-from fst.detection.images import probe_image
+from fst.detection.images import image_size
 
 
 @pytest.mark.parametrize(
@@ -25,20 +25,25 @@ def test_check_box(box, expected):
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tiff", "gif"])
-def test_probe_image(tmp_path, extension):
-    path = tmp_path / f"whole.{extension}"
-    pixels = np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype="u1")
-    # the end marker within the file, as an embedded thumbnail has it, does not make it whole
-    Image.fromarray(pixels).save(path, **({"comment": b"\xff\xd9"} if extension == "jpg" else {}))
-    assert probe_image(str(path)).stored == (90, 60)
-    content = path.read_bytes()
-    path.write_bytes(content + b"\0" * 5000)
-    assert probe_image(str(path)).stored == (90, 60)
-    for length in (len(content) * 2 // 3, 80, 10, 0):
-        path.write_bytes(content[:length])
-        assert probe_image(str(path)).problem is Kind.BROKEN_IMAGE
-    path.unlink()
-    assert probe_image(str(path)).problem is Kind.MISSING_IMAGE
+def test_image_size(tmp_path, extension):
+    path = tmp_path / f"image.{extension}"
+    with pytest.raises(FileNotFoundError):
+        image_size(str(path), True)
+    Image.new("RGB", (90, 60)).save(path)
+    assert image_size(str(path), True) == (90, 60)
+    path.write_bytes(path.read_bytes()[:4])
+    with pytest.raises(ValueError):
+        image_size(str(path), True)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_size_is_that_of_the_loaded_image(tmp_path, orientation):
+    path, exif = str(tmp_path / "image.jpg"), Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (90, 60)).save(path, exif=exif)
+    for flag in (cv2.IMREAD_COLOR, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION):
+        loaded = cv2.imread(path, flag).shape[1::-1]
+        assert image_size(path, flag == cv2.IMREAD_COLOR) == loaded
 
 
 def test_report_counts_by_kind():

@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 SCRIPT = """
 import gc, hashlib, json, os, sys
 import torch

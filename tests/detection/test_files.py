@@ -10,8 +10,6 @@ from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from fst.detection import data
 from fst.detection.annotations import Kind, split_name
 from fst.detection.classes import classes_of
-from fst.detection.config import check_files
-from fst.engine.config import load_config
 from tests.detection import toy
 from tests.detection.damage import coco, edit_json, edit_xml, image_path, infos, voc
 
@@ -126,7 +124,7 @@ def test_coco_files(own_drawn, content, expected):
         (
             lambda c: c["annotations"][0].update(image_id=[1], category_id={}),
             Kind.MALFORMED,
-            "annotation 1: image_id=[1] is no number",
+            "annotation 1: image_id=[1] is no integer",
             8,
         ),
         (
@@ -147,6 +145,21 @@ def test_coco_files(own_drawn, content, expected):
             "area='big' is no number",
             8,
         ),
+        (
+            lambda c: c["annotations"][0].update(iscrowd="x"),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: iscrowd='x' is neither 0 nor 1",
+            8,
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation={"counts": 1}),
+            Kind.MALFORMED,
+            "segmentation={'counts': 1} is no polygons and no RLE",
+            8,
+        ),
+        (lambda c: c["annotations"][0].update(id=10**30), Kind.MALFORMED, "number 0: {", 8),
+        (lambda c: c["images"][1].update(id=10**30), Kind.MALFORMED, "image number 1: {", 7),
+        (lambda c: c["images"][1].pop("width"), Kind.NO_SIZE, "train.json: image 2", 8),
     ],
 )
 def test_coco_entries(own_drawn, change, kind, expected, images, log):
@@ -256,17 +269,3 @@ def test_lines_of_voc_split_files(own_drawn):
         with pytest.raises(ValueError, match="split file .*train.txt' is no UTF-8"):
             read()
     assert split_name("drawn 1", {"drawn 1"}.__contains__) == "drawn 1"
-
-
-def test_missing_splits_are_named_before_anything_is_built(drawn, write_config):
-    config = load_config(write_config("ssd", format="coco"))
-    loaders = ["train_dataloader", "val_dataloader"]
-    check_files(config, loaders)
-    config.train_dataloader.dataset.ann_file = "trane.json"
-    check_files(config, loaders[1:])
-    config.val_dataloader.dataset.ann_file = "vall.json"
-    config.val_evaluator.ann_file = "of_metric.json"
-    with pytest.raises(FileNotFoundError) as raised:
-        check_files(config, loaders)
-    named = ("trane.json' of train_d", "vall.json' of val_d", "of_metric.json' of val_evaluator")
-    assert all(text in str(raised.value) for text in named)

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from fst import commands
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 
@@ -57,9 +58,14 @@ def assert_same(one, other):
     ("detector", "arguments", "others"),
     [
         ("ssd", 'strategy="fst", n=1, m=4', "[]"),
-        ("ssd", 'strategy="sdgp", rule="random"', "[]"),
-        ("faster-rcnn", 'strategy="fst", exclude=["rpn_head"]', SEED),
-        ("faster-rcnn", 'strategy="srste", decay_mode="decoupled"', SEED),
+        *(
+            pytest.param(*case, marks=pytest.mark.system)
+            for case in (
+                ("ssd", 'strategy="sdgp", rule="random"', "[]"),
+                ("faster-rcnn", 'strategy="fst", exclude=["rpn_head"]', SEED),
+                ("faster-rcnn", 'strategy="srste", decay_mode="decoupled"', SEED),
+            )
+        ),
     ],
     ids=["ssd-fst", "ssd-sdgp", "rcnn-fst", "rcnn-srste"],
 )
@@ -72,6 +78,7 @@ def test_in_mmengines_runner(write_config, train, tmp_path, detector, arguments,
     assert_same(weights(tmp_path / "hook"), weights(own))
 
 
+@pytest.mark.system
 def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
     arguments = 'strategy="fst"'
     path = write_config("ssd", extra=HOOK.format(arguments=arguments, others="[]"))
@@ -82,7 +89,7 @@ def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
     # and tools/fold.py takes the checkpoint
     config = write_config("ssd", sparsity=f"dict({arguments})")
     cli.fold([config, str(tmp_path / "script" / "epoch_2.pth"), str(tmp_path / "folded.pth")])
-    assert cli.verify([str(tmp_path / "folded.pth")]) == 0
+    assert commands.verify([str(tmp_path / "folded.pth")]) == 0
 
 
 def test_resume_in_mmengines_runner(write_config, tmp_path):

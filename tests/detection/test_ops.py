@@ -132,74 +132,6 @@ class TestNMS:
                 assert torch.equal(ops.nms(boxes, scores, threshold, offset), expected)
 
 
-class TestSoftNMS:
-    @given(
-        box_lists,
-        seeds,
-        st.sampled_from(["naive", "linear", "gaussian"]),
-        st.sampled_from([0.3, 0.5]),
-        st.sampled_from([1e-3, 0.2]),
-        offsets,
-    )
-    def test_against_the_reference(self, boxes, seed, method, threshold, min_score, offset):
-        scores = np.random.default_rng(seed).integers(1, 6, len(boxes)) / 5  # many ties
-        dets, kept = mmcv.ops.soft_nms(
-            as_tensor(boxes).double(),
-            torch.tensor(scores),
-            iou_threshold=threshold,
-            sigma=0.5,
-            min_score=min_score,
-            method=method,
-            offset=offset,
-        )
-        expected, decayed = references.soft_nms(
-            boxes, scores.tolist(), threshold, 0.5, min_score, method, offset
-        )
-        assert kept.tolist() == expected
-        torch.testing.assert_close(
-            dets,
-            torch.cat(
-                [
-                    as_tensor([boxes[i] for i in expected]).double(),
-                    torch.tensor(decayed, dtype=torch.float64)[:, None],
-                ],
-                1,
-            ),
-            rtol=1e-6,  # the exponential of nearly equal numbers
-            atol=0,
-        )
-
-    def test_the_first_box_stays_whatever_its_score(self):
-        boxes, scores = as_tensor([[0, 0, 4, 4], [8, 8, 9, 9]]), torch.tensor([0.1, 0.05])
-        dets, kept = mmcv.ops.soft_nms(boxes, scores, min_score=0.5)
-        assert kept.tolist() == [0] and dets.tolist() == [[0, 0, 4, 4, pytest.approx(0.1)]]
-
-    def test_empty_boxes_decay_nothing(self):
-        boxes, scores = as_tensor([[1, 1, 1, 1]] * 3), torch.tensor([0.5, 0.9, 0.7])
-        dets, kept = mmcv.ops.soft_nms(boxes, scores, method="gaussian")
-        assert kept.tolist() == [1, 2, 0] and dets[:, 4].tolist() == scores[kept].tolist()
-
-    def test_bad_arguments(self):
-        boxes, scores, dets = torch.zeros(1, 4), torch.zeros(1), torch.zeros(1, 5)
-        with pytest.raises(ValueError, match="method=3 must be one of 0, 1, 2"):
-            ops.softnms(boxes, scores, dets, 0.3, 0.5, 0.1, 3, 0)
-        with pytest.raises(ValueError, match="offset=2"):
-            ops.softnms(boxes, scores, dets, 0.3, 0.5, 0.1, 1, 2)
-
-    def test_against_the_compiled_one(self, compiled):
-        for seed in range(30):
-            boxes = random_boxes(60, seed)
-            scores = torch.randint(1, 30, (60,), generator=torch.Generator().manual_seed(seed)) / 30
-            for method in (0, 1, 2):
-                dets = [torch.zeros(60, 5) for _ in range(2)]
-                arguments = (0.3, 0.5, 0.05, method, seed % 2)
-                expected = compiled.softnms(boxes, scores, dets[0], *arguments)
-                kept = ops.softnms(boxes, scores, dets[1], *arguments)
-                assert torch.equal(kept, expected)
-                torch.testing.assert_close(dets[1][: len(kept)], dets[0][: len(kept)])
-
-
-# (index of the image, x1, y1, x2, y2): inside, on the border, outside, without area
 ROIS = (
     (0, 3.2, 2.1, 17.9, 20.3),
     (1, 0.0, 0.0, 31.9, 23.9),
@@ -363,6 +295,7 @@ class TestCommand:
         monkeypatch.setattr(ops, "source", lambda: "compiled")
         assert "pip install" not in command.describe()
 
+    @pytest.mark.system
     def test_runs_a_script(self, tmp_path):
         (tmp_path / "beside.py").write_text("name = 'beside'")
         script = tmp_path / "script.py"

@@ -87,10 +87,11 @@ def test_the_tables_of_a_config(write_config, tmp_path, capsys):
     assert "or if included" not in (tmp_path / "analysis.md").read_text()
 
 
+@pytest.mark.system
 def test_steps_of_a_detector_are_timed(write_config, tmp_path):
     out = tmp_path / "times"
-    options = "--batch 1 --repeats 3 --no-layers --strategies fst --input-size 96 96".split()
-    benchmark(["--config", write_config("ssd"), *options, "--out", str(out)])
+    options = "--batch 1 --repeats 3 --measure steps memory --strategies fst --size 96 96".split()
+    benchmark(["--model", write_config("ssd"), *options, "--out", str(out)])
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["header"]["model"] == "SingleStageDetector"
     for measured in (report["steps"]["step"], report["memory"]):

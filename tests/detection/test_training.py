@@ -1,5 +1,6 @@
 """SSD and Faster R-CNN through the command lines: train, resume, test, verify, fold."""
 
+import itertools
 import json
 import math
 import re
@@ -11,6 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst
+from fst import commands
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.layers.modules import SparseConv2d
@@ -20,6 +22,7 @@ DETECTORS = ("ssd", "faster-rcnn")
 FST = 'dict(strategy="fst", log_interval=2)'
 SDGP = 'dict(strategy="sdgp", rule="random", log_interval=2)'
 STRATEGIES = ("dense", "fst", "sdgp", "srste")
+QUICK = (("ssd", "fst"), ("faster-rcnn", "sdgp"))  # of the trainings, those of `make test`
 # the losses of each iteration, not their means
 EACH = "log_processor = dict(window_size=1)\n"
 
@@ -45,8 +48,13 @@ def losses(work_dir):
     return [{k: v for k, v in line.items() if "loss" in k} for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize(
+    ("detector", "strategy"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.system)
+        for pair in itertools.product(DETECTORS, STRATEGIES)
+    ],
+)
 def test_trains(train, detector, strategy):
     work_dir = train("run", detector, sparsity=f'dict(strategy="{strategy}")', extra=EACH)
     found = losses(work_dir)
@@ -75,8 +83,15 @@ def test_the_console_starts_with_the_data(train, capsys):
     assert data.start() < console.index("converted, ") and "optim_wrapper = dict" not in console
 
 
-@pytest.mark.parametrize("format", toy.FORMATS)
-@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize(
+    ("detector", "format"),
+    [
+        ("ssd", "voc"),
+        ("faster-rcnn", "coco"),
+        pytest.param("ssd", "coco", marks=pytest.mark.system),
+        pytest.param("faster-rcnn", "voc", marks=pytest.mark.system),
+    ],
+)
 def test_both_formats_of_bccd(train, bccd, detector, format):
     extra = EACH + "train_cfg = dict(max_epochs=1, val_interval=1)\n"
     work_dir = train("run", detector, root=bccd, format=format, sparsity=FST, extra=extra)
@@ -93,8 +108,8 @@ WORKERS = "train_dataloader.update(dict(num_workers=2, persistent_workers=True))
     ("detector", "sparsity", "options", "extra"),
     [
         ("ssd", FST, (), ""),
-        ("ssd", "None", (), WORKERS),
-        ("faster-rcnn", SDGP, ("--amp",), VALIDATED),
+        pytest.param("ssd", "None", (), WORKERS, marks=pytest.mark.system),
+        pytest.param("faster-rcnn", SDGP, ("--amp",), VALIDATED, marks=pytest.mark.system),
     ],
     ids=["ssd-fst", "ssd-dense-workers", "rcnn-sdgp-amp"],
 )
@@ -125,7 +140,7 @@ def test_mixed_precision_trains_in_bfloat16(train, monkeypatch):
     assert {v.dtype for v in weights.values() if v.is_floating_point()} == {torch.float32}
 
 
-@pytest.mark.parametrize("detector", DETECTORS)
+@pytest.mark.parametrize("detector", ["ssd", pytest.param("faster-rcnn", marks=pytest.mark.system)])
 def test_a_folded_detector_finds_the_same_boxes(
     train, write_config, tmp_path, drawn, capsys, detector
 ):
@@ -133,8 +148,8 @@ def test_a_folded_detector_finds_the_same_boxes(
     trained, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
     config = write_config(detector, sparsity=FST)
     cli.fold([config, trained, folded])
-    assert cli.verify([folded]) == 0
-    assert cli.verify([trained]) == 1
+    assert commands.verify([folded]) == 0
+    assert commands.verify([trained]) == 1
     plain = init_detector(write_config(detector), folded, device="cpu")
     sparse = init_detector(write_config(detector), trained, device="cpu")
     dense = init_detector(write_config(detector), trained, device="cpu")

@@ -12,6 +12,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
+from fst import commands
 from fst.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.engine import cli
 
@@ -47,7 +48,7 @@ def test_malicious_checkpoints_are_refused(malicious):
 def test_malicious_checkpoints_are_refused_by_every_tool(malicious, write_config, tmp_path, capsys):
     path, config = str(malicious[0]), write_config()
     for command in (
-        lambda: cli.verify([path]),
+        lambda: commands.verify([path]),
         lambda: cli.fold([config, path, str(tmp_path / "out.pth")]),
         lambda: cli.test([config, path, "--work-dir", str(tmp_path / "w")]),
         lambda: cli.train([config, "--resume", path, "--work-dir", str(tmp_path / "w")]),
@@ -224,7 +225,7 @@ def test_outdated_checkpoints_go_after_the_new_one_is_complete(train, monkeypatc
     left = sorted(p.name for p in work_dir.glob("*.pth"))
     assert left[1:] == ["epoch_4.pth"] and left[0].startswith("best_accuracy_top1_epoch_")
     assert (work_dir / "last_checkpoint").read_text() == str(work_dir / "epoch_4.pth")
-    assert not list(work_dir.glob("*.tmp"))
+    assert not list(work_dir.glob(".fst-*"))
 
 
 def test_foreign_checkpoint(train, tmp_path):

@@ -7,20 +7,15 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim.optimizer import default_constructor as constructor
-from mmengine.registry import DATASETS
 from PIL import Image
 
+from fst import commands
 from fst.engine import cli
 from fst.engine.checks import PARAMWISE_CFG, check_config
 from fst.engine.config import load_config
 from fst.engine.data import build_dataloader
 
 CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
-
-
-@DATASETS.register_module(force=True)
-class OfAnotherPackage:
-    pass
 
 
 def refused(capsys, tmp_path, *argv, command=cli.train):
@@ -98,6 +93,42 @@ def test_cfg_options(capsys, tmp_path, write_config, option, expected):
     assert expected in message
 
 
+@pytest.mark.parametrize("key", ["model", "train_dataloader", "default_hooks", "optim_wrapper"])
+def test_what_must_be_a_dict(capsys, tmp_path, write_config, key):
+    message = refused(capsys, tmp_path, write_config(), "--cfg-options", f"{key}=5")
+    assert message == f"error: {key}=5 must be a dict.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("binary.py", b"\x80\x81"),
+        ("null.py", b"a = 1\0"),
+        ("binary.json", b"\x80\x81"),
+        ("half.json", b'{"model": '),
+        ("binary.yaml", b"\x80\x81"),
+        ("exits.py", b"import sys\nsys.exit(0)\n"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(capsys, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    message = refused(capsys, tmp_path, str(tmp_path / name))
+    assert message.startswith(f"error: config {str(tmp_path / name)!r} cannot be read: ")
+    assert message.count("\n") == 1
+
+
+def test_a_work_dir_that_is_no_folder(capsys, tmp_path, write_config):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for wrong in ("file", "file/within", "loop", "loop/within"):
+        with pytest.raises(SystemExit) as stopped:
+            cli.train([write_config(), "--work-dir", str(tmp_path / wrong)])
+        assert stopped.value.code == 2
+        path = str(tmp_path / wrong.partition("/")[0])
+        message = capsys.readouterr().err
+        assert f"{path!r} is no folder" in message and "--work-dir" in message
+
+
 def test_cfg_options_of_a_helper_variable(tmp_path):
     (tmp_path / "a.py").write_text("side = 8\nmodel = dict(side=side)\n")
     with pytest.raises(ValueError, match="helper variable of the config, already used"):
@@ -109,16 +140,14 @@ def test_cfg_options_of_a_helper_variable(tmp_path):
     [
         ('dict(type="ImageFolder", data_root="no/where", split="train")', "image-net.org"),
         ('dict(type="CIFAR10", data_root="no/where")', "cs.toronto.edu"),
-        ('dict(type="Digitz")', "Did you mean 'Digits'"),
         (f'dict(type="RepeatDataset", times=2, dataset={CIFAR})', "download"),
         (f'dict(type="ConcatDataset", datasets=[{CIFAR}])', "download"),
-        ('dict(type="OfAnotherPackage", data_root="no/where")', "put or link it there"),
     ],
 )
 def test_missing_data(capsys, tmp_path, write_config, dataset, expected):
     config = write_config(extra=f'train_dataloader["dataset"] = {dataset}\n')
     message = refused(capsys, tmp_path, config)
-    assert expected in message and ("no/where" in message or "Digitz" in message)
+    assert expected in message and "no/where" in message
 
 
 def test_missing_files(capsys, tmp_path, write_config):
@@ -199,17 +228,10 @@ def test_classes_have_the_same_numbers_in_training_and_evaluation(train, write_c
             '{optim}["paramwise_cfg"] = dict(custom_keys=dict(bn=dict(decay_mul=0)))',
             r"custom_keys\['bn'\] key 'decay_mul' is unknown. Did you mean 'decay_mult'",
         ),
-        ('{optim}["optimizer"]["lrr"] = 0', "optim_wrapper.optimizer key 'lrr'.* 'lr'"),
-        ('train_dataloader["batchsize"] = 7', "train_dataloader key 'batchsize'.* 'batch_size'"),
-        ('{saving}["max_keep_ckpt"] = 2', "Did you mean 'max_keep_ckpts'"),
-        ('{saving}["interval"] = 0', "checkpoint.interval=0 must be .* at least 1, or -1"),
-        ('{saving}["interval"] = -2', "checkpoint.interval=-2 must be"),
-        ('{saving}["save_best"] = "accuracy/top5"', "top5' is no metric. Did you mean"),
-        ('val_evaluator["topk"] = 20', r"val_evaluator: topk=\(20,\) exceeds .* num_classes=10"),
     ],
 )
-def test_what_would_be_ignored_or_fail_late(capsys, tmp_path, write_config, extra, expected):
-    extra = extra.format(optim="optim_wrapper", saving='default_hooks["checkpoint"]')
+def test_what_would_be_ignored(capsys, tmp_path, write_config, extra, expected):
+    extra = extra.format(optim="optim_wrapper")
     assert re.search(expected, refused(capsys, tmp_path, write_config(extra=extra + "\n")))
 
 
@@ -250,7 +272,7 @@ def test_nothing_to_convert(train):
         train(sparsity='dict(strategy="fst", include="nowhere.*")')
 
 
-@pytest.mark.parametrize("command", [cli.train, cli.test, cli.verify, cli.fold])
+@pytest.mark.parametrize("command", [cli.train, cli.test, commands.verify, cli.fold])
 def test_help_is_complete(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         command(["--help"])

@@ -288,15 +288,6 @@ def test_repeated_augmentation(folder):
         build_dataloader(bad, 0)
 
 
-def test_loader_errors():
-    with pytest.raises(ValueError, match="key 'batchsize' is unknown.* 'batch_size'"):
-        build_dataloader(dict(dataset=dict(type="Digits"), batchsize=3), 0)
-    with pytest.raises(ValueError, match="collate_fn"):
-        build_dataloader(
-            dict(dataset=dict(type="Digits"), batch_size=3, collate_fn=dict(type="x")), 0
-        )
-
-
 def test_fewer_images_than_a_batch():
     config = dict(dataset=dict(type="Digits", subset=20), batch_size=30, drop_last=True)
     with pytest.raises(ValueError, match="batch_size=30 is more than the 20 images"):

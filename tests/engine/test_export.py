@@ -1,5 +1,7 @@
 """`fst export` from end to end."""
 
+import json
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from fst.engine.export import main
 from fst.export.formats import FORMATS
 
 pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
 
 
 def test_a_run_is_exported(train, write_config, tmp_path, capsys):
@@ -21,7 +24,14 @@ def test_a_run_is_exported(train, write_config, tmp_path, capsys):
         capsys.readouterr()
         assert main([config, source, str(out), "--size", "16"]) == 0
         said = capsys.readouterr().out
-        assert "images: (x - [78.0]) / [96.0], x in 0..255" in said
+        assert "images: grey, (x - [78.0]) / [96.0], x in 0..255" in said
+        assert "of 3 weights 1 are 2:4, 1 exempt, 1 not pruned to N:M" in said
+        assert fst.verify(out).ok and len(fst.verify(out).layers) == 2
+        file = onnx.load(out)
+        held = {entry.key: json.loads(entry.value) for entry in file.metadata_props}
+        assert (held["channels"], held["mean"], held["std"]) == ("grey", [78.0], [96.0])
+        assert held["classes"] == ([str(digit) for digit in range(10)] if number == 0 else [])
+        assert [output.name for output in file.graph.output] == ["logits"]
         images = torch.ones(3, 1, 16, 16)
         (found[number],) = FORMATS[".onnx"].outputs(out, (images,))
     assert torch.equal(found[0], found[1]) and found[0].shape == (3, 10)

@@ -48,7 +48,7 @@ class BreakWeightsAfterwards(Hook):
 def test_non_finite_loss_stops_the_run(train, tmp_path):
     expected = (
         r"loss is nan at epoch 2, iteration 7 \(number 3 of the epoch\); the last finite loss was "
-        r"[\d.]+, at iteration 6\. .* last good checkpoint: .*epoch_1\.pth"
+        r"[\d.]+, at iteration 6\. .* newest checkpoint: .*epoch_1\.pth"
     )
     with pytest.raises(FloatingPointError, match=expected):
         train(extra='custom_hooks = [dict(type="BreakWeights")]\n')

@@ -5,8 +5,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine.checkpoint import newest_checkpoint
+
+pytestmark = pytest.mark.system
 
 PRELUDE = """
 import sys, torch
@@ -63,11 +67,12 @@ def test_kill_during_a_save(train, write_config, tmp_path, repo, assert_same_sta
     process = start(tmp_path, repo, arguments, KILL_DURING_SAVE)
     assert process.wait(timeout=90) == -signal.SIGKILL
     assert [path.name for path in work_dir.glob("*.pth")] == ["epoch_1.pth"]
-    assert [path.name for path in work_dir.glob("*.tmp")] == ["epoch_2.pth.tmp"]
+    (unfinished,) = work_dir.glob(".fst-*.unfinished")
+    assert [path.name for path in unfinished.iterdir()] == ["epoch_2.pth"]
     assert newest_checkpoint(work_dir) == str(work_dir / "epoch_1.pth")
     train("parts", "--resume", extra=THREE)
     assert_same_state(whole / "epoch_3.pth", work_dir / "epoch_3.pth")
-    assert not list(work_dir.glob("*.tmp"))
+    assert not list(work_dir.glob(".fst-*"))
 
 
 def test_kill_at_a_random_moment(train, write_config, tmp_path, repo, assert_same_state):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -310,6 +311,24 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 sys.stdin.read()
 """
+
+
+def test_the_pointer_names_what_a_run_goes_on_from(train, tmp_path):
+    """A kill comes between a checkpoint and its pointer; a work dir is copied."""
+    work_dir = train()
+    pointer = work_dir / "last_checkpoint"
+    pointer.write_text(str(work_dir / "epoch_0.pth"))
+    train("run", "--resume")
+    assert pointer.read_text() == str(work_dir / "epoch_2.pth")
+    shutil.copytree(work_dir, tmp_path / "copy")
+    train("copy", "--resume")
+    assert (tmp_path / "copy" / "last_checkpoint").read_text() == str(
+        tmp_path / "copy" / "epoch_2.pth"
+    )
+    pointer.unlink()
+    pointer.mkdir()
+    with pytest.raises(ValueError, match="last_checkpoint' is a folder, .* remove it"):
+        train("run", "--resume")
 
 
 def test_a_second_run_in_a_work_dir_is_refused(train, tmp_path):

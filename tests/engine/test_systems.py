@@ -5,7 +5,7 @@ import torch
 
 import fst
 from fst.checkpoint import load_checkpoint_safely
-from fst.ops.reference import reference_nm_mask
+from tests.oracle.conv import reference_nm_mask
 
 ALLOWED = 'dict(strategy="asp", from_scratch="allow")'
 LAYERS = ("0", "3")

@@ -1,11 +1,14 @@
 """The commands of `fst` that train and check, from end to end."""
 
 import argparse
+import os
 import shlex
+import signal
 import sys
 
 import pytest
 import torch
+import yapf.yapflib.yapf_api
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.layers import StdConv2d
@@ -13,6 +16,7 @@ from torch import nn
 
 import fst
 import fst.models
+from fst import commands
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Runner, cli
@@ -36,16 +40,16 @@ def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     model.load_state_dict(torch.load(folded, weights_only=True))
     assert fst.verify(folded).ok
 
-    assert cli.verify([folded]) == 0
-    assert "1 weights are 2:4, 1 are exempt" in capsys.readouterr().out
-    assert cli.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
-    assert cli.verify([folded, "--min-coverage", "0.6"]) == 1
+    assert commands.verify([folded]) == 0
+    assert "1 weight is 2:4, 1 exempt" in capsys.readouterr().out
+    assert commands.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
+    assert commands.verify([folded, "--min-coverage", "0.6"]) == 1
     assert "coverage 59.5%, less than min_coverage=0.6" in capsys.readouterr().out
-    assert cli.verify([folded, "--n", "1"]) == 1
-    assert cli.verify([checkpoint]) == 1
+    assert commands.verify([folded, "--n", "1"]) == 1
+    assert commands.verify([checkpoint]) == 1
     out = capsys.readouterr().out
     assert "holds the dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
-    assert cli.verify([checkpoint, "--include", "architecture.0.weight"]) == 0
+    assert commands.verify([checkpoint, "--include", "architecture.0.weight"]) == 0
 
     logs = []
     for number, path in enumerate((checkpoint, folded)):
@@ -97,7 +101,7 @@ def test_errors(train, write_config, tmp_path, capsys):
         [dense, "--min-coverage", "60"],
     ):
         with pytest.raises(SystemExit) as stopped:
-            cli.verify(arguments)
+            commands.verify(arguments)
         assert stopped.value.code == 2
 
 
@@ -119,7 +123,7 @@ def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, c
     for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
         assert message in error_of(capsys, command, [write_config(), checkpoint, out])
     assert checkpoint.read_bytes() == b"trained for days"
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".fst-*"))
 
 
 def test_fold_refuses_what_the_dense_model_would_standardise_again(
@@ -145,11 +149,11 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         (cli.test, [absent, "a.pth"]),
         (cli.fold, [absent, "a.pth", tmp_path / "out.pth"]),
         (cli.fold, [absent, "a.pth", absent / "out.pth"]),
-        (cli.verify, [absent]),
+        (commands.verify, [absent]),
         (ablate, [absent]),
         (analyze, ["macs", absent]),
         (report, [absent, "-o", tmp_path / "report.html"]),
-        (benchmark, ["--config", absent]),
+        (benchmark, ["--model", absent]),
     ):
         assert "absent.yaml" in error_of(capsys, command, arguments)
         with pytest.raises(FileNotFoundError):
@@ -161,8 +165,10 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
     [
         (
             'optim_wrapper["optimizer"]["type"] = "SDG"\n',
-            "is unknown. Did you mean 'SGD'",
+            "type 'SDG' is unknown. Did you mean 'SGD'",
         ),
+        ('optim_wrapper["optimizer"]["lrr"] = 0\n', "argument 'lrr' (--traceback shows where)"),
+        ('train_dataloader["batchsize"] = 7\n', "argument 'batchsize' (--traceback shows where)"),
         ('model["architecture"].pop("source")\n', "source"),
         ("optim_wrapper = None\n", "has no optim_wrapper"),
         ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
@@ -180,10 +186,10 @@ def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, ex
 
 
 def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch):
-    options = ["--strategies", "dense", "--epochs", "2", "--seeds", "1", "--out"]
+    options = ["--strategies", "dense", "--epochs", "2", "--seeds", "0", "--out"]
     (tmp_path / "file").touch()
     assert "file/dense" in error_of(capsys, demo.main, [*options, tmp_path / "file"])
-    press_ctrl_c = "import os, signal; os.kill(os.getppid(), signal.SIGINT)"
+    press_ctrl_c = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
     monkeypatch.setattr(demo, "TRAIN", ["-c", press_ctrl_c])
     with pytest.raises(SystemExit) as stopped:
         demo.main([*options, str(tmp_path / "demo")])
@@ -230,6 +236,26 @@ def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch
     assert (tmp_path / "a run" / "epoch_2.pth").is_file()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_config_is_printed(
+    write_config, tmp_path, capsys, monkeypatch, number, status
+):
+    """MMEngine catches every exception there and says that the config is wrong."""
+    laid_out = yapf.yapflib.yapf_api.FormatCode
+
+    def signalled(text, **options):
+        os.kill(os.getpid(), number)
+        return laid_out(text, **options)
+
+    monkeypatch.setattr(yapf.yapflib.yapf_api, "FormatCode", signalled)
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([write_config(), "--work-dir", str(tmp_path / "run")])
+    assert stopped.value.code == status
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_the_console_starts_with_the_sparse_layers(train, capsys):
     work_dir = train()
     console = capsys.readouterr().out
@@ -243,14 +269,14 @@ def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
     save_file = pytest.importorskip("safetensors.torch").save_file
     path = tmp_path / "model.safetensors"
     save_file({"conv.weight": torch.eye(8).view(8, 8, 1, 1), "bias": torch.ones(8)}, path)
-    assert fst.verify(path, 1).ok and cli.verify([str(path), "--n", "1"]) == 0
+    assert fst.verify(path, 1).ok and commands.verify([str(path), "--n", "1"]) == 0
     save_file({"conv.weight": torch.ones(8, 8, 1, 1)}, path)
-    assert cli.verify([str(path)]) == 1
+    assert commands.verify([str(path)]) == 1
     path.write_bytes(b"none")
-    assert "is no .safetensors file" in error_of(capsys, cli.verify, [path])
+    assert "is no .safetensors file" in error_of(capsys, commands.verify, [path])
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    message = error_of(capsys, cli.verify, [path])
-    assert "pip install -c constraints.txt safetensors" in message
+    message = error_of(capsys, commands.verify, [path])
+    assert "pip install 'fst-train[export]'" in message
 
 
 def test_testing_takes_the_strategy_of_the_checkpoint_only(train, write_config, tmp_path):

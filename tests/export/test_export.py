@@ -1,6 +1,10 @@
 """Exported files hold the folded model: its zeros, its outputs, for any batch."""
 
+import copy
+import importlib
+import math
 import sys
+import threading
 
 import pytest
 import torch
@@ -9,6 +13,8 @@ from torch import nn
 
 import fst
 from fst.export import consumers, formats
+from fst.export.model import _relative
+from fst.stored.files import read_stored
 
 pytest.importorskip("onnxruntime")
 COMPUTING = (".onnx", ".pt2")
@@ -67,7 +73,7 @@ def test_weights_in_the_file_keep_their_pattern(converted, tmp_path, suffix):
     assert by_name["0.weight"].density == 0.5 and by_name["10.weight"].density == 1.0
     assert not by_name["10.weight"].is_2_4 and not by_name["3.weight"].is_2_4
     assert by_name["3.weight"].groups == 16
-    stored = formats.FORMATS[suffix].weights(path)
+    stored = read_stored(path).weights
     assert fst.verify(stored, include=["0.weight", "5.weight"]).ok
 
 
@@ -118,7 +124,7 @@ def test_safetensors_are_the_folded_state_dict(converted, tmp_path):
     path = tmp_path / "model.safetensors"
     report = fst.export(converted, path)
     assert report.difference is None and "it was not run" in str(report)
-    stored, expected = formats.FORMATS[path.suffix].weights(path), fst.fold(converted).state_dict()
+    stored, expected = read_stored(path).weights, fst.fold(converted).state_dict()
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], expected[name]) for name in stored)
     assert fst.verify(path).ok
@@ -132,6 +138,7 @@ def test_other_strategies(strategy, tmp_path):
     assert report.difference == 0 and len(report.weights) == 5
 
 
+@pytest.mark.system
 def test_a_model_of_torchvision(tmp_path):
     model = torchvision.models.mobilenet_v3_small(num_classes=10)
     fst.convert(model, "fst")
@@ -145,16 +152,19 @@ def test_a_file_that_lost_a_zero_is_refused(converted, tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     kind = formats.FORMATS[".safetensors"]
 
-    def damaged(file):
-        stored = kind.weights(file)
-        stored["0.weight"][stored["0.weight"] == 0] = 1e-3
-        return stored
+    def damaged(change):
+        def write(model, *arguments):
+            model = copy.deepcopy(model)
+            with torch.no_grad():
+                change(model[0])
+            kind.write(model, *arguments)
 
-    monkeypatch.setitem(formats.FORMATS, ".safetensors", kind._replace(weights=damaged))
+        monkeypatch.setitem(formats.FORMATS, ".safetensors", kind._replace(write=write))
+
+    damaged(lambda layer: layer.weight.copy_(torch.where(layer.weight == 0, 1e-3, layer.weight)))
     with pytest.raises(RuntimeError, match=r"'0.weight' has \d+ elements that S\(W\)"):
         fst.export(converted, path)
-    lacking = kind._replace(weights=lambda file: {})
-    monkeypatch.setitem(formats.FORMATS, ".safetensors", lacking)
+    damaged(lambda layer: layer._parameters.pop("weight"))
     with pytest.raises(RuntimeError, match="does not hold the weight '0.weight'"):
         fst.export(converted, path)
     wrong = kind._replace(outputs=lambda file, inputs: [torch.zeros(2, 10)])
@@ -261,3 +271,63 @@ def test_the_sizes_are_torchs_own():
         sizes = getattr(torchs, f"SparseSemiStructuredTensor{kind}")._DTYPE_SHAPE_CONSTRAINTS
         least = sizes[torch.float16]
         assert (least.sparse_min_rows, least.sparse_min_cols) == (rows, columns)
+
+
+@pytest.mark.parametrize("suffix", formats.FORMATS)
+def test_files_beside_the_exported_one_stay(converted, tmp_path, suffix):
+    mine = tmp_path / f"model.partial{suffix}"
+    mine.write_text("mine")
+    fst.export(converted, tmp_path / f"model{suffix}", torch.randn(2, 4, 8, 8))
+    assert mine.read_text() == "mine"
+
+
+def test_exports_to_one_path_at_once_leave_a_whole_file(tmp_path):
+    path, errors = tmp_path / "model.safetensors", []
+    models = [nn.Sequential(nn.Conv2d(8, 8, 3)) for _ in range(3)]
+    for model in models:
+        fst.convert(model, "srste")
+
+    def export(model):
+        try:
+            for _ in range(10):
+                fst.export(model, path)
+        except Exception as error:  # whatever it is, the test names it
+            errors.append(error)
+
+    threads = [threading.Thread(target=export, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    stored = read_stored(path).weights
+    assert any(torch.equal(stored["0.bias"], model[0].bias) for model in models)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+class _Logarithm(nn.Module):
+    def forward(self, maps):
+        return maps.log()
+
+
+@pytest.mark.parametrize("suffix", COMPUTING)
+def test_outputs_that_are_not_finite_are_compared_and_said(tmp_path, suffix):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), _Logarithm())
+    report = fst.export(model, tmp_path / f"m{suffix}", torch.randn(2, 4, 3, 3))
+    assert report.not_finite > 0 and report.difference < 1e-5
+    assert f"{report.not_finite} values of the model's own outputs are not finite" in str(report)
+
+
+def test_a_value_that_only_the_file_lacks_is_a_difference():
+    whole, holed = torch.ones(3), torch.tensor([1.0, float("nan"), 1.0])
+    assert _relative(holed, holed) == 0
+    assert math.isnan(_relative(holed, whole)) and math.isnan(_relative(whole, holed))
+
+
+def test_a_model_too_large_for_one_onnx_file_is_refused(converted, tmp_path, monkeypatch):
+    exporter = importlib.import_module("torch.onnx._internal.exporter._onnx_program")
+    monkeypatch.setattr(exporter, "_LARGE_MODEL_THRESHOLD", 100)
+    with pytest.raises(ValueError, match=r"too large for a single \.onnx file"):
+        fst.export(converted, tmp_path / "m.onnx", torch.randn(2, 4, 8, 8))
+    assert not list(tmp_path.iterdir())

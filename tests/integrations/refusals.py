@@ -20,6 +20,9 @@ from tests.integrations.sharded import ALL, CASES, Training, batch, case, networ
 def refused_strategies(rank: int, folder: Path) -> None:
     with pytest.raises(ValueError, match="'prunetrain': .* is sharded .*train in one process"):
         Training(shard(network(ROWS["prunetrain"]())), part_of(rank))
+    model = shard(network(ROWS["step"]()))
+    with pytest.raises(ValueError, match="'step' holds moments of whole weights"):
+        fst.attach(model, torch.optim.Adam(model.parameters()), total_steps=4)
     for row in ("rigl", "srste-random"):
         training = Training(shard(network(ROWS[row](), seed=None)), part_of(rank))
         with pytest.raises(RuntimeError, match="draws masks .*fst.seed_random_rules"):
@@ -32,8 +35,6 @@ def refused_strategies(rank: int, folder: Path) -> None:
 def refused_orders(rank: int, folder: Path) -> None:
     with pytest.raises(ValueError, match="convert: .* is sharded .*fst.convert, then fully_shard"):
         fst.convert(shard(network(None)), "srste")
-    with pytest.raises(ValueError, match="plan: .* is sharded .*before fully_shard"):
-        fst.plan(shard(network(None)), batch(0, ALL))
     model = network(ROWS["asp"]())
     early = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="does not hold .*then build the optimizer"):

@@ -13,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 
 @pytest.mark.slow
+@pytest.mark.system
 def test_two_ranks(tmp_path):
     """See `sharded` and `refusals`; a checkpoint of theirs is resumed by one process here."""
     wrong = {name: what for name, what in ranks.run(tmp_path, [*refusals.CASES]).items() if what}
@@ -31,6 +32,7 @@ def test_two_ranks(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+@pytest.mark.system
 def test_two_ranks_of_everything(tmp_path):
     wrong = {name: what for name, what in ranks.run(tmp_path, [*sharded.MORE]).items() if what}
     assert not wrong, "\n".join(f"{name}:\n{what}" for name, what in wrong.items())

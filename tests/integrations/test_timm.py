@@ -25,12 +25,12 @@ from torch import Tensor, nn
 import fst
 from fst.convert import SPARSE_CLASSES, register_layer
 from fst.layers.modules import SparseConv2d
-from fst.ops.reference import reference_conv2d
 from tests.cases import error
+from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import setting
 
 STANDARDISED = (StdConv2d, StdConv2dSame, ScaledStdConv2d, ScaledStdConv2dSame)
-ROWS = ["srste-decay_large", "fst", "fst-im2col", "sdgp", "tsm", "fst_sampled-rows"]
+ROWS = ["srste-decay_large", "fst", "fst-im2col", "sdgp", "tsm", "fst_sampled"]
 NETWORKS = {  # layers that are converted, and those whose groups are all shorter than 4
     "tf_efficientnet_b0": (81, 17),
     "resnetv2_50x1_bit": (54, 1),
@@ -77,6 +77,9 @@ def test_equals_the_composed_reference(kind: type[nn.Conv2d], row: str) -> None:
     made = layer(kind)
     fst.convert(made, strategy)
     input = batch().requires_grad_()
+    torch.manual_seed(5)
+    start = torch.rand((), dtype=torch.float64)
+    torch.manual_seed(5)
     output = made(input)
     grad_output = torch.randn_like(output)
     output.backward(grad_output)
@@ -95,6 +98,7 @@ def test_equals_the_composed_reference(kind: type[nn.Conv2d], row: str) -> None:
         padding=padding,
         # of a stored weight the optimizer's step adds the decay
         strategy=replace(strategy, decay=0.0) if kind is Conv2dSame else strategy,
+        draws={"start": start},
     )
     image.backward(expected.grad_input)
     weight.backward(expected.grad_weight)
@@ -235,23 +239,3 @@ def test_autocast_and_frozen_weights_agree_with_the_folded_layer() -> None:
             first, second = made(images), made(images)
         assert first.dtype == torch.bfloat16 and torch.equal(first, second)
         torch.testing.assert_close(first, folded(images))
-
-
-@pytest.mark.parametrize(("given", "kept"), [({}, 2), ({"prefix_tokens": 0}, 0)])
-def test_tokens_in_front_are_kept_as_the_transformer_says(given, kept):
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
-    vit = timm.create_model("vit_tiny_patch16_224", num_classes=4, reg_tokens=1, **options)
-    model = nn.Sequential(vit)  # only what lies inside knows of its class token and register
-    plan = {"0.blocks.0.mlp.fc1": {"rule": "sampled", "keep": 4, **given}}
-    strategy = fst.get_strategy("sampled", min_size=0, **given)
-    report = fst.convert(model, strategy, layers="linear", plan=plan)
-    rules = [layer.strategy.grad_weight for layer in fst.sparse_layers(model).values()]
-    assert [rule.prefix_tokens for rule in rules] == [kept] * 4
-    assert ("2 prefix tokens exact" in str(report)) == (kept == 2)
-
-
-def test_convolutions_have_no_tokens_in_front():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3))
-    strategy = fst.get_strategy("sampled")
-    fst.convert(model, strategy)
-    assert model[0].strategy is strategy

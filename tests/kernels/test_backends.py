@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,8 +12,6 @@ import torch
 import fst
 from fst import backends
 from fst.backends import autotune, cache, dispatch, registry, sources
-from fst.ops.geometry import Geometry
-from fst.ops.strided import PROGRAMS, Piece
 from fst.studies.benchmark import Timing
 
 CPU = torch.device("cpu")
@@ -34,9 +31,9 @@ def _own_cache(tmp_path, monkeypatch):
 def timed(monkeypatch):
     """Let the test say how long each candidate takes; counts the measurements."""
     log: list[set[str]] = []
-    milliseconds = {"strided": 1.0, "transposed": 1.0}
+    milliseconds = {"strided": 1.0, "torch": 1.0}
 
-    def compare(functions, repeats, device):
+    def compare(functions, repeats, device, **_):
         log.append(set(functions))
         return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
 
@@ -44,7 +41,7 @@ def timed(monkeypatch):
     return milliseconds, log
 
 
-def _choose(key: int = 0, names=("strided", "transposed"), default: str = "strided"):
+def _choose(key: int = 0, names=("strided", "torch"), default: str = "strided"):
     layer = autotune.LayerKey.of(torch.empty(2, key + 1))
     candidates = {name: lambda: None for name in names}
     return backends.choose("grad_weight", layer, candidates, default, CPU)
@@ -52,23 +49,23 @@ def _choose(key: int = 0, names=("strided", "transposed"), default: str = "strid
 
 @pytest.mark.parametrize(
     ("other", "chosen"),
-    [(0.5, "transposed"), (0.94, "transposed"), (0.96, "strided"), (2, "strided")],
+    [(0.5, "torch"), (0.94, "torch"), (0.96, "strided"), (2, "strided")],
 )
 def test_another_backend_must_be_five_percent_faster(other, chosen, timed):
-    timed[0]["transposed"] = other
+    timed[0]["torch"] = other
     decision = _choose()
     assert decision.backend == chosen
-    assert decision.times == {"strided": 1.0, "transposed": other}
+    assert decision.times == {"strided": 1.0, "torch": other}
     assert decision.reason.startswith("measured")
 
 
 def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     milliseconds, log = timed
-    milliseconds["transposed"] = 0.5
+    milliseconds["torch"] = 0.5
     first = _choose()
     assert _choose() is first
     backends.forget_decisions()
-    milliseconds["transposed"] = 2.0
+    milliseconds["torch"] = 2.0
     assert _choose() == first
     assert _choose(key=1).backend == "strided"
     assert len(log) == 2
@@ -99,13 +96,13 @@ def test_a_candidate_that_raises_is_left_out_with_its_reason(timed):
 
     def choose():
         layer = autotune.LayerKey.of(torch.empty(3))
-        candidates = {"strided": lambda: None, "transposed": too_large, "gemm": lambda: None}
+        candidates = {"strided": lambda: None, "torch": too_large, "dense": lambda: None}
         return backends.choose("grad_weight", layer, candidates, "strided", CPU)
 
-    milliseconds["gemm"] = 0.5
+    milliseconds["dense"] = 0.5
     decision = choose()
-    assert (decision.backend, decision.times["transposed"]) == ("gemm", math.inf)
-    assert "transposed raised RuntimeError: out of resource: shared memory" in decision.reason
+    assert (decision.backend, decision.times["torch"]) == ("dense", math.inf)
+    assert "torch raised RuntimeError: out of resource: shared memory" in decision.reason
     backends.forget_decisions()
     assert choose() == decision and len(log) == 1  # from the disk, the failure too
 
@@ -194,21 +191,21 @@ def test_off_measures_nothing(timed, monkeypatch):
 
 
 def test_force_wins_and_ends(timed, monkeypatch):
-    with backends.force(grad_weight="transposed"):
-        assert (_choose().backend, _choose().reason) == ("transposed", "forced")
-    monkeypatch.setenv("FST_BACKENDS", "grad_weight=transposed")
-    assert _choose().backend == "transposed"
+    with backends.force(grad_weight="torch"):
+        assert (_choose().backend, _choose().reason) == ("torch", "forced")
+    monkeypatch.setenv("FST_BACKENDS", "grad_weight=torch")
+    assert _choose().backend == "torch"
     assert not timed[1]
     with pytest.raises(RuntimeError, match="forced but cannot compute"):
         _choose(names=("strided",))
-    monkeypatch.setenv("FST_BACKENDS", "grad_wait=transposed")
+    monkeypatch.setenv("FST_BACKENDS", "grad_wait=torch")
     with pytest.raises(ValueError, match="Did you mean 'grad_weight'"):
         _choose()
 
 
 def test_prefer_wins_where_it_can_and_force_over_it(timed):
-    with backends.prefer(grad_weight="transposed"):
-        assert (_choose().backend, _choose().reason) == ("transposed", "forced")
+    with backends.prefer(grad_weight="torch"):
+        assert (_choose().backend, _choose().reason) == ("torch", "forced")
         assert _choose(names=("strided",)).backend == "strided"
         with backends.force(grad_weight="strided"):
             assert _choose().backend == "strided"
@@ -219,17 +216,17 @@ def test_prefer_wins_where_it_can_and_force_over_it(timed):
 
 def test_a_record_takes_the_latest_decision_of_each_operation(timed):
     record: dispatch.Record = {}
-    candidates = {"strided": lambda: "first", "transposed": lambda: "second"}
+    candidates = {"strided": lambda: "first", "torch": lambda: "second"}
     tensors = (torch.empty(2, 3),)
     with dispatch.recording(record):
         assert dispatch.run("grad_weight", candidates, tensors) == "first"
-        with backends.force(grad_weight="transposed"):
+        with backends.force(grad_weight="torch"):
             assert dispatch.run("grad_weight", candidates, tensors) == "second"
         with dispatch.recording(None):
             dispatch.run("fold_grad_output", {"torch": lambda: None}, tensors)
     dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors)
     assert record.keys() == {"grad_weight"}
-    assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("transposed", "forced")
+    assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("torch", "forced")
     with dispatch.recording(record):
         dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors, tunable=False)
     assert record["prune_grad_output"].reason == "not measured: it draws random numbers"
@@ -243,8 +240,8 @@ def test_unknown_and_unusable_names():
         pass
     with pytest.raises(ValueError, match="'pruning' is unknown"):
         backends.backends("pruning")
-    with pytest.raises(ValueError, match="default='torch'"):
-        _choose(default="torch")
+    with pytest.raises(ValueError, match="default='dense'"):
+        _choose(default="dense")
     if not torch.cuda.is_available():
         sparse = backends.backend("output", "mma_sp")
         assert "no CUDA device" in sparse.missing()
@@ -272,30 +269,13 @@ def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
 def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     for operation in backends.OPERATIONS:
         assert backends.backends(operation)[0].usable_by_default
-    for_cpus = ("torch", "strided", "transposed", "gemm", "in_place", "product", "masked", "cpp")
+    for_cpus = ("torch", "strided", "dense", "cpp")
     kernels = [b for b in backends.backends() if b.name not in for_cpus]
     assert len(kernels) >= 4
     assert {b.state for b in kernels} == {"unverified"}
     text = backends.describe()
     assert "unverified" in text
     assert "mma_sp" in text
-
-
-def test_programs_of_a_real_layer_are_timed():
-    """The CPU's own use of the tuner: which dense program computes a strided weight gradient."""
-    geometry = Geometry((1, 2), (1, 1), (1, 1), 1)
-    grad_output, images = torch.randn(2, 8, 16, 8), torch.randn(2, 8, 16, 16)
-    weight = torch.empty(8, 8, 3, 3)
-    candidates = {
-        name: lambda run=run: run([Piece(grad_output, images, geometry)], weight)
-        for name, run in PROGRAMS.items()
-    }
-    key = autotune.LayerKey.of(grad_output, images, weight, options=geometry)
-    begin = time.perf_counter()
-    decision = backends.choose("grad_weight", key, candidates, "strided", CPU)
-    assert set(decision.times) == set(PROGRAMS)
-    assert all(0 < t < (time.perf_counter() - begin) * 1e3 for t in decision.times.values())
-    assert backends.decisions("grad_weight") == [decision]
 
 
 @pytest.mark.parametrize("name", ["mma", "mma_sp"])

@@ -11,6 +11,8 @@ import pytest
 
 from fst.backends import sources
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 TARGETS = ("80", "90a")
 

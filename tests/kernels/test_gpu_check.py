@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
 STAND_IN = """#!/bin/sh
 case "$*" in

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 

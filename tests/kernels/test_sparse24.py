@@ -20,6 +20,8 @@ from fst.rules.strategy import GEMMS
 
 from . import emulation
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 plan = sources.load("sparse24.plan")
 RULE = NM("weight", 2, 4)

@@ -14,6 +14,8 @@ import torch
 
 from fst.ops import __main__ as command
 
+pytestmark = pytest.mark.system
+
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "sparse24"
 EIGHTS = 4  # of positions that a warp multiplies its rows with
 

@@ -13,6 +13,8 @@ from fst.ops import sparse24
 from fst.report import describe_layer
 from tests.cases import error
 
+pytestmark = pytest.mark.system
+
 NAMES = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
 ROUNDING = torch.finfo(torch.bfloat16).eps
 
@@ -73,28 +75,6 @@ def test_training_is_the_same_up_to_rounding(strategy, available):
     reports = describe_layer(model[0]).gemms
     assert reports["output"].mode == "accelerated"
     assert NAMES["output"] in reports["output"].reason
-
-
-def test_each_call_packs_its_weight_and_a_frozen_model_once(available, monkeypatch):
-    sizes = []
-    pack = sparse24.pack
-
-    def counted(weights, *rest):
-        sizes.append(len(weights))
-        return pack(weights, *rest)
-
-    monkeypatch.setattr(sparse24, "pack", counted)
-    with force(**NAMES):
-        model = network(available, "fst")
-        trained(model, steps=3)
-        assert sizes == [1] * 9
-        model.eval()
-        trained_once = torch.randn(1, 16, 5, 5, device=available)
-        with torch.no_grad(), torch.autocast(available.type, torch.bfloat16):
-            images = trained_once.contiguous(memory_format=torch.channels_last)
-            with fst.frozen(model):
-                first, again = model(images), model(images)
-    assert sizes == [1] * 12 and torch.equal(first, again)
 
 
 def test_changed_weights_are_packed_anew(available):

@@ -89,6 +89,26 @@ def test_lbfgs_sees_the_decay_in_each_evaluation():
     assert layer.state.step == 1
 
 
+def test_a_line_search_sees_the_decay_in_the_loss():
+    """It compares the losses of steps along the gradient: both are those of λ/2·‖W − S(W)‖²."""
+    layer = decaying(nn.Conv2d(4, 4, 1, bias=False).double())
+    kept = layer.effective_weight()
+    rest = (layer.weight - kept).detach().square().sum()
+    optimizer = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe")
+    evaluations = []
+
+    def loss():
+        evaluations.append(1)
+        optimizer.zero_grad()
+        found = layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum()
+        found.backward()
+        return found
+
+    torch.testing.assert_close(optimizer.step(loss).detach(), 0.5 / 2 * rest)
+    torch.testing.assert_close(layer.weight.detach(), kept, atol=1e-5, rtol=0)
+    assert len(evaluations) < 10
+
+
 class _Outer(torch.optim.Optimizer):
     """An optimizer that hands its step to another one, as sharded and lookahead optimizers do."""
 

@@ -2,13 +2,15 @@
 
 import copy
 import io
+import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import fst
-from tests.networks import TRAINED, attach, batch, small_net, train
+from tests.networks import TRAINED, attach, batch, optimizer_for, small_net, train
 from tests.strategy_settings import setting
 
 # ---------------------------------------------------------------- kept and drawn masks
@@ -108,6 +110,20 @@ def test_evaluation_in_between_changes_no_refresh():
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_within_a_step_keeps_the_mask(copied):
+    """Weights that change between two calls of a step do not change it, in a copy neither."""
+    layer, unit = _identity_layer("tsm")
+    layer(unit)
+    mask = layer[0].state.kept_mask.clone()
+    with torch.no_grad():
+        layer[0].weight.copy_(torch.randn_like(layer[0].weight))
+    other = copied(layer)
+    for net in (layer, other):
+        net(unit)
+        assert torch.equal(net[0].state.kept_mask, mask)
+
+
 def test_random_masks_follow_seed_layer_and_step():
     def masks(seed, rank=0, steps=3):
         layer, unit = _identity_layer(setting("srste-random").build())
@@ -177,7 +193,7 @@ def test_resume_is_bit_exact(row):
     def build():
         net = small_net()
         fst.convert(net, row.build(**overrides))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
         attach(net, optimizer)
         fst.seed_random_rules(net, 5)
         return net, optimizer
@@ -213,7 +229,7 @@ def test_a_rollback_within_a_run_is_a_resume(name):
     def build():
         net = small_net()
         fst.convert(net, row.build(**(dict(interval=4) if name in ("tsm", "rigl") else {})))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
         attach(net, optimizer)
         fst.seed_random_rules(net, 5)
         return net, optimizer
@@ -233,6 +249,82 @@ def test_a_rollback_within_a_run_is_a_resume(name):
     net(batch(7))
     found, expected = resume(net, optimizer, *saved), resume(*build(), *saved)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+REMEMBERING = ["tsm", "rigl", "clicktrain", "asfp", "resprop"]
+OPTIMIZERS = {
+    "momentum": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9),
+    "adam": lambda net: torch.optim.Adam(net.parameters(), lr=0.01),
+}
+
+
+def _resumed(row, optimizer, restore):
+    """A run that is saved after three steps, and goes on in a new model; what was warned of."""
+
+    def build():
+        net = small_net()
+        fst.convert(net, row.build())
+        made = OPTIMIZERS[optimizer](net)
+        attach(net, made)
+        return net, made
+
+    net, made = build()
+    train(net, made, range(3))
+    saved = copy.deepcopy((net.state_dict(), made.state_dict(), fst.sparsity_state(net)))
+    other, other_made = build()
+    restore(other, other_made, *saved)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(other, other_made, range(3, 6))
+    return [str(w.message) for w in caught if "the weights were loaded" in str(w.message)]
+
+
+def _by_hand(net, optimizer, model, momentum, sparsity):
+    net.load_state_dict(model)
+    optimizer.load_state_dict(momentum)
+
+
+def _whole(net, optimizer, model, momentum, sparsity):
+    _by_hand(net, optimizer, model, momentum, sparsity)
+    fst.load_sparsity_state(net, sparsity)
+
+
+def _state_first(net, optimizer, model, momentum, sparsity):
+    fst.load_sparsity_state(net, sparsity)
+    _by_hand(net, optimizer, model, momentum, sparsity)
+
+
+def _weights_alone(net, optimizer, model, momentum, sparsity):
+    net.load_state_dict(model)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_resumption_without_the_sparsity_state_is_warned_of_by_name_once(name, optimizer):
+    (warned,) = _resumed(setting(name), optimizer, _by_hand)
+    assert "layer '0'" in warned and repr(name) in warned and "load_sparsity_state" in warned
+
+
+@pytest.mark.parametrize("restore", [_whole, _state_first, _weights_alone])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_other_loads_are_not_warned_of(name, restore):
+    """The whole state in any order, or weights that a training begins with."""
+    assert not _resumed(setting(name), "momentum", restore)
+
+
+@pytest.mark.parametrize("name", ["srste", "fst", "sampled", "sparsetrain"])
+def test_strategies_that_remember_nothing_resume_without_a_warning(name):
+    assert not _resumed(setting(name), "momentum", _by_hand)
+
+
+def test_a_rollback_without_the_sparsity_state_is_warned_of():
+    net = small_net()
+    fst.convert(net, "tsm")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    train(net, optimizer, range(2))
+    net.load_state_dict(net.state_dict())
+    with pytest.warns(UserWarning, match="layer '0' and 1 more: .* masks that strategy 'tsm'"):
+        train(net, optimizer, range(1))
 
 
 def test_saved_state_is_a_snapshot():

@@ -64,6 +64,7 @@ def _rank(rank, store):
 
 
 @pytest.mark.slow
+@pytest.mark.system
 def test_ranks_that_accumulate_without_sync_share_one_mask(tmp_path):
     torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"),), nprocs=2)
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import fst
-from fst.ops.reference import reference_conv2d
 from tests.cases import CASES, Case, case, error, leaves_of, run
 from tests.networks import attach
+from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import (
     DEFAULTS,
     DETERMINISTIC,

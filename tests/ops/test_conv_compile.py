@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import fst
+from fst.rules.sampled import Sampled
+from fst.rules.strategy import Strategy
 from tests.cases import Case, case, leaves_of, run
 from tests.strategy_settings import DEFAULTS, SETTINGS, setting
 
@@ -11,13 +13,21 @@ COMPILED = [
     row
     for row in SETTINGS
     if (row in DEFAULTS and row.deterministic)
-    or row.id in ("sampled-rows", "sampled-quarter-both", "fst_sampled-rows-phase1", "bands-half")
     or row.id in ("fst-flat", "fst-phase1", "fst-block2x2", "fst-im2col", "wx-alternating")
     or row.id in ("sdgp-channel", "sdgp-group", "srste-dense_backward", "srste-4:8")
 ]
 
 
-@pytest.mark.parametrize("row", COMPILED)
+QUICK = ("fst", "sdgp", "wx-alternating", "fst-im2col", "tsm")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.id, marks=() if row.id in QUICK else pytest.mark.system)
+        for row in COMPILED
+    ],
+)
 def test_compiles_in_one_graph(row):
     strategy = row.build()
     the_case = case("odd_nhwc")
@@ -58,7 +68,11 @@ def test_compiles_with_a_dynamic_batch():
 
 
 def test_compiles_for_maps_of_varying_size():
-    strategy = fst.get_strategy("sampled", axis="rows", phase=1)
+    class AtThird(Sampled):
+        def draw_start(self, generator, seed, device):
+            return torch.full((), 1 / 3, dtype=torch.float64, device=device)
+
+    strategy = Strategy("test", grad_weight=AtThird())
     torch._dynamo.reset()
 
     @torch.compile(fullgraph=True, backend="eager")
@@ -74,7 +88,10 @@ def test_compiles_for_maps_of_varying_size():
         torch.testing.assert_close(leaves[1].grad, expected[2], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("id", ["sdgp-random", "srste-random", "wx-random", "fst-phase_random"])
+RANDOM = ("sdgp-random", "srste-random", "wx-random", "fst-phase_random", "sampled", "sampled-both")
+
+
+@pytest.mark.parametrize("id", RANDOM)
 def test_random_strategies_compile(id):
     """Without a generator of its own; the phase is drawn outside the graph."""
     strategy = setting(id).build()

@@ -7,9 +7,12 @@ import torch
 
 import fst
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+    ),
+]
 
 
 def _assert_close(actual, expected):

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import fst
-from fst.ops.reference import reference_linear
 from tests.cases import error
+from tests.oracle.conv import reference_linear
 from tests.strategy_settings import DETERMINISTIC, KINDS, SETTINGS, rows_and_shapes, setting
 
 SHAPES = [(5, 12), (3, 7, 12), (2, 3, 4, 12), (1, 1, 12), (2, 9, 10), (2, 1, 5, 3, 8), (7,)]

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import fst
+from fst.basics.errors import UsageError
 from fst.rules.nm import Transposable
 from tests.networks import batch, gradients, small_net
 from tests.strategy_settings import DEFAULTS, Setting, setting
+
+QUICK = ("fst", "sdgp", "gx-alternating")  # of compiled networks, those of `make test`
 
 
 def _traceable(row: Setting) -> bool:
@@ -39,7 +42,12 @@ def _assert_compiled_equals_eager(net: nn.Module, images: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in DEFAULTS if _traceable(row)] + [setting("gx-alternating")]
+    "row",
+    [
+        pytest.param(row, id=row.id, marks=() if row.id in QUICK else pytest.mark.system)
+        for row in [*DEFAULTS, setting("gx-alternating")]
+        if _traceable(row)
+    ],
 )
 def test_a_network_is_one_graph(row):
     net = small_net(double=False)
@@ -48,6 +56,7 @@ def test_a_network_is_one_graph(row):
 
 
 @pytest.mark.parametrize("name", ["fst", "sdgp"])
+@pytest.mark.system
 def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
     models = pytest.importorskip("torchvision.models")
     overrides = {"prune_weight": True} if name == "sdgp" else {}
@@ -57,3 +66,33 @@ def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
         _assert_compiled_equals_eager(net, torch.randn(2, 3, 32, 32))
     layers = len(fst.sparse_layers(net))
     assert len(stand_in.calls) == 2 * layers  # eager and traced
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named", "advised"),
+    [
+        (fst.get_strategy("tsm"), "interval=40", fst.get_strategy("tsm", interval=1)),
+        (fst.get_strategy("fst", phase="random"), "phase='random'", fst.get_strategy("fst")),
+        (fst.get_strategy("resprop"), "previous step's gradients", None),
+        (fst.get_strategy("rigl"), "masks that 'rigl' changes", None),
+    ],
+    ids=["interval", "phase", "memory", "schedule"],
+)
+def test_what_cannot_be_traced_is_refused_as_by_uncompiled_code(strategy, named, advised):
+    """The error is FST's own, each time, and what it advises works in the same process."""
+    torch._dynamo.reset()
+    net = small_net(double=False)
+    fst.convert(net, strategy)
+    for _ in range(2):
+        compiled = torch.compile(net, backend="aot_eager")
+        with pytest.raises(UsageError, match=f"layer '0': .*{named}.*torch.compile cannot trace"):
+            compiled(batch(dtype=torch.float32))
+    with torch.no_grad():
+        compiled = torch.compile(net.eval(), backend="aot_eager")
+        torch.testing.assert_close(
+            compiled(batch(dtype=torch.float32)), net(batch(dtype=torch.float32))
+        )
+    if advised is not None:
+        other = small_net(double=False)
+        fst.convert(other, advised)
+        torch.compile(other, backend="aot_eager")(batch(dtype=torch.float32)).sum().backward()

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fst.ops.reference import (
+from fst.rules.alternating import Alternating
+from fst.rules.nm import NM, Transposable
+from fst.rules.strategy import Strategy
+from tests.oracle.conv import (
     alternating_matrices,
     output_size,
     reference_conv2d,
@@ -16,9 +19,6 @@ from fst.ops.reference import (
     reference_transposable_mask,
     transposable_patterns,
 )
-from fst.rules.alternating import Alternating
-from fst.rules.nm import NM, Transposable
-from fst.rules.strategy import Strategy
 
 DENSE = Strategy("dense")
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fst.ops.reference import reference_nm_mask
 from fst.rules import masks, two_of_four
 from fst.rules.masks import nm_mask
 from fst.rules.nm import NM
 from fst.rules.transposable_masks import transposable_mask
+from tests.oracle.conv import reference_nm_mask
 from tests.rules.groups import kept_counts
 
 PATTERNS = [(1, 4), (2, 4), (2, 8), (4, 8), (4, 16), (16, 32), (1, 1), (3, 5), (32, 32)]

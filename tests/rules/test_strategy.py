@@ -11,18 +11,24 @@ import torch
 import fst
 from fst import NM, Strategy
 from fst.rules.alternating import Alternating
-from fst.rules.bands import Bands
 from fst.rules.gradient import Reuse, TopK
 from fst.rules.nm import SameAsOutput, Transposable
+from fst.rules.phases import Phases
 from fst.rules.sampled import Sampled
+from fst.rules.values import Fading, MultiAxis, SoftThreshold
 from fst.rules.weight import KernelPatterns, Unstructured
+from fst.strategies.acdc import Alternation
 from fst.strategies.asfp import SoftFilters
 from fst.strategies.asp import OneShot
 from fst.strategies.clicktrain import PatternSelection
 from fst.strategies.dpf import GrowingSparsity
+from fst.strategies.maxq import FewerDenseGroups
 from fst.strategies.prunetrain import ChannelLasso
 from fst.strategies.rigl import DropAndGrow
+from fst.strategies.sdgf import DecayingPattern, DecayingRest
 from fst.strategies.sparsetrain import CountZeros
+from fst.strategies.sste import FrozenFactor
+from fst.strategies.step import HeldMoment
 from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS, of_each_kind
 
 
@@ -96,9 +102,8 @@ def test_defaults_of_the_papers():
         Strategy("wx", weight, NM("weight", 2, 4), NM("input", 2, 4), **common),
         Strategy("gg", weight, grad_output, grad_output, **common),
         Strategy("gx", weight, grad_output, NM("input", 2, 4), **common),
-        Strategy("sampled", grad_weight=Sampled(min_size=7)),
-        Strategy("bands", grad_weight=Bands(min_size=7)),
-        Strategy("fst_sampled", weight, NM("weight", 2, 4), Sampled(min_size=7), **common),
+        Strategy("sampled", grad_weight=Sampled()),
+        Strategy("fst_sampled", weight, NM("weight", 2, 4), Sampled(), **common),
         Strategy("tsm", Transposable(interval=40), Transposable(interval=40)),
         Strategy("asp", NM("weight", 2, 4), SameAsOutput(), schedule=OneShot()),
         Strategy("asfp", schedule=SoftFilters(goal=0.3)),
@@ -120,6 +125,39 @@ def test_defaults_of_the_papers():
             SameAsOutput(),
             min_in_channels=4,
             schedule=PatternSelection(choose=35 / 95, enforce=78 / 95, lasso=2.5e-4),
+        ),
+        Strategy("mvue", grad_weight=NM("grad_output", rule="mvue")),
+        Strategy(
+            "sste",
+            SoftThreshold(),
+            SameAsOutput(),
+            NM("grad_output", rule="mvue_approximate"),
+            schedule=FrozenFactor(),
+        ),
+        Strategy(
+            "tsrste",
+            Transposable(),
+            Transposable(),
+            NM("grad_output", rule="mvue_approximate"),
+            decay=6e-5,
+            schedule=Phases(dense_tail=1 / 6),
+        ),
+        Strategy(
+            "acdc",
+            NM("weight"),
+            SameAsOutput(),
+            schedule=Alternation(warmup=0.1, period=0.05, last_dense=0.1, last_sparse=0.15),
+        ),
+        Strategy("sdgf", NM("weight"), SameAsOutput(), schedule=DecayingPattern(settled=0.1)),
+        Strategy("mdgf", Fading(), SameAsOutput(), schedule=DecayingRest(settled=0.1)),
+        Strategy(
+            "maxq", MultiAxis(), SameAsOutput(), decay=2e-4, schedule=FewerDenseGroups(ramp=0.25)
+        ),
+        Strategy(
+            "step",
+            NM("weight"),
+            SameAsOutput(),
+            schedule=HeldMoment(earliest=0.1, latest=0.5, mean="arithmetic"),
         ),
         Strategy("meprop", None, TopK(density=0.5), TopK(density=0.5)),
         Strategy("resprop", None, Reuse(density=0.5), Reuse(density=0.5)),
@@ -177,7 +215,7 @@ BAD_RULES = [
     (Alternating, dict(block=(2, 2, 2)), ["block"]),
     (Alternating, dict(block=2), ["block", "2"]),
     (Alternating, dict(block=[1.0, 2.0]), ["block", "(1.0, 2.0)"]),
-    (Bands, dict(block=(True, 2)), ["block", "(True, 2)"]),
+    (Alternating, dict(block=(True, 2)), ["block", "(True, 2)"]),
     (Alternating, dict(block=(2, 2), phase=1), ["block", "phase", "1"]),
     (Alternating, dict(block=(2, 2), phase="random"), ["block", "phase", "random"]),
     (Alternating, dict(block=(2, 2), pairing="flat"), ["block", "pairing", "flat"]),

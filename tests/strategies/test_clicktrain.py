@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import fst
-from fst.ops.reference_rules import reference_kernel_mask
 from fst.rules import masks
 from fst.rules.schedule import Run
 from fst.rules.weight import KernelPatterns
+from tests.oracle.rules import reference_kernel_mask
 from tests.strategies.weight_systems import (
     OPTIMIZERS,
     Training,

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
-from fst.ops.reference import reference_conv2d
 from fst.report import describe_layer
 from fst.rules.gradient import LEAST_THRESHOLD
 from tests.cases import error
 from tests.networks import batch, end_step, gradients, small_net, train
+from tests.oracle.conv import reference_conv2d
 
 
 class Step:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import attach, batch, small_net, train
+from tests.networks import attach, batch, optimizer_for, small_net, train
 from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training
 from tests.strategy_settings import SETTINGS, of_each_kind
 
@@ -136,13 +136,13 @@ def _trained(row, closure):
     net = small_net()
     fst.convert(net, row.build())
     fst.seed_random_rules(net, 3)
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    optimizer = optimizer_for(net, lr=0.1, momentum=0.9, weight_decay=1e-2)
     attachment = attach(net, optimizer)
     for step in range(20):
 
         def loss(step=step):
             optimizer.zero_grad()
-            found = net(batch(step)).square().mean()
+            found = net(batch(step)).tanh().square().mean()
             attachment.report_loss(found)
             found.backward()
             return found

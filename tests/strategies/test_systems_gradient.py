@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fst
-from fst.ops.reference import reference_top_k_mask
 from fst.report import describe_layer
 from fst.rules import masks
 from fst.rules.masks import top_k_mask
 from fst.strategies.sparsetrain import zero_shares
 from tests.cases import case, run
 from tests.networks import batch, gradients, small_net
+from tests.oracle.conv import reference_top_k_mask
 
 # ---------------------------------------------------------------- meprop
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import fst
-from fst.ops.reference import reference_nm_mask
 from fst.strategies.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
+from tests.oracle.conv import reference_nm_mask
 from tests.strategies.weight_systems import (
     OPTIMIZERS,
     Training,

@@ -12,9 +12,8 @@ from fst.backends import registry
 from fst.ops import sparse24
 from fst.ops.geometry import Geometry
 from fst.studies import benchmark
-from fst.studies.benchmark import StepTimes, Timing, Training, breakdown, roofline
+from fst.studies.benchmark import StepTimes, Timing, Training, breakdown
 from fst.studies.benchmark.memory import measure_memory, saved_bytes
-from fst.studies.benchmark.roofline import Rates
 
 CPU = torch.device("cpu")
 
@@ -48,8 +47,7 @@ def test_saved_bytes_count_each_storage_once_and_no_parameter():
     trained, step = training.contestant(fst.get_strategy("fst_w"))
     assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4  # S(Wᵀ)
     trained, step = training.contestant(fst.get_strategy("fst"))
-    # of the 1x1 convolution's input only the kept half; ReLU keeps nothing, its input needs none
-    assert saved_bytes(trained, step) == 2.5 * image + (64 + 64 * 9) * 4
+    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4
 
 
 def test_contestants_train_copies_and_convert_what_is_selected():
@@ -81,7 +79,7 @@ def _traced_only(monkeypatch):
     """Compiling runs the traced graph as it is, so that no compiler is needed."""
     compile_module = nn.Module.compile
 
-    def traced(self, *, fullgraph: bool, mode: str) -> None:
+    def traced(self, *, fullgraph: bool) -> None:
         compile_module(self, backend="eager", fullgraph=fullgraph)
 
     monkeypatch.setattr(nn.Module, "compile", traced)
@@ -93,9 +91,9 @@ def _traced_only(monkeypatch):
 def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
-    forced = {"grad_weight": "transposed"}
-    made = benchmark.contestants(training, strategies, compile_mode="default", forced=forced)
-    eager = ["torch", "fst", "fst, grad_weight=transposed", "tsm", "srste"]
+    forced = {"grad_weight": "torch"}
+    made = benchmark.contestants(training, strategies, compiled=True, forced=forced)
+    eager = ["torch", "fst", "fst, grad_weight=torch", "tsm", "srste"]
     compiled = ["torch, compiled", "fst, compiled", "srste, compiled"]
     assert set(made.ready) == {*eager, *compiled}
     assert made.failed.keys() == {"tsm, compiled"}
@@ -104,12 +102,12 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
     )
     chosen = [
         layer.run.decisions["grad_weight"]
-        for layer in fst.sparse_layers(made.ready["fst, grad_weight=transposed"].model).values()
+        for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
     ]
-    assert [d.backend for d in chosen] == ["transposed", "transposed", "strided"]  # last is 1x1
+    assert [d.backend for d in chosen] == ["torch"] * 3
     times = benchmark.time_steps(made, training, repeats=2)
     assert times.step.keys() == made.ready.keys()
-    assert times.pruning.keys() == {*strategies, "fst, grad_weight=transposed"}
+    assert times.pruning.keys() == {*strategies, "fst, grad_weight=torch"}
     assert times.failed == made.failed and times.host == {}
 
 
@@ -123,46 +121,31 @@ def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
     assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
 
 
-def test_other_backends_are_timed_and_those_that_fail_say_why(monkeypatch):
-    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
-    absent = backends.Backend("grad_weight", "absent", "", True, lambda: "no such device")
-    new = backends.Backend("grad_weight", "new", "", False, lambda: "")
-    for backend in (absent, new):
-        backends.register_backend(backend)
-    verified = benchmark.runnable_backends({}, unverified=False)
-    named = benchmark.runnable_backends({"grad_weight": "new"}, unverified=False)
-    assert {"new", "absent"}.isdisjoint(verified["grad_weight"])
-    assert set(named["grad_weight"]) - set(verified["grad_weight"]) == {"new"}
-    assert "new" in benchmark.runnable_backends({}, unverified=True)["grad_weight"]
-    shape = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
-    layer = benchmark.time_layer(
-        shape,
-        1,
-        {"fst": fst.get_strategy("fst"), "srste": fst.get_strategy("srste")},
-        device=CPU,
-        dtype=torch.float32,
-        memory_format=torch.channels_last,
-        repeats=2,
-        tried=named,
-        forced={"grad_weight": "transposed", "fold_grad_output": "torch"},
-    )
+SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
+
+
+def test_forced_backends_are_one_contestant_more():
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
+    forced = {"grad_weight": "torch", "fold_grad_output": "torch"}
+    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
     chosen = layer.decisions["grad_weight"]["fst"]
-    assert chosen["grad_weight"].backend == "strided"
+    assert chosen["grad_weight"].backend == "strided" and layer.failed == {}
     assert layer.decisions["grad_weight"]["srste"] == {}
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
-    found = {a.name: a for a in layer.alternatives}
-    together = "fst, grad_weight=transposed, fold_grad_output=torch"
-    names = ("transposed", "gemm", "in_place", "product", "masked", "new")
-    alone = {f"fst, grad_weight={name}" for name in names}
-    assert found.keys() == {*alone, together}
-    impossible = {f"fst, grad_weight={name}" for name in ("in_place", "product", "new")}
-    assert all("forced but cannot compute" in found[name].reason for name in impossible)
-    assert all(a.timing or name in impossible for name, a in found.items())
-    strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    bounds = roofline.layer_bounds(layer, strategies, torch.float32, Rates(1.0, 1e12, 4.0))
-    assert bounds["grad_weight"].keys() == {"torch", "fst", "srste", *found} - impossible
-    assert bounds["grad_weight"][together] == bounds["grad_weight"]["fst"]
-    assert set(layer.times["grad_weight"]) == {"torch", "fst", "srste"}
+    # fold_grad_output was chosen as it is forced, and srste asks for neither
+    found = {"torch", "fst", "srste", "fst, grad_weight=torch"}
+    assert set(layer.times["grad_weight"]) == found
+    assert set(layer.times["output"]) == {"torch", "fst", "srste"}
+
+
+def test_forced_backends_that_cannot_compute_say_why():
+    strategies = {"fst": fst.get_strategy("fst")}
+    forced = {"grad_weight": "triton"}
+    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
+    assert set(layer.times["grad_weight"]) == {"torch", "fst"}
+    reason = layer.failed["grad_weight: fst, grad_weight=triton"]
+    assert "triton" in reason
 
 
 @pytest.fixture
@@ -176,9 +159,8 @@ def sparse_names(monkeypatch) -> dict[str, str]:
     def zeros(like: torch.Tensor, size: torch.Size) -> torch.Tensor:
         return like.new_zeros(size).contiguous(memory_format=torch.channels_last)
 
-    nothing = sparse24.PackedWeight(*[torch.zeros(1)] * 4)
     stand_ins = {
-        "pack": lambda weights, *_: [nothing] * len(weights),
+        "pack": lambda weights, *_: [sparse24.PackedWeight(*[torch.zeros(1)] * 4)] * len(weights),
         "convolve": lambda input, packed, bias, size, *_: zeros(input, size),
         "input_gradient": lambda gradient, packed, size, *_: zeros(gradient, size),
     }
@@ -188,26 +170,15 @@ def sparse_names(monkeypatch) -> dict[str, str]:
 
 
 def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
-    shape = benchmark.LayerShape(64, 64, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+    shape = SHAPE._replace(in_channels=64, out_channels=64)
     strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
     layer = benchmark.time_layer(
-        shape,
-        1,
-        strategies,
-        device=CPU,
-        dtype=torch.bfloat16,
-        memory_format=torch.channels_last,
-        repeats=2,
-        tried={operation: [name] for operation, name in sparse_names.items()},
+        shape, 1, strategies, dtype=torch.bfloat16, forced=sparse_names, **TIMED
     )
-    assert "output" not in layer.decisions["output"]["fst"]
-    found = {other.gemm: other for other in layer.alternatives}
-    assert found.keys() == {"output", "grad_input"} and len(layer.alternatives) == 2
-    assert all(a.timing and a.strategy == "fst" for a in found.values())
-    bounds = roofline.layer_bounds(layer, strategies, torch.bfloat16, Rates(1.0, 1e12, 2.0))
-    for gemm, other in found.items():
-        half = bounds[gemm]["fst"].milliseconds / 2
-        assert bounds[gemm][other.name].milliseconds == pytest.approx(half)
+    assert "output" not in layer.decisions["output"]["fst"] and layer.failed == {}
+    for gemm in ("output", "grad_input"):
+        extra = set(layer.times[gemm]) - {"torch", "fst", "sdgp"}
+        assert {name.split(",")[0] for name in extra} == {"fst"}
 
 
 def test_steps_use_forced_backends_where_they_can(sparse_names):

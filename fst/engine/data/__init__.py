@@ -3,7 +3,7 @@
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.cifar import CIFAR10
 from fst.engine.data.digits import ClutteredDigits, Digits
-from fst.engine.data.factory import TimmDataset, TimmStream
+from fst.engine.data.factory import TimmDataset
 from fst.engine.data.folder import ImageFolder
 from fst.engine.data.loader import build_dataloader
 from fst.engine.data.sampler import EpochSampler, RepeatedAugmentationSampler, Sample
@@ -19,6 +19,5 @@ __all__ = [
     "RepeatedAugmentationSampler",
     "Sample",
     "TimmDataset",
-    "TimmStream",
     "build_dataloader",
 ]

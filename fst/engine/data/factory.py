@@ -1,32 +1,25 @@
-"""The data sets of timm's factory: image folders, torchvision's, Hugging Face's, webdataset."""
+"""The data sets of timm's factory: image folders, torchvision's, Hugging Face's."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size, sync_random_seed
 from mmengine.registry import DATASETS
 from PIL import Image
 from timm.data import ImageDataset as TimmReading
 from timm.data import create_dataset
 from timm.data.dataset_factory import _EVAL_SYNONYM, _TRAIN_SYNONYM
-from torch.utils.data import IterableDataset, get_worker_info
 
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest
 from fst.engine.data.base import ImageDataset
 from fst.engine.data.transforms import Transforms, stacked
-from fst.engine.random_state import mixed_seed, sample_keys
-
-_PACKAGES = {"hfds": "datasets", "hfids": "datasets", "wds": "webdataset"}
-_RANDOM_ACCESS = {"torch": "TimmDataset", "hfds": "TimmDataset"}
-_STREAMS = {"wds": "TimmStream", "hfids": "TimmStream"}
 
 
 @DATASETS.register_module()
@@ -84,7 +77,7 @@ class TimmDataset(ImageDataset):
             ValueError: no data set of this kind has random access, or the folder no such split.
         """
         root, name = config.get("root"), config.get("name", "")
-        _check_kind(name, cls.__name__, _RANDOM_ACCESS, _STREAMS)
+        _check_kind(name)
         needed = root if not name else name.partition("/")[2] if name.startswith("hfds//") else None
         if not name and root is None:
             raise ValueError("root=None: a data set without a name is a folder or a .tar; give it.")
@@ -119,134 +112,13 @@ class TimmDataset(ImageDataset):
         return image
 
 
-@DATASETS.register_module()
-class TimmStream(IterableDataset):
-    """A data set of `timm.data.create_dataset` that is read in sequence, from shards.
-
-    Shards go to the workers of all ranks; with shuffle=True in the dataloader's sampler, shards and
-    images are shuffled in an order that (seed, epoch, number of workers) fix. Training is by epochs
-    of ``num_samples`` images, rounded up to whole batches for each worker. Evaluation reads every
-    image once, in one process.
-
-    Args:
-        root: The folder with the shards; of "hfids/" the folder of the cache.
-        name: "wds/" for webdataset's .tar files, "hfids/NAME" for a stream of Hugging Face.
-        split: A split of the folder's _info.json, or files and, after a bar, their number of
-            images: "train-{0000..0146}.tar|1281167"; of "hfids/" its name.
-        num_samples: Images of the split, if neither says so.
-        transforms: See `ImageFolder`.
-        class_map: File or dict of class names to indices.
-        input_key: What holds the image (default "jpg;png;webp", of "hfids/" "image").
-        target_key: What holds the label (default "cls", of "hfids/" "label").
-    """
-
-    def __init__(
-        self,
-        root: str | None = None,
-        name: str = "wds/",
-        split: str = "train",
-        num_samples: int | None = None,
-        transforms: Sequence[dict[str, Any]] = (),
-        class_map: str | dict[str, int] | None = None,
-        input_key: str | None = None,
-        target_key: str | None = None,
-    ) -> None:
-        self.check(root=root, name=name)
-        self.name = name
-        self._arguments = {
-            "name": name,
-            "root": root,
-            "split": split,
-            "num_samples": num_samples,
-            "class_map": class_map,
-            "input_key": input_key,
-            "target_key": target_key,
-        }
-        self.transforms = Transforms(transforms)
-
-    @classmethod
-    def check(cls, **config: Any) -> None:
-        """Raise if the kind of data set is unknown, its package missing, or its folder not there.
-
-        Raises:
-            FileNotFoundError: there is no folder.
-            ModuleNotFoundError: the package that reads it is missing.
-            ValueError: no data set of this kind is a stream.
-        """
-        root, name = config.get("root"), config.get("name", "wds/")
-        _check_kind(name, cls.__name__, _STREAMS, _RANDOM_ACCESS)
-        if name.startswith("wds/") and "://" not in str(root) and not Path(str(root)).is_dir():
-            raise FileNotFoundError(f"no folder of shards at root={root!r} (name={name!r}).")
-
-    @property
-    def metainfo(self) -> dict[str, Any]:
-        """Class names, where the stream has them, under mmengine's name for them."""
-        return {"classes": _classes(self._source)}
-
-    def connect(self, shuffle: bool, seed: int | None, batch_size: int, num_workers: int) -> None:
-        """Called by the dataloader, which knows these before the first epoch.
-
-        Raises:
-            ValueError: the split does not say how many images it has, there are too few shards, or
-                several processes would evaluate.
-        """
-        if not shuffle and get_world_size() > 1:
-            raise ValueError(
-                f"{type(self).__name__}({self.name!r}): several processes would evaluate images "
-                "twice or not at all; evaluate in one, or from a TimmDataset or ImageFolder."
-            )
-        self._seed = sync_random_seed() if seed is None else seed
-        self._loader = {"is_training": shuffle, "batch_size": batch_size}
-        self._workers = max(num_workers, 1)
-        self.set_epoch(0)
-        if not self._source.reader.num_samples:
-            raise ValueError(
-                f"split={self._arguments['split']!r} does not say how many images it has: give "
-                "num_samples."
-            )
-        split = getattr(self._source.reader, "split_info", None)
-        shards = len(getattr(split, "filenames", ()))
-        if self.name.startswith("wds/") and shards < self._workers * get_world_size():
-            raise ValueError(
-                f"num_workers={num_workers}: {shards} shards cannot be shared by "
-                f"{self._workers * get_world_size()} workers of all ranks; use fewer."
-            )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, with its own order; workers that start now see it."""
-        self._epoch = epoch
-        seed = mixed_seed(self._seed, epoch) % 2**31
-        self._source = create_dataset(**self._arguments, **self._loader, seed=seed)
-        self._source.set_loader_cfg(num_workers=self._workers)
-
-    def __len__(self) -> int:
-        """Images of an epoch, of this rank."""
-        if self._loader["is_training"]:
-            return len(self._source)
-        return self._source.reader.num_samples
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        worker = get_worker_info()
-        reader = get_rank() * self._workers + (worker.id if worker else 0)
-        self.transforms.set_epoch(self._epoch)
-        for position, (image, label) in enumerate(self._source):
-            keys = sample_keys(self._seed, self._epoch, [reader << 40 | position])
-            yield {
-                "inputs": self.transforms(lambda image=image: image, int(keys[0])),
-                "labels": torch.tensor(label),
-                "keys": torch.from_numpy(keys.view(np.int64))[0],
-            }
-
-
-def _check_kind(name: str, here: str, own: dict[str, str], others: dict[str, str]) -> None:
+def _check_kind(name: str) -> None:
     kind = name.partition("/")[0]
-    if kind in others:
-        raise ValueError(f"name={name!r} is no {here}: use type={others[kind]!r}.")
-    if (name or here == "TimmStream") and ("/" not in name or kind not in own):
-        raise ValueError(f"name={name!r} is unknown.{suggest(kind, [f'{k}/' for k in own])}")
-    if kind in _PACKAGES:
+    if name and ("/" not in name or kind not in ("torch", "hfds")):
+        raise ValueError(f"name={name!r} is unknown.{suggest(name, ('torch/', 'hfds/'))}")
+    if kind == "hfds":
         with extra_named():
-            importlib.import_module(_PACKAGES[kind])
+            importlib.import_module("datasets")
 
 
 def _check_split(root: Path, split: str) -> None:

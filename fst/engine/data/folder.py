@@ -16,6 +16,7 @@ from PIL import Image
 from fst.engine.data.base import ImageDataset, balanced_subset
 from fst.engine.data.transforms import Transforms, stacked
 
+NAMED = 20  # classes whose images are counted one by one in the log
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 
 
@@ -42,7 +43,7 @@ class ImageFolder(ImageDataset):
     ) -> None:
         self.check(data_root=data_root, split=split)
         root = _root(data_root, split)
-        self.classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
+        self.root, self.classes = root, class_folders(data_root, split)
         found = [
             (path, label)
             for label, name in enumerate(self.classes)
@@ -66,15 +67,28 @@ class ImageFolder(ImageDataset):
         if not root.is_dir():
             raise FileNotFoundError(
                 f"no image folder at {str(root)!r} (data_root={config.get('data_root')!r}, "
-                f"split={config.get('split')!r}): expected <class>/<image> in it. ImageNet: get "
-                "ILSVRC2012 from https://image-net.org/download.php and sort both splits into "
-                "train/<wnid>/ and val/<wnid>/."
+                f"split={config.get('split')!r}): expected <class>/<image> in it. Your own images: "
+                "sort them into data_root/train/<class>/ and data_root/val/<class>/. ImageNet: get "
+                "ILSVRC2012 from https://image-net.org/download.php, sorted likewise."
             )
         if not any(True for entry in root.iterdir() for _ in _images_below(entry)):
             raise ValueError(
                 f"data_root={str(root)!r} holds no images: expected {root}/<class>/<image> with "
                 f"one of the extensions {', '.join(EXTENSIONS)}."
             )
+
+    def __str__(self) -> str:
+        """Where the images lie, how many of each class there are, and their size."""
+        counts = _counts(self.labels, self.classes)
+        of_each = ""
+        if len(self.classes) <= NAMED:
+            named = (f"{name} {n}" for name, n in zip(self.classes, counts, strict=True))
+            of_each = f" ({', '.join(named)})"
+        channels, height, width = self[0]["inputs"].shape
+        return (
+            f"{self.root}: {len(self)} images of {len(self.classes)} classes{of_each}, "
+            f"{channels} x {height} x {width} after the transforms"
+        )
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Read, decode and transform the images."""
@@ -84,6 +98,13 @@ class ImageFolder(ImageDataset):
             for index, key in zip(indices, keys, strict=True)
         ]
         return stacked(images, f"ImageFolder({self.paths[indices[0]]!r}, ...)")
+
+
+def class_folders(data_root: str, split: str | None = None) -> tuple[str, ...]:
+    """Names of the classes, sorted: the sub-folders of ``data_root[/split]``, if it is a folder."""
+    root = _root(data_root, split)
+    entries = root.iterdir() if root.is_dir() else ()
+    return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
 
 
 def _open(path: str) -> Image.Image:

@@ -13,11 +13,8 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
 from fst.engine.data.base import ImageDataset, InMemoryDataset
-from fst.engine.data.factory import TimmStream
 from fst.engine.data.sampler import EpochSampler
-from fst.engine.data.transforms import stacked
 from fst.engine.random_state import seed_worker
-from fst.engine.recipe import check_keys
 
 
 def build_dataloader(
@@ -31,11 +28,8 @@ def build_dataloader(
     if isinstance(dataloader, DataLoader):
         return dataloader
     config = copy.deepcopy(dict(dataloader))
-    check_loader_keys("dataloader", config)
-    kind = _own_kind(config.get("dataset"))
-    if kind is not None:
-        build = _stream_dataloader if issubclass(kind, TimmStream) else _image_dataloader
-        loader = build(config, None if diff_rank_seed else seed)
+    if _is_own(config.get("dataset")):
+        loader = _image_dataloader(config, None if diff_rank_seed else seed)
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
         config.pop("disable_subprocess_warning", None)  # of the default worker_init_fn only
@@ -61,40 +55,11 @@ def _check_batches(loader: DataLoader) -> None:
         )
 
 
-def check_loader_keys(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse keys that the dataloader ``name`` of a dataset of FST's does not take."""
-    if _own_kind(config.get("dataset")) is not None:
-        check_keys(name, DataLoader, config, refused=("collate_fn", "batch_sampler"))
-
-
-def _own_kind(dataset: Any) -> type | None:
-    """The class of a dataset's config, if it is one of FST's."""
+def _is_own(dataset: Any) -> bool:
+    """Whether a config is of one of FST's data sets."""
     kind = dataset.get("type") if isinstance(dataset, Mapping) else None
     kind = DATASETS.get(kind) if isinstance(kind, str) else kind
-    is_own = inspect.isclass(kind) and issubclass(kind, ImageDataset | TimmStream)
-    return kind if is_own else None
-
-
-def _stream_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
-    dataset = DATASETS.build(config.pop("dataset"))
-    sampler = config.pop("sampler", {"type": "DefaultSampler", "shuffle": False})
-    if sampler["type"] != "DefaultSampler":
-        raise ValueError(
-            f"sampler type {sampler['type']!r}: a TimmStream has an order of its own; leave the "
-            "DefaultSampler, whose shuffle says whether it is shuffled."
-        )
-    config["persistent_workers"] = False  # workers that live on would not see the next epoch
-    config.setdefault("worker_init_fn", seed_worker)
-    workers = config.get("num_workers", 0)
-    dataset.connect(sampler.get("shuffle", True), seed, config.get("batch_size", 1), workers)
-    return DataLoader(dataset, collate_fn=_batch_of_images, **config)
-
-
-def _batch_of_images(images: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {
-        "inputs": stacked([image["inputs"] for image in images], "TimmStream"),
-        **{name: torch.stack([image[name] for image in images]) for name in ("labels", "keys")},
-    }
+    return inspect.isclass(kind) and issubclass(kind, ImageDataset)
 
 
 def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:

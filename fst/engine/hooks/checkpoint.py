@@ -13,7 +13,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop
 
 from fst.basics.text import nearest
-from fst.checkpoint import write_text_atomically
+from fst.checkpoint import discard_unfinished, write_text_atomically
+from fst.engine.checkpoint import POINTER
 
 OUTDATED = "outdated_ckpts"  # names in mmengine's message hub: what goes once a file is complete
 
@@ -29,10 +30,23 @@ class CrashSafeCheckpointHook(CheckpointHook):
 
     @master_only
     def _clean(self, runner: Any) -> None:
-        for path in Path(self.out_dir).glob("*.pth.tmp"):
-            path.unlink(missing_ok=True)
+        for folder in (self.out_dir, runner.work_dir):
+            discard_unfinished(folder)
         if runner._resume and Path(self.out_dir).samefile(Path(runner._load_from).parent):
             self._remove(runner.message_hub.runtime_info.get(OUTDATED, ()))
+
+    @master_only
+    def _mend_pointer(self, runner: Any) -> None:
+        """Let `last_checkpoint` name the file that the run goes on from, or nothing.
+
+        A kill may have left the name of a file that is deleted, and a copied work dir has the name
+        of a file in the other one.
+        """
+        pointer, newest = Path(runner.work_dir) / POINTER, Path(runner._load_from or "")
+        if runner._resume and Path(self.out_dir).resolve() == newest.parent.resolve():
+            write_text_atomically(str(Path(self.out_dir) / newest.name), pointer)
+        else:
+            pointer.unlink(missing_ok=True)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -42,6 +56,7 @@ class CrashSafeCheckpointHook(CheckpointHook):
         """Also removes what a killed run left half-written or had no time to remove."""
         super().before_train(runner)
         self._clean(runner)
+        self._mend_pointer(runner)
         is_inside = not self.by_epoch and isinstance(runner.train_loop, EpochBasedTrainLoop)
         if is_inside or not self.save_optimizer or not self.save_param_scheduler:
             runner.logger.warning(
@@ -80,7 +95,7 @@ class CrashSafeCheckpointHook(CheckpointHook):
             **self.args,
         )
         if is_main_process():
-            write_text_atomically(self.last_ckpt, Path(runner.work_dir) / "last_checkpoint")
+            write_text_atomically(self.last_ckpt, Path(runner.work_dir) / POINTER)
             self._remove(names)
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict[str, float]) -> None:

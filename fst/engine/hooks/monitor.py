@@ -11,6 +11,7 @@ from mmengine.hooks import LoggerHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
 from fst.basics.values import is_integer
+from fst.engine.checkpoint import POINTER
 
 MAX_HISTORY = 10_000
 
@@ -97,8 +98,8 @@ class LossMonitorHook(RuntimeInfoHook):
         if self._last_finite is not None:
             iteration, value = self._last_finite
             last = f"the last finite loss was {value:.6g}, at iteration {iteration + 1}"
-        pointer = Path(runner.work_dir) / "last_checkpoint"  # written after each complete save
+        pointer = Path(runner.work_dir) / POINTER  # written after each complete save
         kept = "none was saved yet"
         if pointer.is_file():
             kept = pointer.read_text(encoding="utf-8").strip()
-        return f"{last}. Training stopped; the last good checkpoint: {kept}"
+        return f"{last}. Training stopped; the newest checkpoint: {kept}"

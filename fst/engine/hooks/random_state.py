@@ -10,7 +10,6 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.engine.data import TimmStream
 from fst.engine.random_state import get_random_state, mixed_seed, set_random_state
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -70,8 +69,6 @@ class RandomStateHook(Hook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Give the workers of each epoch (or resumed part of a run) and rank their own seeds."""
-        if isinstance(runner.train_dataloader.dataset, TimmStream):
-            runner.train_dataloader.dataset.set_epoch(runner.epoch)
         generator = runner.train_dataloader.generator
         if generator is not None:
             generator.manual_seed(mixed_seed(runner.seed, runner.iter, get_rank()))

@@ -28,7 +28,6 @@ from fst.layers.channels import fit_channels
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
 from fst.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
-from fst.rules.by_name import planned_rules
 
 FROM_SCRATCH = ("warn", "error", "allow")
 
@@ -57,7 +56,6 @@ class SparsityHook(Hook):
         strategy: Name of a registered strategy.
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
-        plan: How layers prune grad_weight, as `fst.plan` returns it.
         layers: "conv", "linear" or "all", see `fst.convert`.
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
@@ -72,7 +70,6 @@ class SparsityHook(Hook):
         strategy: str,
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
-        plan: dict[str, dict[str, Any] | None] | None = None,
         layers: str = "conv",
         log_interval: int = 50,
         from_scratch: str = "warn",
@@ -85,9 +82,8 @@ class SparsityHook(Hook):
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
         self.from_scratch = from_scratch
         self.strategy = fst.get_strategy(strategy, **overrides)
-        planned_rules(plan)  # what is wrong is said before anything is built
         check_layers(layers, include)
-        self.choice = {"include": include, "exclude": exclude, "plan": plan, "layers": layers}
+        self.choice = {"include": include, "exclude": exclude, "layers": layers}
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
         self._layers: dict[str, SparseLayer] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, load_grid
 from fst.studies.ablation.invocation import changed, read_invocation, write_invocation
 from fst.studies.ablation.results import collect
-from fst.studies.ablation.run import CLUSTERS, TRAIN, Failure, Process, Start, Trainer
+from fst.studies.ablation.run import (
+    CLUSTERS,
+    TRAIN,
+    Failure,
+    Process,
+    Start,
+    Trainer,
+    signals_handled,
+)
 from fst.studies.ablation.table import write
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import Document
@@ -30,7 +39,7 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
     """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
     arguments = _parser().parse_args(argv)
-    with user_errors(arguments):
+    with user_errors(arguments), signals_handled(signal.default_int_handler):
         return _ablate(arguments, argv, train)
 
 

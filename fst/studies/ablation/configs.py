@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 from mmengine.config import Config
 
 from fst.basics.text import nearest
 from fst.basics.values import is_integer
+from fst.checkpoint import write_text_atomically
 from fst.engine.checks import check_config
 from fst.engine.config import (
     DETECTION_KEYS,
@@ -97,8 +99,13 @@ def make_runs(
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write a config as a Python file of its own, without what it inherits from."""
-    config.dump(str(path))
+    """Write a config as a Python file of its own, without what it inherits from.
+
+    `Config.dump` would lay the text out within a bare ``except``, which swallows Ctrl-C.
+    """
+    values = config.to_dict().items()
+    lines = (f"{key} = {pformat(value, width=100, sort_dicts=False)}\n" for key, value in values)
+    write_text_atomically("".join(lines), path)
 
 
 def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -6,46 +6,42 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import yaml
 from mmengine.config import Config
 
 from fst.basics.text import suggest
-from fst.basics.values import is_integer, is_number
 from fst.engine.packaged import config_path
 
-GRID_KEYS = (
-    "title description extends base options epochs seeds metrics baseline published settings "
-    "heatmap"
-).split()
-SETTING_KEYS = "label base sparsity options start_from published note".split()
-METRIC_KEYS = ("label", "scale", "better")
-SOURCE_KEYS = ("source", "same_data")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+OWN = "<name>"  # under which an entry's name is put beside its keys, of which it is none
+Keys = TypeVar("Keys", bound="_Keys")
 
 
-@dataclass(frozen=True)
-class Metric:
+class _Keys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a mapping of a grid's file may say."""
+
+
+class Metric(_Keys):
     """A scalar that the runs log: its value after the last epoch, times ``scale``, is compared."""
 
-    key: str
+    key: str = msgspec.field(name=OWN)
     label: str
     scale: float = 1.0
-    better: str = "higher"
+    better: Literal["higher", "lower"] = "higher"
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(_Keys):
     """One column of published numbers; ``same_data`` if ours are measured on the same task."""
 
-    name: str
+    name: str = msgspec.field(name=OWN)
     source: str
     same_data: bool = False
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(_Keys):
     """One row of the table: what it changes in the base config, and its published numbers.
 
     ``sparsity`` replaces the base's as a whole, before ``options`` change it; None leaves it alone.
@@ -53,14 +49,29 @@ class Setting:
     names the setting whose newest checkpoint of the same seed is loaded first.
     """
 
-    name: str
+    name: str = msgspec.field(name=OWN)
     label: str
     base: Path
     sparsity: dict[str, Any] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     start_from: str | None = None
-    published: dict[str, float] = field(default_factory=dict)
+    published: dict[str, float] = {}
     note: str = ""
+
+
+class _GridKeys(_Keys):
+    title: str = ""
+    description: str = ""
+    extends: str | None = None
+    base: str = ""
+    options: dict[str, Any] = {}
+    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    seeds: list[int] = msgspec.field(default_factory=lambda: [0])
+    metrics: dict[str, dict[str, Any] | None] = {}
+    baseline: str | msgspec.UnsetType | None = msgspec.UNSET
+    published: dict[str, str | dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    heatmap: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -120,49 +131,71 @@ def load_grid(path: str | Path) -> Grid:
     """
     path = Path(config_path(str(path)))
     raw = _read(path, ())
-    where = str(path)
+    keys = _typed(raw, _GridKeys, str(path))
+    for name in ("title", "base", "metrics", "settings"):
+        if not getattr(keys, name):
+            raise ValueError(f"{path}: {name}={raw.get(name)!r} is missing or empty.")
     published = tuple(
-        Published(str(name), **_published(columns, f"{where}: published.{name}"))
-        for name, columns in _mapping(raw.get("published", {}), f"{where}: published").items()
+        _typed(
+            {"source": entry, OWN: name} if isinstance(entry, str) else {**entry, OWN: name},
+            Published,
+            f"{path}: published.{name}",
+        )
+        for name, entry in keys.published.items()
     )
     columns = [column.name for column in published]
-    base = raw.get("base")
     settings = {
-        str(name): _setting(str(name), entry, base, columns, f"{where}: settings.{name}")
-        for name, entry in _mapping(raw.get("settings"), f"{where}: settings").items()
+        name: _setting(name, entry, keys.base, columns, path)
+        for name, entry in keys.settings.items()
     }
-    if not settings:
-        raise ValueError(
-            f"{where}: settings={raw.get('settings')!r} must name at least one setting."
-        )
+    baseline = keys.baseline
+    if baseline is msgspec.UNSET:
+        baseline = "dense" if "dense" in settings else None
     grid = Grid(
         path=path,
-        title=_text(raw.get("title"), f"{where}: title"),
-        description=_text(raw.get("description", ""), f"{where}: description"),
-        base=_base(base, where),
+        title=_line(keys.title),
+        description=_line(keys.description),
+        base=_base(keys.base, path),
         settings=settings,
-        seeds=check_seeds(raw.get("seeds", [0]), f"{where}: seeds"),
-        metrics=_metrics(raw.get("metrics"), f"{where}: metrics"),
-        options=_mapping(raw.get("options", {}), f"{where}: options"),
-        epochs=_epochs(raw.get("epochs"), f"{where}: epochs"),
-        baseline=raw.get("baseline", "dense" if "dense" in settings else None),
+        seeds=check_seeds(keys.seeds, f"{path}: seeds"),
+        metrics=tuple(
+            _typed({"label": key, **(entry or {}), OWN: key}, Metric, f"{path}: metrics.{key}")
+            for key, entry in keys.metrics.items()
+        ),
+        options=keys.options,
+        epochs=keys.epochs,
+        baseline=baseline,
         published=published,
-        heatmap=tuple(map(str, _sequence(raw.get("heatmap", ()), f"{where}: heatmap"))),
+        heatmap=tuple(keys.heatmap),
     )
     _check_references(grid)
     return grid
 
 
-def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
+def check_seeds(seeds: Sequence[int], where: str) -> tuple[int, ...]:
     """The seeds as a tuple; refuses what is no list of different non-negative integers."""
-    seeds = _sequence(seeds, where)
-    good = [s for s in seeds if is_integer(s) and s >= 0]
-    if not seeds or len(good) != len(seeds) or len(set(seeds)) != len(seeds):
+    if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise ValueError(f"{where}={list(seeds)!r} must be different integers of 0 or more.")
     return tuple(seeds)
 
 
+def _typed(raw: Any, kind: type[Keys], where: str) -> Keys:
+    """The mapping as what its keys may be; an error names the key, its value, what is allowed."""
+    try:
+        return msgspec.convert(raw, kind, dec_hook=lambda kind, value: kind(value))  # of paths
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        if unknown := re.search("unknown field `(.+)`", text):
+            hint = suggest(unknown[1], kind.__struct_fields__)
+            raise ValueError(f"{where}: {unknown[1]!r} is no key.{hint}") from error
+        value, steps = raw, re.findall(r"\.(\w+)|\[(\d+)\]", place)
+        for name, index in steps:
+            value = value[name] if name else value[int(index)]
+        raise ValueError(f"{where}{place.rstrip('`')}={value!r}: {text}.") from error
+
+
 def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
+    """The keys of a file and of those that it extends, with whole paths."""
     if not path.is_file():
         raise FileNotFoundError(f"grid {str(path)!r} does not exist.")
     if path.resolve() in heirs:
@@ -172,26 +205,27 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} is no valid YAML: {message}") from error
-    raw = _known(raw, GRID_KEYS, str(path))
-    _resolve_base(raw, path)
-    for name, entry in _mapping(raw.get("settings", {}), f"{path}: settings").items():
-        entry = raw["settings"][name] = _known(entry, SETTING_KEYS, f"{path}: settings.{name}")
-        _resolve_base(entry, path)
+    keys = _typed(raw, _GridKeys, str(path))
+    own = {}
+    for name, entry in keys.settings.items():
+        own[name] = _with_whole_base(entry, path)
         if isinstance(entry.get("sparsity"), str):
-            entry["sparsity"] = _sparsity_of(path.parent / entry["sparsity"], path)
-    if "extends" not in raw:
+            own[name]["sparsity"] = _sparsity_of(path.parent / entry["sparsity"], path)
+        # here, where the file is known that says it
+        known = {"label": "", "base": "", **own[name], "published": {}, OWN: name}
+        _typed(known, Setting, f"{path}: settings.{name}")
+    raw = {**_with_whole_base(raw, path), "settings": own}
+    if keys.extends is None:
         return raw
-    parent = _read(path.parent / str(raw.pop("extends")), (*heirs, path.resolve()))
-    own = raw.get("settings", {})
-    settings = dict(parent.get("settings", {}))
+    parent = _read(path.parent / keys.extends, (*heirs, path.resolve()))
+    settings = dict(parent["settings"])
     for name, entry in own.items():
         settings[name] = {**settings.get(name, {}), **entry}
     return {**parent, **raw, "settings": settings}
 
 
-def _resolve_base(raw: dict[str, Any], path: Path) -> None:
-    if "base" in raw:
-        raw["base"] = path.parent / _text(raw["base"], f"{path}: base")
+def _with_whole_base(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    return {**raw, "base": str(path.parent / raw["base"])} if raw.get("base") else dict(raw)
 
 
 def _sparsity_of(config: Path, grid: Path) -> dict[str, Any]:
@@ -203,17 +237,20 @@ def _sparsity_of(config: Path, grid: Path) -> dict[str, Any]:
     return sparsity.to_dict()
 
 
-def _base(base: Path | None, where: str) -> Path:
-    if base is None:
-        raise ValueError(f"{where}: base is missing: the config that the settings change.")
-    if not base.is_file():
-        raise FileNotFoundError(f"{where}: base config {str(base)!r} does not exist.")
-    return base
+def _base(base: str, grid: Path) -> Path:
+    if not Path(base).is_file():
+        raise FileNotFoundError(f"{grid}: base config {base!r} does not exist.")
+    return Path(base)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _setting(
-    name: str, entry: Mapping[str, Any], base: Path | None, columns: Sequence[str], where: str
+    name: str, entry: Mapping[str, Any], base: str, columns: Sequence[str], path: Path
 ) -> Setting:
+    where = f"{path}: settings.{name}"
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{where}: the name becomes a folder: use letters, digits, '_', '-' and '.'; "
@@ -224,24 +261,16 @@ def _setting(
         if len(columns) != 1:
             raise ValueError(f"{where}.published={published!r} must name its column: {columns}.")
         published = {columns[0]: published}
-    for column, value in published.items():
+    for column in published:
         if column not in columns:
             raise ValueError(
                 f"{where}.published: {column!r} is no column of the grid's `published`."
                 f"{suggest(column, columns)}"
             )
-        _number(value, f"{where}.published.{column}")
-    sparsity = entry.get("sparsity")
-    return Setting(
-        name=name,
-        label=_text(entry.get("label", name), f"{where}.label"),
-        base=_base(entry.get("base", base), where),
-        sparsity=None if sparsity is None else _mapping(sparsity, f"{where}.sparsity"),
-        options=_mapping(entry.get("options", {}), f"{where}.options"),
-        start_from=entry.get("start_from"),
-        published={str(column): float(value) for column, value in published.items()},
-        note=_text(entry.get("note", ""), f"{where}.note"),
-    )
+    raw = {"label": name, "base": base, **entry, "published": published, OWN: name}
+    setting = _typed(raw, Setting, where)
+    _base(str(setting.base), path)
+    return msgspec.structs.replace(setting, label=_line(setting.label), note=_line(setting.note))
 
 
 def _check_references(grid: Grid) -> None:
@@ -249,7 +278,7 @@ def _check_references(grid: Grid) -> None:
     names |= {"baseline": grid.baseline}
     names |= {f"heatmap[{i}]": name for i, name in enumerate(grid.heatmap)}
     for key, name in names.items():
-        if name is not None and (not isinstance(name, str) or name not in grid.settings):
+        if name is not None and name not in grid.settings:
             raise ValueError(
                 f"{grid.path}: {key}={name!r} is no setting.{suggest(name, grid.settings)}"
             )
@@ -265,64 +294,3 @@ def _check_references(grid: Grid) -> None:
             raise ValueError(
                 f"{grid.path}: heatmap names {name!r}, whose sparsity has no {sorted(missing)}."
             )
-
-
-def _metrics(raw: Any, where: str) -> tuple[Metric, ...]:
-    metrics = []
-    for key, entry in _mapping(raw, where).items():
-        entry = _known(entry or {}, METRIC_KEYS, f"{where}.{key}")
-        better = entry.get("better", "higher")
-        if better not in ("higher", "lower"):
-            raise ValueError(f"{where}.{key}.better={better!r} must be 'higher' or 'lower'.")
-        label = _text(entry.get("label", str(key)), f"{where}.{key}.label")
-        scale = _number(entry.get("scale", 1.0), f"{where}.{key}.scale")
-        metrics.append(Metric(str(key), label, scale, better))
-    if not metrics:
-        raise ValueError(f"{where}={raw!r} must name a logged scalar, such as accuracy/top1.")
-    return tuple(metrics)
-
-
-def _published(raw: Any, where: str) -> dict[str, Any]:
-    entry = _known({"source": raw} if isinstance(raw, str) else raw, SOURCE_KEYS, where)
-    same = entry.get("same_data", False)
-    if not isinstance(same, bool):
-        raise ValueError(f"{where}.same_data={same!r} must be true or false.")
-    return {"source": _text(entry.get("source"), f"{where}.source"), "same_data": same}
-
-
-def _known(raw: Any, known: Sequence[str], where: str) -> dict[str, Any]:
-    raw = _mapping(raw, where)
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"{where}: {key!r} is no key.{suggest(key, known)}")
-    return raw
-
-
-def _mapping(raw: Any, where: str) -> dict[str, Any]:
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"{where}={raw!r} must be a mapping (key: value).")
-    return dict(raw)
-
-
-def _sequence(raw: Any, where: str) -> Sequence[Any]:
-    if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise ValueError(f"{where}={raw!r} must be a list.")
-    return raw
-
-
-def _text(raw: Any, where: str) -> str:
-    if not isinstance(raw, str):
-        raise ValueError(f"{where}={raw!r} must be a text.")
-    return " ".join(raw.split())
-
-
-def _number(raw: Any, where: str) -> float:
-    if not is_number(raw):
-        raise ValueError(f"{where}={raw!r} must be a number.")
-    return float(raw)
-
-
-def _epochs(raw: Any, where: str) -> int | None:
-    if raw is not None and (not is_integer(raw) or raw < 1):
-        raise ValueError(f"{where}={raw!r} must be a positive integer.")
-    return raw

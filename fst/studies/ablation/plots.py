@@ -63,7 +63,7 @@ def _dots(results: Results, folder: Path) -> Figure:
 
 
 def draw_training(results: Results, folder: Path) -> Figure:
-    """The first metric and the training loss over the epochs, as curves.svg and .png."""
+    """The first metric and the training loss over the epochs, as curves.png."""
     grid, metric = results.grid, results.grid.metric
     quality, loss = {}, {}
     x_label = "epoch"

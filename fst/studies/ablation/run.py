@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Protocol
 
 from rich.console import Console
@@ -24,13 +25,14 @@ from rich.progress import (
 )
 
 from fst.engine.checkpoint import newest_checkpoint
+from fst.studies.ablation import guard
 from fst.studies.ablation.configs import PlannedRun, write_config
 from fst.studies.ablation.folders import LOG, RunFolder
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.runs import is_run, read_run
 
 POLL_SECONDS = 0.25
-STOP_SECONDS = 10.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_LINES = 15
 TRAIN = ("-m", "fst", "train")
 CLUSTERS = ("slurm", "local")  # of submit.py, which needs submitit
@@ -67,32 +69,47 @@ class Start(Protocol):
 
 
 class Process:
-    """One training process; it, and children of it, hold the lock on the folder."""
+    """One training under a `guard`: it ends with this process, whatever ends this process.
+
+    The training and its children hold the lock on the folder.
+    """
 
     def __init__(self, command: Sequence[str], folder: Path, threads: int, lock: IO[str]) -> None:
-        with open(folder / LOG, "a", encoding="utf-8") as log:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-                start_new_session=True,
-                pass_fds=[lock.fileno()],
-            )
+        watched, alive = os.pipe()
+        self._alive: int | None = alive
+        try:
+            with open(folder / LOG, "a", encoding="utf-8") as log:
+                self._popen = subprocess.Popen(
+                    [sys.executable, guard.__file__, str(watched), str(lock.fileno()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                    start_new_session=True,
+                    pass_fds=[watched, lock.fileno()],
+                )
+        except BaseException:
+            os.close(alive)
+            raise
+        finally:
+            os.close(watched)
 
     def poll(self) -> int | None:
         """Exit status, or None while it runs."""
-        return self._popen.poll()
+        status = self._popen.poll()
+        if status is not None:
+            self._let_go()
+        return status
 
     def stop(self) -> None:
         """End the process and its children."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self._popen.pid, number)
-                self._popen.wait(STOP_SECONDS)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        self._let_go()
+        self._popen.wait()
+
+    def _let_go(self) -> None:
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +123,15 @@ class _Started:
 
 
 @contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def signals_handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within, the signals that ask a process to end call ``handler``; ignored ones stay ignored."""
+    asked = [s for s in STOP_SIGNALS if signal.getsignal(s) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in asked}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Trainer:
@@ -146,8 +166,20 @@ class Trainer:
     def train(self, runs: Sequence[PlannedRun]) -> list[Failure]:
         """Train what is not finished; return what failed.
 
-        An exception stops all processes, and so does SIGTERM, which raises KeyboardInterrupt here.
+        An exception stops all trainings. A signal that asks this process to end (see
+        `STOP_SIGNALS`) stops them too, at the next look, so that none is interrupted as it starts.
+
+        Raises:
+            KeyboardInterrupt: there was such a signal.
         """
+        asked_to_stop: list[int] = []
+        with signals_handled(lambda number, _: asked_to_stop.append(number)):
+            failures = self._train(runs, asked_to_stop)
+        if asked_to_stop:
+            raise KeyboardInterrupt
+        return failures
+
+    def _train(self, runs: Sequence[PlannedRun], asked_to_stop: Sequence[int]) -> list[Failure]:
         self._done = {_key(run) for run in runs if self.folder(run).state(run) == "finished"}
         self._waiting = [run for run in runs if _key(run) not in self._done]
         self._failures = {}
@@ -163,8 +195,8 @@ class Trainer:
         task = progress.add_task("", total=len(self._waiting))
         total = len(self._waiting)
         try:
-            with _interrupted_by_sigterm(), progress:
-                while self._waiting or self._running:
+            with progress:
+                while (self._waiting or self._running) and not asked_to_stop:
                     self._start_ready()
                     self._collect()
                     names = ", ".join(escape(_title(started.run)) for started in self._running)

@@ -33,17 +33,15 @@ class Approximation:
     Attributes:
         label: as the user wrote it.
         rule: a strategy (see `one_step`) or a probe.
-        plan: of `fst.convert`, for the approximation alone.
     """
 
     label: str
     rule: Strategy | GradientProbe
-    plan: Mapping[str, Any] | None = None
 
     def prepare(self, model: nn.Module, selectors: Mapping[str, Any], seed: int = 0) -> None:
         """Make ``model`` (dense) compute its gradients this way."""
         if isinstance(self.rule, Strategy):
-            fst.convert(model, one_step(self.rule), plan=self.plan, **selectors)
+            fst.convert(model, one_step(self.rule), **selectors)
             fst.seed_random_rules(model, seed)
             _keep_masks(model, model)
         else:

@@ -9,17 +9,10 @@ from types import ModuleType
 from fst.basics.arguments import add_traceback, user_errors
 from fst.studies.analysis.commands import (
     coverage,
-    entropy,
-    gradients,
     macs,
     options,
-    overhead,
     pareto,
-    plan,
-    runtime,
     saliency,
-    similarity,
-    time_to_accuracy,
 )
 from fst.studies.arguments import command_of
 from fst.studies.reporting.figures import SMALL, style
@@ -27,14 +20,7 @@ from fst.studies.reporting.figures import SMALL, style
 COMMANDS: dict[str, ModuleType] = {
     "coverage": coverage,
     "macs": macs,
-    "entropy": entropy,
-    "similarity": similarity,
-    "overhead": overhead,
-    "gradients": gradients,
-    "runtime": runtime,
-    "time-to-accuracy": time_to_accuracy,
     "saliency": saliency,
-    "plan": plan,
     "pareto": pareto,
 }
 
@@ -43,9 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     parser = argparse.ArgumentParser(
         prog="fst analyze",
-        description="The papers' figures and tables for any model and data. Every subcommand "
-        "writes a folder with figures (SVG, PNG), tables (analysis.md) and analysis.json, which "
-        "`fst report` reads.",
+        description="Numbers about a model of your own. Every subcommand writes a folder with "
+        "figures (PNG), tables (analysis.md) and analysis.json, which `fst report` shows.",
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
     for name, module in COMMANDS.items():

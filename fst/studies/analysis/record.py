@@ -59,17 +59,6 @@ def conv_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[
     return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
 
 
-def spread(names: Sequence[str], count: int) -> list[str]:
-    """At most ``count`` of ``names``, evenly spaced from the first to the last."""
-    if count < 1:
-        raise ValueError(f"count={count} must be an integer >= 1.")
-    if count >= len(names):
-        return list(names)
-    if count == 1:
-        return [names[0]]
-    return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
-
-
 @contextmanager
 def same_draws(seed: int, device: torch.device) -> Iterator[None]:
     """Within, torch's generators start from ``seed``; afterwards they are as before."""
@@ -77,27 +66,6 @@ def same_draws(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
-
-
-def visit_inputs(
-    model: nn.Module,
-    names: Sequence[str],
-    run: Callable[[], object],
-    visit: Callable[[str, Tensor], None],
-) -> None:
-    """Call ``visit(name, input)`` for each call of the named convolutions during ``run()``."""
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _, inputs, name=name: visit(name, inputs[0].detach())
-        )
-        for name in names
-    ]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def record_step(

@@ -1,4 +1,4 @@
-"""What an analysis hands over, and how it is written: analysis.json, a Markdown page, SVG, PNG."""
+"""What an analysis hands over, and how it is written: analysis.json, a Markdown page, PNG."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Result:
         written, figures = [], []
         for plot in self.plots:
             figures.append(Figure(plot.title, save(plot.figure, folder, plot.name), plot.caption))
-            written += [folder / f"{plot.name}.{ending}" for ending in ("svg", "png")]
+            written.append(folder / figures[-1].file)
         document = Document(
             title=self.title,
             description=self.description,

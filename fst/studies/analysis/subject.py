@@ -40,7 +40,6 @@ class Subject:
         loss: the scalar that a training step derives, of a model and one of ``batches``.
         strategy: the config's, or None.
         selectors: ``include``, ``exclude`` and other choices of `fst.convert`.
-        plan: how layers prune grad_weight under ``strategy``, and under no other.
         masks: sparsity state of the checkpoint, if it has one.
         shape: of the images where ``batches`` do not hold them.
     """
@@ -51,7 +50,6 @@ class Subject:
     loss: Loss
     strategy: fst.Strategy | None = None
     selectors: dict[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] | None = None
     masks: dict[str, Any] | None = None
     shape: tuple[int, ...] = ()
 
@@ -72,21 +70,16 @@ class Subject:
     def converted(self, strategy: fst.Strategy) -> tuple[BaseModel, Mapping[str, str]]:
         """A converted copy of the model, and why layers of it are left dense.
 
-        It has the plan and the checkpoint's masks if the strategy is the config's, and its
+        It has the checkpoint's masks if the strategy is the config's, and its
         gradients are those of pruning alone (see `one_step`).
         """
         model = self.copied()
-        plan = self.plan_of(strategy)
-        report = fst.convert(sparse_root(model), strategy, plan=plan, **self.selectors)
+        report = fst.convert(sparse_root(model), strategy, **self.selectors)
         if self.masks is not None and strategy == self.strategy:
             fst.load_sparsity_state(sparse_root(model), self.masks)
         for layer in fst.sparse_layers(sparse_root(model)).values():
             layer.strategy = one_step(layer.strategy)
         return model, report.skipped
-
-    def plan_of(self, strategy: fst.Strategy) -> Mapping[str, Any] | None:
-        """The config's plan for ``strategy``: None if that is not the config's."""
-        return self.plan if strategy == self.strategy else None
 
 
 def loss_of(model: BaseModel, batch: Mapping[str, Any]) -> Tensor:
@@ -162,7 +155,7 @@ def from_config(
 def _sparsity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a `Subject` says of a config's sparsity."""
     strategy, selectors = read_sparsity(config)
-    return {"plan": selectors.pop("plan", None), "strategy": strategy, "selectors": selectors}
+    return {"strategy": strategy, "selectors": selectors}
 
 
 def _initialise(model: BaseModel) -> None:

@@ -7,18 +7,15 @@ medians. Used by `fst bench`.
 from fst.backends.timing import Function, Timing, compare, geometric_mean, sample
 from fst.studies.benchmark.layers import (
     PLAIN,
-    Alternative,
     LayerShape,
     LayerTimes,
     layer_shapes,
-    runnable_backends,
     time_layer,
 )
 from fst.studies.benchmark.steps import Contestants, StepTimes, Training, contestants, time_steps
 
 __all__ = [
     "PLAIN",
-    "Alternative",
     "Contestants",
     "Function",
     "LayerShape",
@@ -30,7 +27,6 @@ __all__ = [
     "contestants",
     "geometric_mean",
     "layer_shapes",
-    "runnable_backends",
     "sample",
     "time_layer",
     "time_steps",

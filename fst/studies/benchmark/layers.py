@@ -13,21 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import Decision, backends, dispatch, force
+from fst.backends import Decision, dispatch, force
 from fst.backends.timing import Function, Timing, compare
 from fst.functional import sparse_conv2d, sparse_linear
-from fst.ops import gemms
+from fst.ops import cpp
 from fst.ops.arguments import padded_geometry
-from fst.ops.conv import as_maps, convolve_pruned, linear_as_conv
+from fst.ops.conv import Call, as_maps, convolve_pruned, linear_as_conv
 from fst.ops.geometry import Geometry, output_shape
 from fst.ops.prune import PrunedWeight, prune_weight
-from fst.ops.sparse24 import PackedWeight
+from fst.rules.sampled import Sampled
 from fst.rules.strategy import GEMMS, Strategy
 from fst.selection import kept_dense, never_called
 
 PLAIN = "torch"
 PRUNING = "pruning"
 OP = "op"
+# What a gain of the C++ kernels is without one of sampling: a list of all positions.
+CONTROL = "dense, our kernel"
+ALL_LISTED = Strategy(CONTROL, grad_weight=Sampled(keep=1.0, center=False))
+BY_LISTS = {"grad_weight": cpp.BACKEND}
 DRAWS = 4  # of a random rule, in turns: some are dearer than others
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
@@ -66,27 +70,6 @@ def backend_words(names: Mapping[str, str]) -> str:
     return ", ".join(f"{operation}={name}" for operation, name in names.items())
 
 
-class Alternative(NamedTuple):
-    """A strategy's GEMM (or its pruning) with other backends than the chosen ones.
-
-    Attributes:
-        forced: operation -> backend.
-        timing: None if it did not run.
-        reason: why it did not run.
-    """
-
-    gemm: str
-    strategy: str
-    forced: dict[str, str]
-    timing: Timing | None
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        """ "fst, grad_weight=transposed"."""
-        return f"{self.strategy}, {backend_words(self.forced)}"
-
-
 @dataclass(frozen=True)
 class LayerTimes:
     """Times of one distinct layer.
@@ -94,17 +77,19 @@ class LayerTimes:
     Attributes:
         count: how often the model has this shape.
         times: GEMM, "pruning" (S(W) and S(Wᵀ)) or "op" (the backward pass of
-            `fst.sparse_conv2d` for the weight alone) -> contestant -> timing; the contestant
-            "torch" is `F.conv2d` or `F.linear` itself.
+            `fst.sparse_conv2d` for the weight alone) -> contestant -> timing. The contestant
+            "torch" is `F.conv2d` or `F.linear` itself; "dense, our kernel" the C++ kernels with a
+            list of all positions, beside strategies that draw some; "fst, grad_weight=strided" is a
+            strategy with a forced backend.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
-        alternatives: other backends.
+        failed: contestant -> why it did not run.
     """
 
     shape: LayerShape
     count: int
     times: dict[str, dict[str, Timing]]
     decisions: dict[str, dict[str, dict[str, Decision]]] = field(default_factory=dict)
-    alternatives: list[Alternative] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, gemm: str, strategy: str) -> float:
         """Time of torch's dense GEMM over that of the strategy: above 1 is faster.
@@ -171,16 +156,6 @@ def summary(error: Exception, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[:limit]} …"
 
 
-def runnable_backends(named: Mapping[str, str], *, unverified: bool) -> dict[str, list[str]]:
-    """Operation -> its backends that can run here and are verified, or ``named`` or any at all."""
-    found: dict[str, list[str]] = {}
-    for backend in backends():
-        wanted = backend.verified or unverified or named.get(backend.operation) == backend.name
-        if wanted and not backend.missing():
-            found.setdefault(backend.operation, []).append(backend.name)
-    return found
-
-
 class _Layer:
     """A layer on random operands."""
 
@@ -225,16 +200,13 @@ class _Layer:
             return self._op(self._as_user(strategy))
         weight = self._as_conv(self.weight)
 
-        def prune() -> tuple[PrunedWeight, PackedWeight | None]:
-            packed = gemms.pack(weight, groups, strategy, dtype)
-            return prune_weight(weight, strategy, groups, dtype), packed
+        def prune() -> PrunedWeight:
+            return prune_weight(weight, strategy, groups, dtype)
 
-        pruned, packed = prune()
+        pruned = prune()
 
         def convolution(x: Tensor, w: Tensor) -> Tensor:
-            return convolve_pruned(
-                x, w, None, pruned, *self.geometry, strategy, decay=0.0, packed=packed
-            )
+            return convolve_pruned(x, w, None, pruned, Call(self.geometry, strategy))
 
         def linear(x: Tensor, w: Tensor) -> Tensor:
             return linear_as_conv(x, w, lambda image: convolution(image, self._as_conv(w)))
@@ -285,23 +257,22 @@ def time_layer(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
     repeats: int,
-    tried: Mapping[str, Collection[str]] | None = None,
     forced: Mapping[str, str] | None = None,
     parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
     """Time the GEMMs and the pruning of one layer under each strategy, on random data.
 
     Args:
-        tried: operation -> backends; those that were not chosen are timed too, one by one.
-        forced: operation -> backend, timed together.
+        forced: operation -> backend; where a strategy's GEMM asks for one of the operations and
+            another backend was chosen, the GEMM with the forced backends is one contestant more.
         parts: which GEMMs, and whether "pruning", are timed; or "op" alone.
     """
     layer = _Layer(shape, device, dtype, memory_format)
     contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
     decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in contestants}
+    failed: dict[str, str] = {}
     for gemm, function in layer.plain(parts).items():
         contestants[gemm][PLAIN] = function
-    alternatives: list[Alternative] = []
     for name, strategy in strategies.items():
         record: dispatch.Record = {}
         with dispatch.recording(record):
@@ -312,46 +283,37 @@ def time_layer(
                 function()
                 decisions[part][name] = dict(record)
         for part in functions:
-            for others in _others(part, decisions[part][name], tried or {}, forced or {}):
-                alternative = Alternative(part, name, others, None)
-                try:
-                    function = _forced(layer, strategy, part, others)
-                except Exception as error:  # whatever kernels raise that have not run here before
-                    alternatives.append(alternative._replace(reason=summary(error)))
-                    continue
-                if function is not None:
-                    alternatives.append(alternative)
-                    contestants[part][alternative.name] = function
+            others = _others(part, decisions[part][name], forced or {})
+            if not others:
+                continue
+            title = f"{name}, {backend_words(others)}"
+            try:
+                function = _forced(layer, strategy, part, others)
+            except Exception as error:  # whatever kernels raise that have not run here before
+                failed[f"{part}: {title}"] = summary(error)
+                continue
+            if function is not None:
+                contestants[part][title] = function
+    if any(strategy.sampling is not None for strategy in strategies.values()) and not cpp.missing():
+        for part in {OP, "grad_weight"}.intersection(parts) if device.type == "cpu" else ():
+            control = _forced(layer, ALL_LISTED, part, BY_LISTS)
+            if control is not None:
+                contestants[part][CONTROL] = control
     times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
-    timed = [
-        alternative._replace(timing=times[alternative.gemm].pop(alternative.name, None))
-        for alternative in alternatives
-    ]
-    return LayerTimes(shape, count, times, decisions, timed)
+    return LayerTimes(shape, count, times, decisions, failed)
 
 
 def _others(
-    part: str,
-    decided: Mapping[str, Decision],
-    tried: Mapping[str, Collection[str]],
-    forced: Mapping[str, str],
-) -> list[dict[str, str]]:
-    """Choices of backends that differ from those decided: one operation each, and all forced.
+    part: str, decided: Mapping[str, Decision], forced: Mapping[str, str]
+) -> dict[str, str]:
+    """Those of the forced backends that were not chosen; {} if all were, or none is asked for.
 
-    A GEMM that was not decided is torch's: its other backends may take part only when forced.
+    A GEMM that was not decided is torch's: another backend may take part only when it is forced.
     """
     chosen = {operation: decision.backend for operation, decision in decided.items()}
     if part in GEMMS:
         chosen.setdefault(part, PLAIN)
-    found = [
-        {operation: name}
-        for operation, usual in chosen.items()
-        for name in tried.get(operation, ())
-        if name != usual
-    ]
-    together = {operation: name for operation, name in forced.items() if operation in chosen}
-    changed = any(chosen[operation] != name for operation, name in together.items())
-    return [*found, together] if changed and together not in found else found
+    return {o: name for o, name in forced.items() if o in chosen and chosen[o] != name}
 
 
 def _forced(layer: _Layer, strategy: Strategy, part: str, names: dict[str, str]) -> Function | None:

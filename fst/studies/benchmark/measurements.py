@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst.backends import Decision
-from fst.backends.timing import Timing, geometric_mean
+from fst.backends.timing import geometric_mean
 from fst.rules.strategy import GEMMS
 from fst.studies.benchmark.breakdown import CATEGORIES
-from fst.studies.benchmark.layers import OP, PLAIN, PRUNING, LayerTimes, backend_words
-from fst.studies.benchmark.roofline import Bound, Rates
+from fst.studies.benchmark.layers import OP, PLAIN, PRUNING, LayerTimes
 from fst.studies.benchmark.steps import StepTimes
 from fst.studies.reporting.document import Document, Figure, Table
 
@@ -33,12 +32,6 @@ BREAKDOWN_NOTES = {
     "cuda": "The median one of three profiled steps: time of the kernels that operators "
     "launch, in ms. What a step takes beyond their sum, no kernel is running.",
 }
-ROOFLINE_NOTE = (
-    "Cells: achieved share of the bound, and the bound in ms. The bound moves each operand once "
-    "and does the multiply-adds that the strategy needs, at the rates of the header; the larger of "
-    "both times counts. A share above 100 % means that the library needs fewer operations "
-    "(Winograd) or moves less than this."
-)
 
 
 @dataclass
@@ -46,14 +39,11 @@ class Measurements:
     """What was measured; empty what was skipped.
 
     Attributes:
-        bounds: for each of ``layers``: GEMM -> contestant -> bound.
         breakdown: contestant -> category -> milliseconds.
     """
 
     device: str
     layers: list[LayerTimes] = field(default_factory=list)
-    rates: Rates | None = None
-    bounds: list[dict[str, dict[str, Bound]]] = field(default_factory=list)
     steps: StepTimes | None = None
     breakdown: dict[str, dict[str, float]] = field(default_factory=dict)
     memory: dict[str, StepMemory] = field(default_factory=dict)
@@ -96,18 +86,6 @@ def _layer_tables(found: Measurements) -> list[Table]:
     if chosen:
         titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
         tables.append(Table("backends chosen, and why", titles, chosen))
-    if any(layer.alternatives for layer in layers):
-        titles = ["layer", "GEMM", "strategy", "instead", "ms (quartiles)"]
-        titles += ["dense time / time", "chosen's time / time", "share of the bound"]
-        bounds = found.bounds or [{} for _ in layers]
-        pairs = zip(layers, bounds, strict=True)
-        rows = [row for layer, bound in pairs for row in _alternative_rows(layer, bound)]
-        tables.append(Table("other backends", titles, rows))
-    for gemm in GEMMS if found.bounds else ():
-        titles = ["layer", "n", "GFLOP", "limit", PLAIN, *_strategies(layers, gemm)]
-        rows = _roofline_rows(layers, found.bounds, gemm)
-        note = ROOFLINE_NOTE if gemm == GEMMS[-1] else ""
-        tables.append(Table(f"{gemm}: share of the roofline bound", titles, rows, note))
     return tables
 
 
@@ -174,50 +152,16 @@ def _times(decision: Decision) -> str:
     return ", ".join(f"{name} {_milliseconds(t)}" for name, t in decision.times.items())
 
 
-def _alternative_rows(layer: LayerTimes, bounds: dict[str, dict[str, Bound]]) -> list[list[Any]]:
-    rows = []
-    for other in layer.alternatives:
-        gemm, strategy, forced, timing, _ = other
-        if timing is not None:
-            times = layer.times[gemm]
-            plain = f"{times[PLAIN].median / timing.median:.2f}" if PLAIN in times else ""
-            chosen = f"{times[strategy].median / timing.median:.2f}"
-            bound = bounds.get(gemm, {}).get(other.name)
-            share = _share(bound, timing) if bound else ""
-            instead = backend_words(forced)
-            rows.append([layer.shape, gemm, strategy, instead, timing, plain, chosen, share])
-    return rows
-
-
 def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
-    """One line for each reason why backends did not run."""
-    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    """One line for each contestant and reason why it did not run."""
+    found: dict[tuple[str, str], list[str]] = {}
     for layer in layers:
-        for gemm, _, forced, timing, reason in layer.alternatives:
-            if timing is None:
-                found.setdefault((gemm, backend_words(forced), reason), {})[str(layer.shape)] = None
+        for name, reason in layer.failed.items():
+            found.setdefault((name, reason), []).append(str(layer.shape))
     return [
-        f"{gemm} with {instead} not run for {'; '.join(names)}: {reason}"
-        for (gemm, instead, reason), names in found.items()
+        f"{name} not run for {'; '.join(shapes)}: {reason}"
+        for (name, reason), shapes in found.items()
     ]
-
-
-def _roofline_rows(
-    layers: Sequence[LayerTimes], bounds: Sequence[dict[str, dict[str, Bound]]], gemm: str
-) -> list[list[Any]]:
-    rows = []
-    for layer, of_gemm in zip(layers, bounds, strict=True):
-        plain = of_gemm[gemm][PLAIN]
-        times = layer.times[gemm]
-        names = [PLAIN, *_strategies(layers, gemm)]
-        cells = [_share(of_gemm[gemm][n], times[n]) if n in times else "" for n in names]
-        rows.append([layer.shape, layer.count, f"{plain.flops / 1e9:.3g}", plain.limit, *cells])
-    return rows
-
-
-def _share(bound: Bound, timing: Timing) -> str:
-    """How much of the bound was reached."""
-    return f"{bound.milliseconds / timing.median:.0%} of {_milliseconds(bound.milliseconds)}"
 
 
 def _step_table(steps: StepTimes) -> Table:
@@ -260,19 +204,15 @@ def _memory_table(memory: Mapping[str, StepMemory], note: str) -> Table:
 
 
 def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
-    """The report as plain data; times in milliseconds, memory in bytes, rates per second."""
+    """The report as plain data; times in milliseconds, memory in bytes."""
     steps: dict[str, Any] = {}
     if found.steps is not None:
         parts = found.steps._asdict()
         steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
         steps["failed"] = found.steps.failed
-    layers = [_layer_json(layer) for layer in found.layers]
-    for layer, bounds in zip(layers, found.bounds, strict=False):
-        layer["bounds"] = {gemm: _plain(of_gemm) for gemm, of_gemm in bounds.items()}
     return {
         "header": dict(header),
-        "rates": None if found.rates is None else found.rates._asdict(),
-        "layers": layers,
+        "layers": [_layer_json(layer) for layer in found.layers],
         "steps": steps,
         "breakdown": found.breakdown,
         "memory": _plain(found.memory),
@@ -292,8 +232,5 @@ def _layer_json(layer: LayerTimes) -> dict[str, Any]:
             gemm: {strategy: _plain(decided) for strategy, decided in by_strategy.items()}
             for gemm, by_strategy in layer.decisions.items()
         },
-        "alternatives": [
-            {**other._asdict(), "timing": other.timing and other.timing._asdict()}
-            for other in layer.alternatives
-        ],
+        "failed": layer.failed,
     }

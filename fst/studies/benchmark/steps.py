@@ -16,8 +16,16 @@ from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
 from fst.convert import convert
 from fst.layers.modules import sparse_layers
+from fst.ops import cpp
 from fst.rules.strategy import Strategy
-from fst.studies.benchmark.layers import PLAIN, backend_words, summary
+from fst.studies.benchmark.layers import (
+    ALL_LISTED,
+    BY_LISTS,
+    CONTROL,
+    PLAIN,
+    backend_words,
+    summary,
+)
 
 COMPILED = "compiled"
 RECOMPILE_LIMIT = 64  # contestants share the code of their layers
@@ -53,11 +61,11 @@ class Training:
         return set(sparse_layers(model))
 
     def contestant(
-        self, strategy: Strategy | None, compile_mode: str | None = None
+        self, strategy: Strategy | None, compiled: bool = False
     ) -> tuple[nn.Module, Function]:
         """A copy of the model, converted unless ``strategy`` is None, and its training step.
 
-        ``compile_mode``: of torch.compile, which must make one graph of the model; None: eager.
+        ``compiled``: by torch.compile, which must make one graph of the model.
         """
         trained = copy.deepcopy(self.model).train()
         parameters = (p for p in trained.parameters() if p.requires_grad)
@@ -67,8 +75,8 @@ class Training:
             convert(self.root(trained), strategy, **self.selection)
             root = self.root(trained)
             attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
-        if compile_mode is not None:
-            trained.compile(fullgraph=True, mode=compile_mode)
+        if compiled:
+            trained.compile(fullgraph=True)
 
         def step() -> None:
             enabled = self.amp_dtype is not None
@@ -120,13 +128,14 @@ def contestants(
     training: Training,
     strategies: Mapping[str, Strategy],
     *,
-    compile_mode: str | None = None,
+    compiled: bool = False,
     forced: Mapping[str, str] | None = None,
 ) -> Contestants:
     """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
     those can compute, if asked for.
 
-    Each has done one step. One that cannot be compiled, or fails with the forced backends, is among
+    Beside strategies that draw positions there is `CONTROL`. Each has done one step. One that
+    cannot be compiled, or fails with the forced backends, is among
     the failed ones; one in which no forced backend takes part is left out.
     """
     made = Contestants({}, {})
@@ -141,23 +150,27 @@ def contestants(
             else:
                 if contestant.used():
                     made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
-        if compile_mode is not None:
+        if compiled:
             torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
             title = f"{name}, {COMPILED}"
             try:
-                made.ready[title] = _after_a_step(training, strategy, compile_mode)
+                made.ready[title] = _after_a_step(training, strategy, compiled)
             except Exception as error:  # the compiler's many kinds
                 made.failed[title] = _reason(error)
+    if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
+        control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
+        if control.used():
+            made.ready[CONTROL] = control
     return made
 
 
 def _after_a_step(
     training: Training,
     strategy: Strategy | None,
-    compile_mode: str | None = None,
+    compiled: bool = False,
     preferred: Mapping[str, str] | None = None,
 ) -> Contestant:
-    model, plain_step = training.contestant(strategy, compile_mode)
+    model, plain_step = training.contestant(strategy, compiled)
     preferred = dict(preferred or {})
 
     def step() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fst.basics.arguments import add_traceback, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.studies.arguments import command_of
-from fst.studies.reporting.document import FILE_NAME, Document, load_document
+from fst.studies.reporting.document import FILE_NAME, load_document
 from fst.studies.reporting.environment import versions
 from fst.studies.reporting.html import page
 from fst.studies.reporting.runs import find_runs, is_run
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="fst report",
-        description="Write one self-contained HTML page about training runs, ablations and "
-        "analyses.",
+        description="Write one self-contained HTML page about training runs, which come first, "
+        "and ablations and analyses.",
     )
     parser.add_argument(
         "sources",
@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise FileNotFoundError(f"--out: the folder of {str(arguments.out)!r} does not exist.")
         documents, runs = find_sources(arguments.sources)
         with tempfile.TemporaryDirectory() as drawings:
-            sections = [(load_document(folder), folder) for folder in documents]
+            sections = [(load_document(folder), folder, folder.name) for folder in documents]
             if runs:
-                sections.append((describe_runs(runs, Path(drawings)), Path(drawings)))
+                sections.insert(0, (describe_runs(runs, Path(drawings)), Path(drawings), ""))
             text = page(arguments.title, sections, made)
         write_text_atomically(text, arguments.out)
-    print(f"wrote {arguments.out}: {_summary([document for document, _ in sections])}")
+    print(f"wrote {arguments.out}: {len(sections)} sections")
     return 0
 
 
@@ -79,9 +79,3 @@ def find_sources(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         documents += [folder for folder in found if folder not in documents]
         runs += [run for run in loose if run not in runs]
     return documents, runs
-
-
-def _summary(documents: Sequence[Document]) -> str:
-    tables = sum(len(document.tables) for document in documents)
-    figures = sum(len(document.figures) for document in documents)
-    return f"{len(documents)} sections, {tables} tables, {figures} figures"

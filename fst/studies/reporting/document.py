@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-from fst.basics.text import suggest
+import msgspec
+
 from fst.checkpoint import write_text_atomically
 
 FILE_NAME = "analysis.json"
 Cell = str | int | float | bool | None
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; cells are texts, numbers or None (an empty cell)."""
+    """A table; cells are texts, numbers or None (empty). The page folds a ``folded`` one."""
 
     title: str
     columns: list[str]
     rows: list[list[Cell]]
     caption: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure; ``file`` is an SVG, relative to the folder of the analysis.json."""
+    """A figure; ``file`` is a PNG, relative to the folder of the analysis.json."""
 
     title: str
     file: str
@@ -47,6 +46,11 @@ class Document:
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def made_with(self) -> str:
+        """The versions in one line."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
     def save(self, folder: Path) -> Path:
         """Write ``folder``/analysis.json, replacing it in one step."""
         path = folder / FILE_NAME
@@ -56,53 +60,15 @@ class Document:
 
 
 def load_document(folder: Path) -> Document:
-    """Read ``folder``/analysis.json.
+    """Read ``folder``/analysis.json, which `Document.save` has written.
 
     Raises:
-        ValueError: it is no JSON of that format: an unknown or missing key, a row of another
-            length than the columns, a figure whose file is missing or lies outside the folder.
+        ValueError: it is another file of that name.
     """
     path = folder / FILE_NAME
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no valid JSON: {error}") from error
-    document = _build(Document, raw, str(path))
-    tables = [_build(Table, t, f"{path}: tables[{i}]") for i, t in enumerate(document.tables)]
-    figures = [_build(Figure, f, f"{path}: figures[{i}]") for i, f in enumerate(document.figures)]
-    for i, table in enumerate(tables):
-        for row in table.rows:
-            if not isinstance(row, list) or len(row) != len(table.columns):
-                raise ValueError(
-                    f"{path}: tables[{i}]: row {row!r} must have {len(table.columns)} cells, one "
-                    "for each column."
-                )
-    for i, figure in enumerate(figures):
-        file = (folder / figure.file).resolve()
-        if not file.is_relative_to(folder.resolve()) or file.suffix != ".svg":
-            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} must be an SVG beside it.")
-        if not file.is_file():
-            raise ValueError(f"{path}: figures[{i}].file={figure.file!r} does not exist.")
-    versions = {str(name): str(value) for name, value in document.versions.items()}
-    return Document(
-        title=str(document.title),
-        description=str(document.description),
-        command=str(document.command),
-        versions=versions,
-        tables=tables,
-        figures=figures,
-        notes=[str(note) for note in document.notes],
-    )
-
-
-def _build(kind: type[Part], raw: Any, where: str) -> Part:
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"{where} must be an object with the keys {known}.")
-    for key in raw:
-        if key not in known:
-            raise ValueError(f"{where}: {key!r} is no key.{suggest(key, known)}")
-    try:
-        return kind(**raw)
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from error
+        return msgspec.json.decode(path.read_bytes(), type=Document)
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"{path} was not written by `fst analyze` or `fst ablate`: {error}."
+        ) from error

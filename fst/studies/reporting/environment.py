@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from fst.backends import autotune, describe
+from fst.backends.sources import cpp_library
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.version import __version__
+from fst.ops import cpp
 
 PACKAGES = {  # distribution -> the upstream one, which may be installed instead
     "triton": "triton",
@@ -88,6 +90,9 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         found.update(_gpu_state(device))
         found["CUDA"] = torch.version.cuda
         found["cuDNN"] = torch.backends.cudnn.version()
+    else:
+        found["instruction set"] = torch.backends.cpu.get_cpu_capability()
+    found["C++ kernels"] = cpp.missing() or "built"
     found |= {"threads": torch.get_num_threads(), **versions()}
     if revision := commit():
         found["commit"] = revision
@@ -139,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
     found |= {name: state for name, state in of_extras().items() if name not in found}
+    found["C++ kernels"] = cpp.missing() or cpp_library().name
     found["fst is imported from"] = str(Path(__file__).resolve().parents[2])
     print(f"{table(('what', 'value'), found.items())}\n\n{describe()}")
     return 0

@@ -1,4 +1,4 @@
-"""How plots look: one style for screen, phone and print, written as SVG and PNG."""
+"""How plots look: one style for screen, phone and print, written as PNG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fst.rules.strategy import GEMMS
 
-INK = "#010203"  # the report turns this one black into the page's text colour
+INK = "#000000"
 WIDTH = 6.6  # inches: fits a phone at a readable size
 # Okabe and Ito's palette, told apart by most colour-blind people; its yellow is too faint for lines
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f")
@@ -36,8 +36,6 @@ STYLE = {
     "grid.color": "#808080",
     "legend.fontsize": "small",
     "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fst",
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
@@ -58,10 +56,9 @@ def figure(height: float, **subplots: Any) -> Iterator[tuple[Figure, Any]]:
 
 
 def save(drawn: Figure, folder: Path, name: str) -> str:
-    """Write NAME.svg, transparent, and NAME.png, on white; returns the SVG's file name."""
+    """Write NAME.png, on white; returns the file's name."""
     drawn.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
-    drawn.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
-    return f"{name}.svg"
+    return f"{name}.png"
 
 
 def draw_curves(

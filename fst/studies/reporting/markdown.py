@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fst.basics.text import table
 from fst.studies.reporting.document import Cell, Document
 
@@ -18,7 +16,7 @@ def show(cell: Cell) -> str:
 
 
 def markdown(document: Document) -> str:
-    """All of the document, with the PNG that lies beside the SVG of each figure."""
+    """All of the document."""
     lines = [f"# {document.title}", ""]
     if document.description:
         lines += [document.description, ""]
@@ -28,14 +26,12 @@ def markdown(document: Document) -> str:
         lines += [f"## {part.title}", "", table(columns, rows, markdown=True), ""]
         lines += [part.caption, ""] if part.caption else []
     for figure in document.figures:
-        image = Path(figure.file).with_suffix(".png")
-        lines += [f"## {figure.title}", "", f"![{figure.title}]({image})", ""]
+        lines += [f"## {figure.title}", "", f"![{figure.title}]({figure.file})", ""]
         lines += [figure.caption, ""] if figure.caption else []
     if document.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in document.notes), ""]
-    made = ", ".join(f"{name} {value}" for name, value in document.versions.items())
     lines += ["## How it was made", "", f"    {document.command}", ""]
-    lines += [f"{made}.", ""] if made else []
+    lines += [f"{document.made_with}.", ""] if document.made_with else []
     return "\n".join(lines)
 
 

@@ -68,7 +68,7 @@ def _differences(logs: Mapping[str, RunLog]) -> Table | None:
     if not keys:
         return None
     rows: list[list[Cell]] = [[key, *(_shown(c.get(key)) for c in flat.values())] for key in keys]
-    return Table("Differences between the configs", ["key", *flat], rows)
+    return Table("Differences between the configs", ["key", *flat], rows, folded=True)
 
 
 def _shown(value: Any) -> str:

@@ -6,10 +6,7 @@ from pathlib import Path
 
 from tests.test_style import BEYOND_TORCH
 
-NUMERIC = (
-    "approximations bias entropy errors gradients macs overhead probe record result runtime "
-    "saliency similarity time_to_accuracy"
-).split()
+NUMERIC = ("approximations bias errors macs probe record result saliency").split()
 
 
 def test_numeric_modules_import_torch_alone():

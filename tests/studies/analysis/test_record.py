@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fst.studies.analysis import errors
-from fst.studies.analysis.record import conv_names, record_step, same_draws, spread, visit_inputs
+from fst.studies.analysis.record import conv_names, record_step, same_draws
 
 
 class Shared(nn.Module):
@@ -60,14 +60,6 @@ def test_record_of_a_shared_layer(scale):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_visited_inputs():
-    model, seen = Shared(), []
-    images = torch.randn(1, 2, 4, 4)
-    visit_inputs(model, ["twice"], lambda: model(images), lambda *call: seen.append(call))
-    assert [(name, tuple(x.shape)) for name, x in seen] == [("twice", (1, 4, 4, 4))] * 2
-    assert not seen[0][1].requires_grad
-
-
 def test_names():
     model = Shared()
     assert conv_names(model) == ["first", "twice", "frozen"]
@@ -76,10 +68,6 @@ def test_names():
         conv_names(model, ["nothing"])
     with pytest.raises(ValueError, match="no 2-D convolution"):
         conv_names(nn.Linear(2, 2))
-    assert spread("abcdefg", 3) == ["a", "d", "g"]
-    assert spread("ab", 5) == ["a", "b"] and spread("ab", 1) == ["a"]
-    with pytest.raises(ValueError, match="count=0"):
-        spread("ab", 0)
 
 
 def test_draws_repeat_and_leave_no_trace():

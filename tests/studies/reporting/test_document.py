@@ -1,7 +1,5 @@
 """The format of analyses: written and read back, and what is refused."""
 
-import json
-
 import pytest
 
 from fst.studies.reporting.document import Document, Figure, Table, load_document
@@ -14,41 +12,31 @@ DOCUMENT = Document(
     command="python tools/x.py",
     versions={"torch": "2"},
     tables=[Table("T", ["a", "b"], [["x", 1.23456], [None, 3]], "caption")],
-    figures=[Figure("F", "f.svg", "seen")],
+    figures=[Figure("F", "f.png", "seen")],
     notes=["a note"],
 )
 
 
 def test_written_and_read_back(tmp_path):
-    (tmp_path / "f.svg").write_text("<svg/>")
     DOCUMENT.save(tmp_path)
     assert load_document(tmp_path) == DOCUMENT
     assert [path.name for path in tmp_path.glob("*.tmp")] == []
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("text", "message"),
     [
-        ({"titel": "x"}, "'titel' is no key. Did you mean 'title'"),
-        ({"tables": [{"title": "T", "columns": ["a"], "rows": [[1, 2]]}]}, "must have 1 cells"),
-        ({"tables": [{"title": "T", "columns": ["a"]}]}, r"tables\[0\].*rows"),
-        ({"tables": ["T"]}, r"tables\[0\] must be an object"),
-        ({"figures": [{"title": "F", "file": "../f.svg"}]}, "must be an SVG beside it"),
-        ({"figures": [{"title": "F", "file": "f.png"}]}, "must be an SVG beside it"),
-        ({"figures": [{"title": "F", "file": "g.svg"}]}, "does not exist"),
+        ("{", "truncated"),
+        ("{}", "missing required field `title`"),
+        ("[]", "Expected `object`"),
+        ('{"title": "x", "tables": ["T"]}', "`object`, got `str`.*tables"),
+        ('{"title": "x", "notes": [{}]}', "`str`, got `object`.*notes"),
     ],
 )
-def test_bad_documents_are_refused(tmp_path, change, message):
-    (tmp_path / "analysis.json").write_text(json.dumps({"title": "x", **change}))
-    with pytest.raises(ValueError, match=message):
+def test_other_files_of_that_name_are_refused(tmp_path, text, message):
+    (tmp_path / "analysis.json").write_text(text)
+    with pytest.raises(ValueError, match=f"analysis.json was not written by .*{message}"):
         load_document(tmp_path)
-
-
-def test_no_json_and_no_title(tmp_path):
-    for text, message in (("{", "no valid JSON"), ("{}", "title"), ("[]", "must be an object")):
-        (tmp_path / "analysis.json").write_text(text)
-        with pytest.raises(ValueError, match=message):
-            load_document(tmp_path)
 
 
 def test_markdown():

@@ -11,6 +11,7 @@ from torch import nn
 
 from fst.engine.model import sparse_root
 from fst.rules.strategy import GEMMS, Strategy
+from fst.strategies.registry import get_strategy
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import parse
 from fst.studies.analysis.commands.options import add_subject, subject_of
@@ -54,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategies",
         "--strategy",
         nargs="+",
-        default=["dense"],
+        default=[],
         metavar="NAME[,option=value...]",
-        help="what training prunes (default: dense)",
+        help="what training prunes (default: as each config says; dense without one)",
     )
     parser.add_argument(
         "--all",
@@ -79,7 +80,8 @@ def run(options: argparse.Namespace) -> Result:
         if options.all:
             subject.selectors = {"include": [nn.Conv2d, nn.Linear]}
         name = Path(config).stem if config else options.model
-        for text, rule in rules.items():
+        own = subject.strategy or get_strategy("dense")
+        for text, rule in (rules or {own.name: own}).items():
             macs = count_step(subject, rule, options.seed)
             counted.append(Counted(name, subject.batch_shape, text, macs))
     result = Result(

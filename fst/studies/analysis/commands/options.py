@@ -96,23 +96,6 @@ def add_subject(
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
 
 
-def add_layers(parser: argparse.ArgumentParser, count: int | None) -> None:
-    """Which convolutions."""
-    default = "all" if count is None else f"{count} evenly spaced ones"
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        metavar="PATTERN",
-        help=f"convolutions, as glob patterns on their names (default: {default})",
-    )
-
-
-def add_pattern(parser: argparse.ArgumentParser) -> None:
-    """--n and --m."""
-    parser.add_argument("--n", type=positive, default=2, help="kept per group (default: 2)")
-    parser.add_argument("--m", type=positive, default=4, help="group size (default: 4)")
-
-
 def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
     """--dtype and --loss-scale."""
     parser.add_argument(

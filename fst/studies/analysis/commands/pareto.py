@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 
-import fst
-from fst.backends import timing
 from fst.basics.arguments import positive, usable_device
-from fst.engine.model import sparse_root, within_root
-from fst.gradients import Gradients, recorded
-from fst.rules.rule import Rule, phases_of
+from fst.engine.model import sparse_root
+from fst.layers.modules import sparse_layers
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import get_strategy
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import load_grid
 from fst.studies.ablation.invocation import changed, read_invocation
 from fst.studies.ablation.results import Results, collect
+from fst.studies.analysis.commands.macs import count_step
 from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.subject import from_config_on_random_images
+from fst.studies.analysis.subject import Subject, from_config_on_random_images
+from fst.studies.benchmark import PLAIN, layer_shapes, time_layer
 from fst.studies.reporting.figures import COLOURS, INK, figure, legend_below
 
-EXACT = "exact"
 COSTS = ("multiply-adds", "time")
 
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Time all weight gradients of one step under the rules of each setting."""
+    """Count and time all weight gradients of one step under the rules of each setting."""
     if options.threads:
         torch.set_num_threads(options.threads)
     grid = load_grid(options.grid)
@@ -57,49 +59,70 @@ def run(options: argparse.Namespace) -> Result:
     names = results.measured()
     if not names:
         raise ValueError(f"{str(work_dir)!r} has no finished run of this grid.")
-    gradients: dict[str, Gradients] = {}
-    sparse: set[str] = set()  # settings with pruned weights
-    rules: dict[str, dict[str, Rule | None]] = {EXACT: {}}
-    for name in names:
-        made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
-        subject = from_config_on_random_images(
-            str(made),
-            None,
-            batch_size=options.batch_size,
-            size=options.size,
-            device=options.device,
-            seed=options.seed,
-        )
-        root = sparse_root(subject.model)
-        if not gradients:
-            exact = recorded(subject.copied(), subject.batches[0], subject.loss)
-            gradients = within_root(subject.model, exact)
-        fst.convert(root, subject.strategy or "dense", plan=subject.plan, **subject.selectors)
-        layers = fst.sparse_layers(root)
-        rules[name] = {n: layer.strategy.grad_weight for n, layer in layers.items()}
-        if any(layer.strategy.output is not None for layer in layers.values()):
-            sparse.add(name)
-        others = sorted(layers.keys() - gradients.keys())
-        if others:
-            raise ValueError(
-                f"setting {name!r}: {others[0]!r} is no convolution with a gradient in {names[0]!r}"
-                ", and only those are measured."
-            )
-    functions = {
-        name: functools.partial(_step, gradients, chosen) for name, chosen in rules.items()
+    settings = {name: _setting(results, name, work_dir, options) for name in names}
+    times = _times(settings, options)
+    costs = {
+        name: (setting.share_left, times[name] / times[PLAIN]) for name, setting in settings.items()
     }
-    times = timing.compare(functions, options.repeats, options.device)
-    whole = sum(found.multiply_adds for found in gradients.values())
-    costs = {}
-    for name in names:
-        left = sum(g.cost(rules[name].get(n)) for n, g in gradients.items())
-        costs[name] = (left / whole, times[name].median / times[EXACT].median)
+    sparse = {name for name, s in settings.items() if s.converted and s.strategy.output}
     return _result(results, costs, sparse, options)
 
 
-def _step(gradients: dict[str, Gradients], rules: dict[str, Rule | None]) -> None:
-    for name, found in gradients.items():
-        found.of(rules.get(name), phases_of(rules.get(name))[0])
+class Setting(NamedTuple):
+    """What a setting trains: its strategy, the layers that it makes sparse, and the share of the
+    weight gradients' multiply-adds that it leaves.
+    """
+
+    subject: Subject
+    strategy: Strategy
+    converted: set[str]
+    share_left: float
+
+
+def _setting(results: Results, name: str, work_dir: Path, options: argparse.Namespace) -> Setting:
+    made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
+    subject = from_config_on_random_images(
+        str(made),
+        None,
+        batch_size=options.batch_size,
+        size=options.size,
+        device=options.device,
+        seed=options.seed,
+    )
+    strategy = subject.strategy or get_strategy("dense")
+    converted = set(sparse_layers(sparse_root(subject.copied(strategy))))
+    counted = count_step(subject, strategy, options.seed)
+    kind = {"all": None}.get(layers := _layers_of(subject), layers)
+    return Setting(subject, strategy, converted, counted.total("grad_weight", kind=kind).share_left)
+
+
+def _layers_of(subject: Subject) -> str:
+    """Which layers a setting converts: "conv", "linear" or "all"."""
+    return subject.selectors.get("layers") or "conv"
+
+
+def _times(settings: Mapping[str, Setting], options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of all weight gradients of a step, by setting and for plain PyTorch."""
+    subject = next(iter(settings.values())).subject
+    root = sparse_root(subject.model)
+    run = functools.partial(subject.loss, subject.model, subject.batches[0])
+    shapes = layer_shapes(root, run, _layers_of(subject))
+    spent = dict.fromkeys((PLAIN, *settings), 0.0)
+    for shape, layers in shapes.items():
+        sparse = {n: s.strategy for n, s in settings.items() if s.converted.intersection(layers)}
+        times = time_layer(
+            shape,
+            len(layers),
+            sparse,
+            device=options.device,
+            dtype=torch.float32,
+            memory_format=torch.channels_last,
+            repeats=options.repeats,
+            parts=["grad_weight"],
+        ).times["grad_weight"]
+        for name in spent:
+            spent[name] += len(layers) * times.get(name, times[PLAIN]).median
+    return spent
 
 
 def _result(
@@ -112,8 +135,8 @@ def _result(
     result = Result(
         f"{grid.title}: accuracy against the cost of the weight gradients",
         f"Batch {options.batch_size}, {torch.get_num_threads()} threads, medians of "
-        f"{options.repeats} rounds in turns; the first draw of random rules. Times are those of "
-        "all weight gradients of a step, relative to the library's exact ones.",
+        f"{options.repeats} rounds in turns. Costs are those of "
+        "all weight gradients of a step, relative to plain PyTorch's.",
     )
     rows = []
     for name, (share, time) in costs.items():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from fst.engine.model import sparse_root
-from fst.rules.strategy import Strategy
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import REFERENCES, parse
 from fst.studies.analysis.bias import PARTS
@@ -49,10 +47,6 @@ def run(options: argparse.Namespace) -> Result:
     """Measure every approximation on the same batches."""
     approximations = [parse(text) for text in options.strategies]
     subject = subject_of(options)
-    approximations = [
-        replace(one, plan=subject.plan_of(one.rule)) if isinstance(one.rule, Strategy) else one
-        for one in approximations
-    ]
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     found = [
         saliency(
@@ -131,7 +125,7 @@ def _add_bias(result: Result, found: list[Saliency]) -> None:
 
 
 def _cells(errors: dict[str, Error], kind: str) -> list[float | None]:
-    return plots.error_row(errors.get(kind))
+    return list(errors.get(kind) or [None] * 3)
 
 
 def _plot(found: list[Saliency], field: str, label: str, log: bool) -> Plot:

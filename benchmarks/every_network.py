@@ -1,0 +1,118 @@
+"""A training step of twenty networks, plain and with `fst.convert(model, STRATEGY)`, in turns.
+
+    python benchmarks/every_network.py --size 224 --batch 8 --out table.md
+
+The ratio is plain time / converted time, of medians of rounds in both orders; "sampled" is the
+number of layers whose weight gradient is sampled after the first step. Layers that gain nothing by
+sampling are computed exactly, so a ratio below 1 is what the conversion itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fst
+from fst.backends.timing import geometric_mean
+from fst.basics.machine import processor
+from fst.basics.text import table
+from fst.models.named import build_architecture
+from fst.ops import cpp
+from fst.studies.analysis.commands.coverage import NETWORKS
+from fst.studies.arguments import source_and_name
+
+
+def main() -> None:
+    """Print a table, a row for each network as it is measured."""
+    arguments = _parser().parse_args()
+    torch.manual_seed(0)
+    isa, kernels = torch.backends.cpu.get_cpu_capability(), cpp.missing() or "compiled"
+    head = (
+        f"{processor()}, {isa}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"C++ kernels {kernels}; {arguments.strategy}, batch {arguments.batch}, "
+        f"{arguments.size} pixels, {arguments.rounds} rounds"
+    )
+    print(head, flush=True)
+    rows, ratios = [], []
+    for name in arguments.models:
+        row = measure(name, arguments)
+        print("  ".join(map(str, row)), flush=True)
+        rows.append(row)
+        if isinstance(row[3], float):
+            ratios.append(row[3])
+    rows.append(("geometric mean", "", "", round(geometric_mean(ratios), 3), ""))
+    header = ("network", "plain ms", "converted ms", "ratio", "sampled")
+    text = f"{head}\n\n{table(header, rows)}\n"
+    print(f"\n{text}\nleast ratio: {min(ratios, default=math.nan):.3f}")
+    if arguments.out is not None:
+        arguments.out.write_text(text)
+
+
+def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
+    """Name, milliseconds of both, their ratio, and how many layers are sampled."""
+    try:
+        plain = build_architecture(*source_and_name(name), num_classes=100)
+    except (RuntimeError, ValueError) as error:
+        return name, "", "", str(error).splitlines()[0], ""
+    converted = copy.deepcopy(plain)
+    fst.convert(converted, arguments.strategy, layers=arguments.layers)
+    models = {"plain": plain, "converted": converted}
+    images = torch.randn(arguments.batch, 3, arguments.size, arguments.size)
+    labels = torch.randint(0, 100, (arguments.batch,))
+    optimizers = {key: torch.optim.SGD(m.parameters(), lr=1e-3) for key, m in models.items()}
+
+    def step(key: str) -> float:
+        begin = time.perf_counter()
+        optimizers[key].zero_grad()
+        F.cross_entropy(_logits(models[key], images), labels).backward()
+        optimizers[key].step()
+        return (time.perf_counter() - begin) * 1e3
+
+    taken: dict[str, list[float]] = {key: [] for key in models}
+    try:
+        for _ in range(2):
+            [step(key) for key in models]
+    except (RuntimeError, ValueError) as error:  # a network that needs larger images
+        return name, "", "", str(error).splitlines()[0][:60], ""
+    order = list(models)
+    for _ in range(arguments.rounds):
+        for key in order:
+            taken[key].append(step(key))
+        order.reverse()
+    layers = fst.sparse_layers(converted).values()
+    found = [layer.run.decisions.get("grad_weight") for layer in layers]
+    sampled = sum(decision is not None and decision.backend != "dense" for decision in found)
+    before, after = (statistics.median(taken[key]) for key in models)
+    ratio = round(before / after, 3)
+    return name, round(before, 1), round(after, 1), ratio, f"{sampled} of {len(found)}"
+
+
+def _logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    found = model(images)
+    return found if isinstance(found, torch.Tensor) else found[0]
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--models", nargs="+", default=list(NETWORKS), help="SOURCE:NAME, as fst's")
+    made.add_argument("--strategy", default="sampled", help="name of a strategy (sampled)")
+    made.add_argument("--layers", default="conv", help="conv, linear or all (conv)")
+    made.add_argument("--size", type=int, default=224, help="pixels (224)")
+    made.add_argument("--batch", type=int, default=8, help="images (8)")
+    made.add_argument("--rounds", type=int, default=5, help="timed steps of each (5)")
+    made.add_argument("--out", type=Path, help="text file to write")
+    return made
+
+
+if __name__ == "__main__":
+    main()

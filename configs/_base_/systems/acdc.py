@@ -1,0 +1,3 @@
+"""AC/DC: 2:4 and dense phases in turn."""
+
+sparsity = dict(strategy="acdc")

@@ -1,0 +1,83 @@
+"""`data_root` of a classifier's config: one folder for its data sets, whose classes are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from fst.checkpoint import load_checkpoint_safely, trained_classes
+from fst.engine.data.folder import ImageFolder, class_folders
+
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+EVALUATORS = ("val_evaluator", "test_evaluator")
+
+
+def prepare(config: Config, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
+    """Apply ``data_root`` to a classifier's config, in place.
+
+    - Every ImageFolder without a ``data_root`` of its own takes it.
+    - The model gets as many outputs as there are classes.
+    - Accuracy leaves out a top-k with a larger k than that.
+
+    Args:
+        config: The whole config.
+        checkpoint: Path of a checkpoint that will be used. Its classes are counted if it names
+            them, else the folders of the training data.
+        options: Names of the keys that the command line has set.
+
+    Raises:
+        ValueError: ``options`` set ``data_root``, and every data set has one of its own.
+    """
+    root = config.get("data_root")
+    if root is None:
+        return
+    folders = [
+        dataset
+        for name in LOADERS
+        for dataset in datasets_within((config.get(name) or {}).get("dataset"))
+        if dataset.get("type") in ("ImageFolder", ImageFolder) and "data_root" not in dataset
+    ]
+    if not folders and "data_root" in options:
+        raise ValueError(
+            f"data_root={root!r} changes nothing: no data set of the config is an ImageFolder "
+            "without a data_root of its own; change train_dataloader.dataset.data_root and so on."
+        )
+    for dataset in folders:
+        dataset["data_root"] = root
+    if folders:
+        _set_num_classes(config, _count(folders[0], checkpoint))
+
+
+def datasets_within(dataset: Any) -> Iterator[Any]:
+    """A data set's config, and those within wrappers such as mmengine's RepeatDataset."""
+    if isinstance(dataset, dict):
+        yield dataset
+        yield from datasets_within(dataset.get("dataset"))
+        for part in dataset.get("datasets", ()):
+            yield from datasets_within(part)
+
+
+def _count(dataset: Any, checkpoint: str | None) -> int:
+    """How many classes there are; 0 where nothing says so."""
+    if checkpoint is not None and Path(checkpoint).is_file():
+        known = trained_classes(load_checkpoint_safely(checkpoint))
+        if known:
+            return len(known)
+    return len(class_folders(dataset["data_root"], dataset.get("split")))
+
+
+def _set_num_classes(config: Config, count: int) -> None:
+    architecture = config.model.get("architecture")
+    if not count or not isinstance(architecture, dict):
+        return
+    architecture["num_classes"] = count
+    for name in EVALUATORS:
+        metric = config.get(name)
+        for accuracy in metric if isinstance(metric, list | tuple) else [metric]:
+            if isinstance(accuracy, dict) and accuracy.get("type") == "Accuracy":
+                topk = accuracy.get("topk", (1, 5))
+                topk = (topk,) if isinstance(topk, int) else topk
+                accuracy["topk"] = tuple(k for k in topk if k <= count) or (1,)

@@ -1,0 +1,40 @@
+"""The C++ kernels for CPUs, where the installation has compiled them: they are never needed.
+
+They are functions of pointers and sizes in a library without torch (`kernels/cpu.h`), called
+through ctypes and registered as operators of torch, so that torch.compile takes them. They run in
+as many threads as torch does, in threads of torch's OpenMP runtime. The functions ``takes_...`` say
+whether the kernels can read operands where they lie.
+"""
+
+from fst.ops.cpp.library import BACKEND, missing
+from fst.ops.cpp.lists import (
+    MOST_POSITIONS,
+    draw_positions,
+    list_grad_input,
+    list_grad_weight,
+    measure_positions,
+    takes_lists,
+)
+from fst.ops.cpp.pruning import (
+    MOST_M,
+    prune_grad_output,
+    prune_weight,
+    takes_grad_output,
+    takes_weight,
+)
+
+__all__ = [
+    "BACKEND",
+    "MOST_M",
+    "MOST_POSITIONS",
+    "draw_positions",
+    "list_grad_input",
+    "list_grad_weight",
+    "measure_positions",
+    "missing",
+    "prune_grad_output",
+    "prune_weight",
+    "takes_grad_output",
+    "takes_lists",
+    "takes_weight",
+]

@@ -1,0 +1,129 @@
+"""The library of C++ kernels: finding it, calling it, and registering what it computes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, infer_schema, register_fake
+
+from fst.backends import sources
+from fst.basics.errors import UsageError
+
+BACKEND = "cpp"
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
+LAST = torch.channels_last
+FUNCTIONS = {  # name -> arguments: p pointer, i integer
+    "fst_prune_grad_output": "ppiiiippiiiiipi",
+    "fst_prune_weight": "piiiiiiiiiiipppi",
+    "fst_measure_positions": "piiipppi",
+    "fst_draw_positions": "piipppi",
+    "fst_list_grad_weight": "ppipppiippiiippi",
+    "fst_list_grad_input": "ppippipiiippi",
+}
+_FUNCTIONS: dict[str, Callable[..., int]] = {}
+_OPERATORS = Library("fst", "FRAGMENT")
+
+
+def missing() -> str:
+    """Why the kernels cannot run here; "" if they can. What it says once holds in this process."""
+    return _load()
+
+
+# torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
+missing._dynamo_marked_constant = True
+
+
+@functools.cache
+def _load() -> str:
+    file = sources.cpp_library()
+    if not file.is_file():
+        return "not compiled: install GCC or Clang, then install FST again"
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        return f"{file} cannot be loaded ({error})"
+    library.fst_sources.restype = ctypes.c_uint32
+    if library.fst_sources() != sources.cpp_checksum():
+        return f"{file} was compiled from other sources: install FST again"
+    kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes = [kinds[letter] for letter in arguments]
+        _FUNCTIONS[name] = function
+    return ""
+
+
+def operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of CPU tensors as ``torch.ops.fst.NAME_cpp``.
+
+    Args:
+        like: what makes empty results of the same arguments, for compilers.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = f"{function.__name__}_cpp"
+        schema = infer_schema(function, mutates_args=())
+        # The kernels read their operands where they lie: a compiler must not move them.
+        _OPERATORS.define(name + schema, tags=(torch.Tag.needs_fixed_stride_order,))
+        _OPERATORS.impl(name, function, "CPU")
+        register_fake(f"fst::{name}", like, lib=_OPERATORS)
+        return getattr(torch.ops.fst, name).default
+
+    return register
+
+
+def call(name: str, *arguments: int | None | ctypes.Array) -> None:
+    """Call a kernel in torch's number of threads.
+
+    Raises:
+        RuntimeError: the kernels are missing.
+        MemoryError: the kernel found no memory.
+        ValueError: the list of positions is not ascending, or leaves the output map.
+    """
+    if reason := missing():
+        raise UsageError(f"the C++ kernels cannot run here: {reason}.")
+    status = _FUNCTIONS[name](*arguments, torch.get_num_threads())
+    if status == 1:
+        raise MemoryError(f"{name}: no memory for what it packs")
+    if status == 2:
+        raise ValueError("index must be ascending positions of the output map")
+
+
+def integers(*values: int) -> ctypes.Array:
+    """An array of int64, as the kernels take shapes."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it lies on a CPU, and is no subclass (DTensor) that the operators do not know."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu"
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether it is contiguous, or contiguous in channels_last."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
+
+
+def is_last(tensor: Tensor) -> bool:
+    """Whether a dense tensor is in channels_last."""
+    return not tensor.is_contiguous()
+
+
+def check_dense(name: str, tensor: Tensor, axes: str) -> None:
+    """Raise ValueError unless the kernels can read the tensor where it lies."""
+    if tensor.dim() != 4 or not is_dense(tensor):
+        raise ValueError(
+            f"{name} {tuple(tensor.shape)} with strides {tensor.stride()} must be {axes}, "
+            "contiguous or channels_last."
+        )
+
+
+def check_groups(groups: int, channels: int) -> None:
+    """Raise ValueError unless ``groups`` divides the channels."""
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups={groups} must divide {channels} channels.")

@@ -1,0 +1,326 @@
+"""Lists of output positions, and gradients from them, by the C++ kernels.
+
+A list names output positions i = (n·P + p)·Q + q of a convolution, int32 and ascending, each with a
+weight.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fst.ops.cpp.library import (
+    KINDS,
+    LAST,
+    call,
+    check_dense,
+    check_groups,
+    integers,
+    is_dense,
+    is_last,
+    is_plain,
+    missing,
+    operator,
+)
+from fst.ops.geometry import Geometry, output_shape
+
+MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
+
+
+def takes_lists(*operands: Tensor) -> bool:
+    """Whether the kernels of lists can read these (N, C, H, W) of one dtype where they lie."""
+    dtype = operands[0].dtype
+    if dtype not in KINDS or any(not is_plain(x) or x.dtype != dtype for x in operands):
+        return False
+    return all(x.dim() == 4 and is_dense(x) for x in operands) and not missing()
+
+
+def _like_measured(
+    grad_output: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    with_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    samples, channels, rows, columns = grad_output.shape
+    sums = (channels, *kernel) if with_sums else (0,)
+    empty = functools.partial(grad_output.new_empty, dtype=torch.float32)
+    return empty(samples * rows * columns), empty(sums)
+
+
+@operator(like=_like_measured)
+def measure_positions(
+    grad_output: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    with_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    """How much each output position carries, and what all of them carry to each tap.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        input_size: of the convolution's input; its last two numbers count.
+        with_sums: whether the sums are wanted.
+
+    Returns:
+        scores (N·P·Q,) float32: norms of grad_output over the channels; sums (Cout, kh, kw)
+        float32: of grad_output over the positions whose tap lies inside the image (empty without
+        ``with_sums``).
+    """
+    _check_operands(grad_output=grad_output)
+    samples, channels, rows, columns = grad_output.shape
+    _check_positions(samples, rows, columns)
+    arguments = (grad_output, input_size, kernel, stride, padding, dilation, with_sums)
+    scores, sums = _like_measured(*arguments)
+    if not scores.numel():
+        return scores, sums.zero_()
+    geometry = (samples, *input_size[-2:], rows, columns, *kernel, *stride, *padding, *dilation)
+    call(
+        "fst_measure_positions",
+        *(grad_output.data_ptr(), KINDS[grad_output.dtype], channels, is_last(grad_output)),
+        *(integers(*geometry), scores.data_ptr(), sums.data_ptr() if with_sums else None),
+    )
+    return scores, sums
+
+
+def _like_drawn(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+    size = torch.sym_min(n, len(scores))
+    return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
+
+
+@operator(like=_like_drawn)
+def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+    """A systematic draw of positions, with probabilities in proportion to their scores.
+
+    Args:
+        scores: (M,) float32; what is not finite is kept.
+        n: how many positions; all of them if n ≥ M.
+        start: float64 without dimensions, in [0, 1).
+
+    Returns:
+        index (n,) int32, ascending; weight (n,) float32: reciprocals of the probabilities.
+    """
+    if scores.dtype != torch.float32 or scores.dim() != 1 or not scores.is_contiguous():
+        raise ValueError(f"scores {scores.dtype} {tuple(scores.shape)} must be (M,) float32.")
+    if start.dtype != torch.float64 or start.numel() != 1:
+        raise ValueError(f"start {start.dtype} {tuple(start.shape)} must be one float64.")
+    if n < 0:
+        raise ValueError(f"n={n} must not be negative.")
+    index, weight = _like_drawn(scores, n, start)
+    if n >= len(scores):
+        torch.arange(len(scores), out=index)
+        weight.fill_(1)
+    elif n:
+        call(
+            "fst_draw_positions",
+            *(scores.data_ptr(), len(scores), n, start.data_ptr()),
+            *(index.data_ptr(), weight.data_ptr()),
+        )
+    return index, weight
+
+
+def _like_grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    mean: Tensor,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+) -> Tensor:
+    format = LAST if channels_last else torch.contiguous_format
+    return torch.empty(
+        tuple(weight_shape),
+        dtype=grad_output.dtype,
+        device=grad_output.device,
+        memory_format=format,
+    )
+
+
+@operator(like=_like_grad_weight)
+def list_grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    mean: Tensor,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+) -> Tensor:
+    """The weight gradient over a list: Σ_j weight_j · dY[source_j] · (X − mean)[window j]ᵀ.
+
+    Args:
+        grad_output: (N', Cout, P', Q').
+        input: (N, Cin, H, W).
+        index: (n,) int32, positions of the convolution's output map, ascending.
+        weight: (n,) float32.
+        source: (n,) int32, rows of grad_output, whose map may be another; empty: ``index``.
+        mean: (Cin,) float32, subtracted from the input inside the image; empty: nothing is.
+        weight_shape: (Cout, Cin/groups, kh, kw).
+        channels_last: the memory format of the result.
+
+    Returns:
+        dW of ``weight_shape``, in the dtype of grad_output.
+    """
+    _check_operands(grad_output=grad_output, input=input)
+    out, inside, *kernel = weight_shape
+    check_groups(groups, out)
+    samples, channels, height, width = input.shape
+    if channels != inside * groups or grad_output.shape[1] != out:
+        raise ValueError(
+            f"weight_shape={tuple(weight_shape)} with groups={groups} does not fit input "
+            f"{tuple(input.shape)} and grad_output {tuple(grad_output.shape)}."
+        )
+    geometry = Geometry(stride, padding, dilation, groups)
+    map = output_shape(input.shape, weight_shape, geometry)[2:]
+    _check_positions(samples, *map)
+    _check_list(index, weight)
+    if len(mean) not in (0, channels) or mean.dtype != torch.float32:
+        raise ValueError(f"mean {mean.dtype} ({len(mean)},) must be float32 ({channels},) or (0,).")
+    rows = grad_output.numel() // max(out, 1)
+    if len(source):
+        _check_source(source, index, rows)
+    elif rows != samples * map[0] * map[1]:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
+    result = _like_grad_weight(
+        *(grad_output, input, index, weight, source, mean, weight_shape),
+        *(stride, padding, dilation, groups, channels_last),
+    )
+    if not len(index) or not result.numel():
+        return result.zero_()
+    numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
+    layouts = (is_last(input), is_last(grad_output), is_last(result))
+    call(
+        "fst_list_grad_weight",
+        *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
+        *(index.data_ptr(), weight.data_ptr(), source.data_ptr() if len(source) else None),
+        *(len(index), grad_output[0, 0].numel(), mean.data_ptr() if len(mean) else None),
+        *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
+        result.data_ptr(),
+    )
+    return result
+
+
+def _like_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    list_weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    format = LAST if is_last(grad_output) else torch.contiguous_format
+    return torch.empty(
+        tuple(input_size),
+        dtype=grad_output.dtype,
+        device=grad_output.device,
+        memory_format=format,
+    )
+
+
+@operator(like=_like_grad_input)
+def list_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    list_weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The input gradient from a list: Σ_j list_weight_j · Wᵀ dY[index_j], added at the taps.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw).
+        index: (n,) int32, positions of grad_output, ascending.
+        list_weight: (n,) float32.
+        input_size: (N, Cin, H, W).
+
+    Returns:
+        dX of ``input_size``, in the dtype and memory format of grad_output.
+    """
+    _check_operands(grad_output=grad_output, weight=weight)
+    out, inside, *kernel = weight.shape
+    check_groups(groups, out)
+    samples, channels, height, width = input_size
+    geometry = Geometry(stride, padding, dilation, groups)
+    map = output_shape(input_size, weight.shape, geometry)[2:]
+    wanted = (samples, out, *map)
+    if channels != inside * groups or grad_output.shape != wanted:
+        raise ValueError(
+            f"weight {tuple(weight.shape)} with groups={groups} and input_size={tuple(input_size)} "
+            f"do not fit grad_output {tuple(grad_output.shape)}."
+        )
+    _check_positions(samples, *map)
+    _check_list(index, list_weight)
+    result = _like_grad_input(
+        *(grad_output, weight, index, list_weight, input_size),
+        *(stride, padding, dilation, groups),
+    )
+    if not len(index) or not result.numel():
+        return result.zero_()
+    numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
+    layouts = (is_last(grad_output), is_last(weight))
+    call(
+        "fst_list_grad_input",
+        *(grad_output.data_ptr(), weight.data_ptr(), KINDS[weight.dtype]),
+        *(index.data_ptr(), list_weight.data_ptr(), len(index), integers(*numbers)),
+        *(inside, out // groups, groups, integers(*layouts), result.data_ptr()),
+    )
+    return result
+
+
+def _check_operands(**operands: Tensor) -> None:
+    dtypes = {name: operand.dtype for name, operand in operands.items()}
+    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
+        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
+    for name, operand in operands.items():
+        check_dense(name, operand, "(N, C, H, W)")
+
+
+def _check_positions(samples: int, rows: int, columns: int) -> None:
+    if samples * rows * columns > MOST_POSITIONS:
+        raise ValueError(
+            f"{samples} images of {rows}x{columns} output positions are more than a list can "
+            f"name: {MOST_POSITIONS}."
+        )
+
+
+def _check_list(index: Tensor, weight: Tensor) -> None:
+    if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
+        raise ValueError(f"index {index.dtype} {tuple(index.shape)} must be (n,) int32.")
+    if weight.dtype != torch.float32 or weight.shape != index.shape or not weight.is_contiguous():
+        raise ValueError(f"weight {weight.dtype} {tuple(weight.shape)} must be (n,) float32.")
+
+
+def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
+    if source.dtype != torch.int32 or source.shape != index.shape or not source.is_contiguous():
+        raise ValueError(f"source {source.dtype} {tuple(source.shape)} must be (n,) int32.")
+    low, high = torch.aminmax(source)
+    if low < 0 or high >= rows:
+        raise ValueError(f"source from {low} to {high} must be rows of grad_output, 0 to {rows}.")

@@ -1,0 +1,128 @@
+"""N:M pruning of weights and of grad_output, by the C++ kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fst.ops.cpp.library import (
+    KINDS,
+    call,
+    check_dense,
+    check_groups,
+    integers,
+    is_dense,
+    is_plain,
+    missing,
+    operator,
+)
+
+MOST_M = 8
+RESULTS = {  # dtype of a weight -> dtypes into which it can be pruned
+    torch.float32: (torch.float32, torch.bfloat16, torch.float16),
+    torch.bfloat16: (torch.bfloat16,),
+    torch.float16: (torch.float16,),
+}
+
+
+def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
+    if not is_plain(weight) or dtype not in RESULTS.get(weight.dtype, ()) or missing():
+        return False
+    return is_dense(weight)
+
+
+def takes_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> bool:
+    """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
+    if not is_plain(grad_output) or grad_output.dtype not in KINDS or m > MOST_M:
+        return False
+    if (rule == "magnitude_rescaled" and rescale == "channel") or missing():
+        return False
+    return is_dense(grad_output)
+
+
+def _like_weight(
+    weight: Tensor,
+    groups: int,
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    pruned = [dtype] * (bool(n_output) + bool(n_grad_input))
+    kinds = pruned + [torch.bool] * bool(n_output)
+    return [torch.empty_like(weight, dtype=kind) for kind in kinds]
+
+
+@operator(like=_like_weight)
+def prune_weight(
+    weight: Tensor,
+    groups: int,
+    n_output: int,
+    m_output: int,
+    n_grad_input: int,
+    m_grad_input: int,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weights` gives them."""
+    check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
+    check_groups(groups, len(weight))
+    if dtype not in RESULTS.get(weight.dtype, ()):
+        raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
+    for n, m in ((n_output, m_output), (n_grad_input, m_grad_input)):
+        _check_pattern(n, m, least=0)
+    results = _like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    if weight.numel():
+        rows, channels, taps = len(weight) // groups, weight.shape[1], weight[0, 0].numel()
+        pointers = iter([result.data_ptr() for result in results])
+        output = next(pointers) if n_output else None
+        grad_input = next(pointers) if n_grad_input else None
+        call(
+            "fst_prune_weight",
+            *(weight.data_ptr(), KINDS[weight.dtype], KINDS[dtype], rows, channels, taps),
+            *(weight.stride(1) == 1, groups, n_output, m_output, n_grad_input, m_grad_input),
+            *(output, next(pointers, None), grad_input),
+        )
+    return results
+
+
+def _like_grad_output(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
+) -> Tensor:
+    return torch.empty_like(grad_output)
+
+
+@operator(like=_like_grad_output)
+def prune_grad_output(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
+) -> Tensor:
+    """grad_output (N, C, P, Q) pruned along C, as `fst.ops.triton.prune_grad_output` does it."""
+    check_dense("grad_output", grad_output, "(N, C, P, Q)")
+    if grad_output.dtype not in KINDS:
+        raise TypeError(f"grad_output has dtype {grad_output.dtype}.")
+    _check_pattern(n, m, least=1)
+    samples, channels, height, width = grad_output.shape
+    check_groups(groups, channels)
+    drawn = rule == "random"
+    if drawn and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
+        raise ValueError("rule='random' needs seed=, one int64.")
+    pruned = torch.empty_like(grad_output)
+    if not pruned.numel():
+        return pruned
+    place = 2 if width == 1 else 3
+    strides = [integers(*(x.stride(axis) for axis in (0, 1, place))) for x in (grad_output, pruned)]
+    rescaled = rescale if rule == "magnitude_rescaled" else ""
+    call(
+        "fst_prune_grad_output",
+        *(grad_output.data_ptr(), pruned.data_ptr(), KINDS[grad_output.dtype]),
+        *(samples, channels, height * width, *strides, n, m),
+        *(rescaled == "group", rescaled == "sample_channel", groups),
+        seed.data_ptr() if drawn else None,
+    )
+    return pruned
+
+
+def _check_pattern(n: int, m: int, least: int) -> None:
+    if not least <= n <= m <= MOST_M:
+        raise ValueError(f"n={n}, m={m}: {least} <= n <= m <= {MOST_M}.")

@@ -1,0 +1,103 @@
+"""Lists of output positions: drawn by importance, or fixed."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fst.ops import cpp
+from fst.ops.geometry import Geometry
+from fst.ops.positions import native
+from fst.rules.rule import Lattice
+from fst.rules.sampled import Positions, Sampled
+
+FIXED_KNOWN = 64  # lists of lattices that are kept
+
+
+class Scored(NamedTuple):
+    """What one pass over grad_output tells.
+
+    Attributes:
+        scores: (N·P·Q,) what the probability of each position is proportional to.
+        sums: (Cout, kh, kw) Σ dY over the positions whose tap lies inside the image; empty where
+            nobody asked for it.
+    """
+
+    scores: Tensor
+    sums: Tensor
+
+
+def score(
+    rule: Sampled,
+    grad_output: Tensor,
+    input_size: tuple[int, int],
+    kernel: tuple[int, int],
+    geometry: Geometry,
+    *,
+    with_sums: bool,
+) -> Scored:
+    """Scores of the positions of grad_output (N, Cout, P, Q), and its sums for centring."""
+    if grad_output[:, 0].numel() > cpp.MOST_POSITIONS:
+        raise ValueError(
+            f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
+            "output positions cannot be sampled; use a smaller batch."
+        )
+    if type(rule).scores is Sampled.scores and cpp.takes_lists(grad_output):
+        where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
+        return Scored(*cpp.measure_positions(grad_output, *where, with_sums))
+    scores = rule.scores(grad_output)
+    if not with_sums:
+        return Scored(scores, scores.new_empty(0))
+    size = (grad_output.shape[2], grad_output.shape[3])
+    axes = zip(size, input_size, kernel, *geometry[:3], strict=True)
+    rows, columns = (inside(*axis, like=scores) for axis in axes)
+    total = grad_output.sum(0, dtype=scores.dtype)
+    return Scored(scores, torch.einsum("rp,opq,sq->ors", rows, total, columns))
+
+
+def inside(
+    size: int, input_size: int, taps: int, stride: int, padding: int, dilation: int, *, like: Tensor
+) -> Tensor:
+    """1 where a tap of an output position lies inside the image, along one axis: (taps, size)."""
+    positions = torch.arange(size, device=like.device) * stride - padding
+    places = positions + torch.arange(taps, device=like.device)[:, None] * dilation
+    return ((places >= 0) & (places < input_size)).to(like.dtype)
+
+
+def choose(rule: Sampled, scores: Tensor, count: int, start: Tensor) -> Positions:
+    """`Sampled.choose`, in C++ where it can be."""
+    if type(rule).choose is Sampled.choose and native.takes_scores(scores):
+        return Positions(*cpp.draw_positions(scores, count, start.cpu()))
+    return rule.choose(scores, count, start)
+
+
+def count_of(share: float, positions: int) -> int:
+    """⌈share · positions⌉, without what rounding adds to it."""
+    return min(positions, -int(-share * positions * (1 - 1e-12) // 1))
+
+
+class Fixed(NamedTuple):
+    """The list of a lattice: which output positions, and which rows of the folded grad_output."""
+
+    places: Tensor
+    source: Tensor
+
+
+def fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Fixed:
+    """The positions of ``lattice`` in ``samples`` output maps of that size, both int32."""
+    if torch.compiler.is_compiling():
+        return _fixed(lattice, samples, size, device)
+    return _known(lattice, samples, size, device)
+
+
+def _fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Fixed:
+    height, width = size
+    every = torch.arange(samples * height * width, dtype=torch.int32, device=device)
+    index = lattice.of(every.view(samples, 1, height, width)).reshape(-1).contiguous()
+    return Fixed(index, torch.arange(len(index), dtype=torch.int32, device=device))
+
+
+_known = functools.lru_cache(FIXED_KNOWN)(_fixed)

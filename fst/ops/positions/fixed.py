@@ -1,0 +1,92 @@
+"""FST's Eq. 10: dW over every other output position, with pair sums of dY."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from fst.backends import dispatch
+from fst.ops import cpp, triton
+from fst.ops.geometry import Geometry
+from fst.ops.positions import draw, native, products, strided
+from fst.rules.rule import Lattice, Rule
+
+FEW_CHANNELS = 8  # of the input, below which the C++ kernel's tiles are mostly empty
+
+
+def grad_weight(
+    grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, rule: Rule, phase: int
+) -> Tensor:
+    """dW (Cout, Cin/groups, kh, kw) over the positions that ``rule`` keeps.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        input: (N, Cin, H, W).
+        weight: only its shape and memory format count.
+        phase: which of the rule's positions.
+    """
+    size = (grad_output.shape[2], grad_output.shape[3])
+    lattices = rule.kept_positions(*size, phase)
+    assert lattices is not None  # the rule knows its positions
+
+    def summed(program: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
+        folded = fold_grad_output(grad_output, rule, lattices, phase)
+        parts = [program(f, p) for f, p in zip(folded, lattices, strict=True) if f.numel()]
+        if not parts:
+            return weight.new_zeros(weight.shape, dtype=grad_output.dtype)
+        return functools.reduce(Tensor.add_, parts)
+
+    def by_list(folded: Tensor, lattice: Lattice, product: Callable[..., Tensor]) -> Tensor:
+        listed = draw.fixed(lattice, len(input), size, input.device)
+        grads, source = folded, listed.source
+        if rule.summed_block == (1, 1):
+            grads, source = grad_output, None
+        return product(grads, input, weight, listed.places, None, source, None, geometry)
+
+    def by_stride(folded: Tensor, lattice: Lattice) -> Tensor:
+        return strided.grad_weight(folded, input, weight, lattice, size, geometry)
+
+    candidates = {
+        "strided": lambda: summed(by_stride),
+        "torch": lambda: summed(functools.partial(by_list, product=products.grad_weight)),
+    }
+    if cpp.takes_lists(grad_output, input):
+        with_cpp = functools.partial(by_list, product=native.grad_weight)
+        listed = {cpp.BACKEND: lambda: summed(with_cpp)}
+        is_wide = weight.shape[1] >= FEW_CHANNELS
+        candidates = listed | candidates if is_wide else candidates | listed
+    block = rule.summed_block
+    if triton.takes_block(block) and triton.takes(grad_output.dtype):
+        starts = [strided.window_start(lattice, geometry) for lattice in lattices]
+        candidates["triton"] = lambda: triton.grad_weight(
+            grad_output,
+            [input] * len(lattices),
+            weight,
+            block,
+            block != (1, 1),
+            _flat(lattices),
+            _flat(starts),
+            geometry.dilation,
+            geometry.groups,
+        )
+    tensors, options = (grad_output, input, weight), (str(rule), lattices, geometry)
+    return dispatch.run("grad_weight", candidates, tensors, options)
+
+
+def fold_grad_output(
+    grad_output: Tensor, rule: Rule, lattices: tuple[Lattice, ...], phase: int
+) -> Sequence[Tensor]:
+    """grad_output (N, Cout, P, Q) at each lattice, with what the rule adds to it."""
+    block = rule.summed_block
+    if block is None or block == (1, 1):
+        return rule.fold(grad_output, lattices, phase)
+    candidates = {"torch": lambda: rule.fold(grad_output, lattices, phase)}
+    if triton.takes_block(block) and triton.takes(grad_output.dtype):
+        candidates["triton"] = lambda: triton.fold_grad_output(grad_output, block, _flat(lattices))
+    return dispatch.run("fold_grad_output", candidates, (grad_output,), (block, lattices))
+
+
+def _flat(lattices: Iterable[Lattice]) -> list[int]:
+    return [number for lattice in lattices for number in lattice]

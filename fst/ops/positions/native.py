@@ -1,0 +1,54 @@
+"""`fst.ops.positions.products`, computed by the C++ kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fst.ops import cpp
+from fst.ops.geometry import Geometry
+
+
+def takes_scores(scores: Tensor) -> bool:
+    """Whether the kernels can draw positions by these scores."""
+    on_cpu = type(scores) is Tensor and scores.device.type == "cpu"
+    return on_cpu and scores.dtype == torch.float32 and not cpp.missing()
+
+
+def grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    scale: Tensor | None,
+    source: Tensor | None,
+    mean: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
+    """As `products.grad_weight`."""
+    if not cpp.takes_lists(grad_output):  # sums of some positions, which lie apart
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+    if scale is None:
+        scale = torch.ones(len(index))
+    source = index.new_empty(0) if source is None else source
+    mean = scale.new_empty(0) if mean is None else mean
+    lists = (index, scale, source, mean)
+    return cpp.list_grad_weight(
+        grad_output, input, *lists, weight.shape, *geometry, _is_last(weight)
+    )
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    scale: Tensor,
+    input_shape: torch.Size,
+    geometry: Geometry,
+) -> Tensor:
+    """As `products.grad_input`."""
+    return cpp.list_grad_input(grad_output, weight, index, scale, input_shape, *geometry)
+
+
+def _is_last(weight: Tensor) -> bool:
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()

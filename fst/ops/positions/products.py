@@ -1,0 +1,134 @@
+"""dW and dX over a list of positions, by gathering rows and multiplying: on any device.
+
+Maps are read as matrices: a row for each position or pixel, in the order of (N, H, W). The image is
+padded once, so that every tap of every position has a pixel, a fixed number of rows away from that
+of the first tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst.ops.geometry import Geometry, output_shape
+
+
+def grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    scale: Tensor | None,
+    source: Tensor | None,
+    mean: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
+    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ, (Cout, Cin/groups, kh, kw).
+
+    Args:
+        grad_output: (N, Cout, P', Q'), of which ``source`` counts positions.
+        input: (N, Cin, H, W).
+        weight: only its shape and memory format count.
+        index: (n,) int32, positions of the convolution's output map.
+        scale: (n,); None: 1 everywhere.
+        source: (n,) int32; None: the same as ``index``.
+        mean: (Cin,), which is subtracted inside the image; None: nothing is.
+    """
+    groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
+    grads = _rows(grad_output)[index if source is None else source]
+    if scale is not None:
+        grads = grads * scale[:, None].to(grads.dtype)
+    grads = grads.unflatten(1, (groups, outputs // groups)).permute(1, 2, 0)  # (g, Cout/g, n)
+    if mean is not None:
+        input = input - mean[:, None, None].to(input.dtype)
+    image, corner, size = _corners(input, index, (kernel[0], kernel[1]), geometry)
+    pixels = _rows(image)
+    total = grad_output.new_empty(kernel[0], kernel[1], groups, outputs // groups, channels)
+    for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
+        seen = pixels[corner + offset].unflatten(1, (groups, channels)).transpose(0, 1)
+        total[row, column] = grads @ seen
+    result = torch.empty_like(weight, dtype=grad_output.dtype)
+    return result.copy_(total.flatten(2, 3).permute(2, 3, 0, 1))
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    scale: Tensor,
+    input_shape: torch.Size,
+    geometry: Geometry,
+) -> Tensor:
+    """Σ_j scale_j · Wᵀ dY[index_j], added at the taps of position j: (N, Cin, H, W).
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw).
+        index, scale: (n,), the list of positions; int32.
+    """
+    groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
+    wide = torch.promote_types(grad_output.dtype, torch.float32)
+    grads = _rows(grad_output)[index] * scale[:, None].to(grad_output.dtype)
+    grads = grads.unflatten(1, (groups, outputs // groups)).transpose(0, 1)  # (g, n, Cout/g)
+    batch, _, height, width = input_shape
+    top, left = geometry.padding
+    size = (height + 2 * top, width + 2 * left)
+    corner = _corner(index, input_shape, weight.shape, size, geometry)
+    pixels = grads.new_zeros(batch * size[0] * size[1], groups * channels, dtype=wide)
+    by_tap = weight.unflatten(0, (groups, outputs // groups))
+    for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
+        added = grads @ by_tap[..., row, column]  # (g, n, Cin/g)
+        pixels.index_add_(0, corner + offset, added.transpose(0, 1).flatten(1).to(wide))
+    image = pixels.view(batch, *size, -1)[:, top : top + height, left : left + width]
+    format = torch.channels_last if _is_channels_last(grad_output) else torch.contiguous_format
+    image = image.permute(0, 3, 1, 2).to(grad_output.dtype)
+    return image.contiguous(memory_format=format)
+
+
+def _rows(maps: Tensor) -> Tensor:
+    """(N, C, H, W) as (N·H·W, C): a view where the channels lie side by side."""
+    return maps.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def _is_channels_last(maps: Tensor) -> bool:
+    return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
+
+
+def _corners(
+    input: Tensor, index: Tensor, kernel: tuple[int, int], geometry: Geometry
+) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """The padded image, the row of each position's first pixel in it, and its size."""
+    top, left = geometry.padding
+    image = F.pad(input, (left, left, top, top)) if top or left else input
+    size = (image.shape[2], image.shape[3])
+    weight_shape = (1, 1, *kernel)
+    return image, _corner(index, input.shape, weight_shape, size, geometry), size
+
+
+def _corner(
+    index: Tensor,
+    input_shape: torch.Size,
+    weight_shape: tuple[int, ...],
+    size: tuple[int, int],
+    geometry: Geometry,
+) -> Tensor:
+    """Which row of the padded image's pixels the first tap of each position reads."""
+    rows, columns = output_shape(input_shape, weight_shape, geometry)[2:]
+    place = index.to(torch.int64)
+    sample = place // (rows * columns)
+    row, column = place // columns % rows, place % columns
+    line = sample * size[0] + row * geometry.stride[0]
+    return line * size[1] + column * geometry.stride[1]
+
+
+def _taps(
+    kernel: tuple[int, int], size: tuple[int, int], geometry: Geometry
+) -> Iterator[tuple[int, int, int]]:
+    """Row, column and distance from the first tap, in pixels of the padded image."""
+    down, right = geometry.dilation
+    for row in range(kernel[0]):
+        for column in range(kernel[1]):
+            yield row, column, row * down * size[1] + column * right

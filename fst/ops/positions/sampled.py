@@ -1,0 +1,234 @@
+"""dW and dX over positions that are drawn by importance, where these are faster than exact ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fst.backends import dispatch
+from fst.ops import cpp
+from fst.ops.geometry import Geometry, gradients, input_gradient
+from fst.ops.positions import draw, native, noise, products
+from fst.rules.sampled import Positions, Sampled
+from fst.rules.strategy import Strategy
+
+EXACT = "dense"  # the backend that samples nothing
+LISTED = (cpp.BACKEND, "torch")  # the backends that compute from lists
+ONLY_WEIGHT = (False, True, False)
+SHARE = 8  # the mean is that of one sample in so many
+Program = Callable[..., Tensor]
+
+
+class Step(NamedTuple):
+    """One backward pass of a convolution.
+
+    Attributes:
+        grad_output: (N, Cout, P, Q).
+        input: (N, Cin, H, W); None where there is no grad_weight.
+        input_shape: its shape.
+        weight: (Cout, Cin/groups, kh, kw), as grad_input multiplies with it.
+        start: (), where draws of positions start.
+        memory: what a rule with ``noise`` remembers; None where nothing can be remembered.
+    """
+
+    grad_output: Tensor
+    input: Tensor | None
+    input_shape: torch.Size
+    weight: Tensor
+    geometry: Geometry
+    start: Tensor
+    memory: dict[str, Any] | None
+
+    @property
+    def positions(self) -> int:
+        """Output positions of the batch."""
+        return self.grad_output[:, 0].numel()
+
+    def part(self, samples: slice) -> Step:
+        """The same for some samples."""
+        input = self.input[samples]
+        return self._replace(
+            grad_output=self.grad_output[samples], input=input, input_shape=input.shape
+        )
+
+
+class Lists:
+    """The lists of a step: grad_output is looked at once, and a list is drawn once."""
+
+    def __init__(self, step: Step, *, with_sums: bool) -> None:
+        self._step, self._with_sums = step, with_sums
+        self._scored: draw.Scored | None = None
+        self._drawn: dict[int, Positions] = {}
+
+    def scored(self, rule: Sampled) -> draw.Scored:
+        """The scores of the positions, and the sums if they were asked for."""
+        if self._scored is None:
+            self._scored = _score(self._step, rule, with_sums=self._with_sums)
+        return self._scored
+
+    def of(self, rule: Sampled, count: int) -> Positions:
+        """``count`` positions."""
+        if count not in self._drawn:
+            scores = self.scored(rule).scores
+            self._drawn[count] = draw.choose(rule, scores, count, self._step.start)
+        return self._drawn[count]
+
+
+def _score(step: Step, rule: Sampled, *, with_sums: bool) -> draw.Scored:
+    size, kernel = step.input_shape[2:], step.weight.shape[2:]
+    sizes = (size[0], size[1]), (kernel[0], kernel[1])
+    return draw.score(rule, step.grad_output, *sizes, step.geometry, with_sums=with_sums)
+
+
+def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor, Lists | None]:
+    """dW (Cout, Cin/groups, kh, kw), and the lists that it was computed with; None if exactly."""
+    if rule.noise is not None:
+        return _with_noise(step, rule), None
+    count, lists = draw.count_of(rule.density, step.positions), None
+    if count == step.positions and not dispatch.demanded("grad_weight", LISTED):
+        dispatch.note("grad_weight", EXACT, "all positions are kept")
+        return _exact_grad_weight(step), None
+
+    def exact() -> Tensor:
+        nonlocal lists
+        lists = None
+        return _exact_grad_weight(step)
+
+    def sampled(program: Program) -> Tensor:
+        nonlocal lists
+        lists = Lists(step, with_sums=rule.center)  # a candidate's time includes the choice
+        sums = lists.scored(rule).sums
+        return _sampled_grad_weight(step, rule, lists.of(rule, count), sums, program)
+
+    candidates = {EXACT: exact, **_programs("grad_weight", step, sampled)}
+    return _run("grad_weight", candidates, step, (str(rule), count)), lists
+
+
+def grad_input(step: Step, rule: Sampled, lists: Lists | None) -> Tensor:
+    """dX (N, Cin, H, W), with the lists of dW where there are some."""
+    count = draw.count_of(rule.density, step.positions)
+
+    def exact() -> Tensor:
+        return input_gradient(step.grad_output, step.weight, step.geometry, step.input_shape)
+
+    if count == step.positions and not dispatch.demanded("grad_input", LISTED):
+        dispatch.note("grad_input", EXACT, "all positions are kept")
+        return exact()
+
+    def sampled(program: Program) -> Tensor:
+        drawn = (lists or Lists(step, with_sums=False)).of(rule, count)
+        return program(step.grad_output, step.weight, *drawn, step.input_shape, step.geometry)
+
+    candidates = {EXACT: exact, **_programs("grad_input", step, sampled)}
+    return _run("grad_input", candidates, step, (str(rule), count, lists is None))
+
+
+def _exact_grad_weight(step: Step) -> Tensor:
+    args = (step.grad_output, step.input, step.weight, step.geometry)
+    return gradients(*args, ONLY_WEIGHT)[1]
+
+
+def _sampled_grad_weight(
+    step: Step, rule: Sampled, drawn: Positions, sums: Tensor, program: Program
+) -> Tensor:
+    """dW over the drawn positions, with what the mean of the input contributes."""
+    mean = mean_of(step.input) if rule.center else None
+    maps = (step.grad_output, step.input, step.weight)
+    total = program(*maps, *drawn, None, mean, step.geometry)
+    return total if mean is None else _with_share_of_mean(total, sums, mean, step.geometry.groups)
+
+
+def mean_of(input: Tensor) -> Tensor:
+    """μ (Cin) of (N, Cin, H, W), from the first eighth of the samples, one at least.
+
+    Any μ that does not depend on the draw leaves the gradient exact in the mean.
+    """
+    return input[: max(1, input.shape[0] // SHARE)].mean((0, 2, 3), dtype=_wide(input.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _with_share_of_mean(total: Tensor, sums: Tensor, mean: Tensor, groups: int) -> Tensor:
+    """``total`` + (Σ dY)·μᵀ for each tap, in place; ``sums`` (Cout, kh, kw), ``mean`` (Cin,)."""
+    outputs, channels, *kernel = total.shape
+    shares = sums.view(groups, outputs // groups, 1, *kernel) * mean.view(groups, 1, channels, 1, 1)
+    return total.add_(shares.reshape(total.shape).to(total.dtype))
+
+
+def _with_noise(step: Step, rule: Sampled) -> Tensor:
+    """dW over as many positions as keep the promise, from two halves of the batch.
+
+    The difference of the halves tells how much the gradient varies between batches.
+    """
+    middle, memory = step.grad_output.shape[0] // 2, step.memory
+    if not middle or memory is None:
+        return _exact_grad_weight(step)
+    halves = (step.part(slice(0, middle)), step.part(slice(middle, None)))
+    scored = [_score(half, rule, with_sums=rule.center) for half in halves]
+    scores = torch.cat([half.scores for half in scored])
+    spread = noise.spread_of_columns(step.input, step.weight, rule.center)
+    count = noise.count(scores, noise.allowed(memory, rule.noise, spread))
+
+    def exact() -> tuple[Tensor, Tensor]:
+        memory["share"], memory["added"] = 1.0, 0.0
+        return _exact_grad_weight(halves[0]), _exact_grad_weight(halves[1])
+
+    def sampled(program: Program) -> tuple[Tensor, Tensor]:
+        drawn = draw.choose(rule, scores, count, step.start)
+        memory["share"] = count / len(scores)
+        memory["added"] = spread * noise.of_draw(drawn, scores)
+        found, border = [], halves[0].positions
+        cut = int(torch.searchsorted(drawn.places, border))
+        parts = (slice(0, cut), slice(cut, None))
+        for half, own, part, first in zip(halves, scored, parts, (0, border), strict=True):
+            listed = Positions(drawn.places[part] - first, drawn.weight[part])
+            found.append(_sampled_grad_weight(half, rule, listed, own.sums, program))
+        return found[0], found[1]
+
+    if count == len(scores):
+        parts = exact()
+        dispatch.note("grad_weight", EXACT, "the promise of noise needs all positions")
+    else:
+        candidates = {EXACT: exact, **_programs("grad_weight", step, sampled)}
+        options = (str(rule), noise.eighths(count / len(scores)))
+        parts = _run("grad_weight", candidates, step, options)
+    noise.learn(memory, *parts)
+    return parts[0] + parts[1]
+
+
+def was_exact(
+    record: dispatch.Record | None, strategy: Strategy, need_input: bool, need_weight: bool
+) -> bool:
+    """Whether no GEMM of this step was sampled, because times were measured that say so."""
+    if record is None or not strategy.only_samples or not need_weight:
+        return False
+    gemms = [g for g in ("grad_weight", "grad_input") if strategy.rule(g) is not None]
+    found = [record.get(gemm) for gemm in gemms if gemm == "grad_weight" or need_input]
+    return all(d is not None and d.backend == EXACT and d.times for d in found)
+
+
+def _programs(
+    gemm: str, step: Step, sampled: Callable[[Program], Any]
+) -> dict[str, Callable[[], Any]]:
+    """The programs that can compute a GEMM from a list."""
+    of_weight, found = gemm == "grad_weight", {}
+    if cpp.takes_lists(step.grad_output, step.input if of_weight else step.weight):
+        by_cpp = native.grad_weight if of_weight else native.grad_input
+        found[cpp.BACKEND] = functools.partial(sampled, by_cpp)
+    if not found or dispatch.demanded(gemm, ("torch",)):
+        by_torch = products.grad_weight if of_weight else products.grad_input
+        found["torch"] = functools.partial(sampled, by_torch)
+    return found
+
+
+def _run(
+    gemm: str, candidates: dict[str, Callable[[], Any]], step: Step, options: tuple[Any, ...]
+) -> Any:
+    options = (*options, tuple(step.input_shape), *step.geometry)
+    return dispatch.run(gemm, candidates, (step.grad_output, step.weight), options, exact=EXACT)

@@ -1,0 +1,96 @@
+"""Schedules that divide a training into phases, each with a strategy of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule
+from fst.rules.weight import check_share
+
+DENSE: Mapping[str, Any] = {"dense": True}
+
+
+def dense(strategy: Any) -> Any:
+    """``strategy`` with nothing pruned, and no decay."""
+    return replace(strategy, output=None, grad_input=None, grad_weight=None, decay=0.0)
+
+
+@dataclass(frozen=True)
+class Phases(Schedule):
+    """Dense steps at the beginning and at the end, and options that change in between.
+
+    A phase is plain data in the layer's state, and so in checkpoints. Before the training, and
+    after it where ``dense_tail`` is 0, layers prune as the strategy itself says.
+
+    Attributes:
+        dense_start, dense_tail: shares of the training in which nothing is pruned.
+    """
+
+    dense_start: float = 0.0
+    dense_tail: float = 0.0
+    needs: ClassVar[tuple[str, ...]] = ("total_steps",)
+
+    def __post_init__(self) -> None:
+        check_share("dense_start", self.dense_start)
+        check_share("dense_tail", self.dense_tail)
+        if self.dense_start + self.dense_tail >= 1:
+            raise ValueError(
+                f"dense_start={self.dense_start} and dense_tail={self.dense_tail} leave no step of "
+                "the training to prune in: their sum must be below 1."
+            )
+
+    def borders(self, run: Run) -> tuple[int, int]:
+        """The first step that prunes, and the first of the dense tail, counted from 0."""
+        total = run.total_steps
+        assert total is not None  # in needs
+        return round(self.dense_start * total), round((1 - self.dense_tail) * total)
+
+    def attached(self, layers: Layers, run: Run) -> None:
+        first, end = self.borders(run)
+        if first >= end:
+            raise ValueError(
+                f"total_steps={run.total_steps}: no step lies between dense_start="
+                f"{self.dense_start} and dense_tail={self.dense_tail} of {layers[0].strategy.name}."
+            )
+
+    def start(self, layers: Layers, run: Run) -> None:
+        self._enter(layers, run, 0)
+
+    def after_update(self, layers: Layers, run: Run, step: int) -> None:
+        self._enter(layers, run, step)
+
+    def _enter(self, layers: Layers, run: Run, done: int) -> None:
+        first, end = self.borders(run)
+        for layer in layers:
+            is_dense = done < first or (self.dense_tail > 0 and done >= end)
+            layer.enter(dict(DENSE) if is_dense else self.pruning(layer, run, done))
+
+    def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any] | None:
+        """The phase of a layer after ``done`` steps, outside the dense ones; None: no change."""
+        return None
+
+    def acting(self, strategy: Any, phase: Any) -> Any:
+        return dense(strategy) if phase == DENSE else self.changed(strategy, phase)
+
+    def changed(self, strategy: Any, phase: Any) -> Any:
+        """``strategy`` in a phase of `pruning`."""
+        return strategy
+
+    def progress(self, run: Run, done: int, settled: float = 0.0) -> float:
+        """Which share of the steps that prune is done, the last share ``settled`` of all steps
+        not counted: 0 to 1.
+        """
+        first, end = self.borders(run)
+        assert run.total_steps is not None  # in needs
+        length = end - first - round(settled * run.total_steps)
+        return min(1.0, (done - first) / length) if length > 0 else 1.0
+
+    def __str__(self) -> str:
+        parts = [
+            f"dense for the {word} {share:.4g} of the training"
+            for word, share in (("first", self.dense_start), ("last", self.dense_tail))
+            if share
+        ]
+        return ", ".join(parts) or "pruned throughout"

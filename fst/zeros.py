@@ -1,0 +1,97 @@
+"""Zeros that stay, in plain layers and under any further training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from fst.basics.sharding import ORDER, refuse_sharded
+from fst.basics.values import check_module
+from fst.layers.modules import SparseLayer
+
+
+class Hold:
+    """Handle of `hold`; ``remove()`` lets the weights go.
+
+    Attributes:
+        masks: parameter name -> mask of the weight, True where it is free.
+    """
+
+    def __init__(self, weights: dict[str, nn.Parameter]) -> None:
+        self._weights = weights
+        self.masks: dict[str, Tensor] = {n: w.detach() != 0 for n, w in weights.items()}
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+
+    def remove(self) -> None:
+        """Hold nothing any more."""
+        self._hook.remove()
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, weight in self._weights.items():
+            if id(weight) not in stepped:
+                continue
+            mask = self.masks[name]
+            if mask.device != weight.device:
+                mask = self.masks[name] = mask.to(weight.device)
+            weight.mul_(mask)
+            for tensor in optimizer.state.get(weight, {}).values():
+                if isinstance(tensor, Tensor) and tensor.shape == weight.shape:
+                    tensor.mul_(mask)
+
+
+def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
+    """Keep the zeros of a folded model at zero under any further training.
+
+    After each step of an optimizer that holds such a weight, and whichever optimizer it is, the
+    weights that are zero now are zero again, and so is what the optimizer keeps of them. The weight
+    stays a Parameter of its layer, so fake quantization (`torch.ao.quantization.prepare_qat`) sees
+    the zeros too: symmetric and affine int8 both represent 0 exactly. Call it once the model is
+    folded, before anything replaces its layers: Parameters must stay the same objects.
+
+    Args:
+        plain: a folded model, or any with zeros; its convolutions' and linear layers' weights are
+            held.
+        include: glob patterns on parameter names such as "layer1.*.weight".
+
+    Returns:
+        A handle with the masks and ``remove()``.
+
+    Raises:
+        ValueError: a layer is converted (fold the model first), no weight has a zero, or a pattern
+            matches no weight.
+        TypeError: ``plain`` is no module.
+    """
+    check_module(plain)
+    refuse_sharded(plain, "hold", ORDER)
+    patterns = [include] if isinstance(include, str) else list(include)
+    weights: dict[str, nn.Parameter] = {}
+    for name, module in plain.named_modules():
+        if isinstance(module, SparseLayer):
+            raise ValueError(
+                f"layer {name!r} is converted, and prunes by itself: fst.fold the model first."
+            )
+        weight = module._parameters.get("weight")
+        if isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and weight is not None:
+            weights[f"{name}.weight" if name else "weight"] = weight
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in weights):
+            raise ValueError(
+                f"include={pattern!r} matches no weight of: {', '.join(weights) or 'no layer'}."
+            )
+    chosen = {
+        name: weight
+        for name, weight in weights.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns) and bool((weight == 0).any())
+    }
+    if not chosen:
+        raise ValueError(
+            f"{type(plain).__name__} has no zero in a weight of include={include!r}: nothing to "
+            "hold; fst.fold a converted model first."
+        )
+    return Hold(chosen)

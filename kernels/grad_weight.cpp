@@ -1,0 +1,347 @@
+// The weight gradient over a list of output positions:
+//     dW[co][ci][tap] = sum over k of weight[k] * dY[source[k]][co] * (X - mean)[window k][tap][ci]
+//
+// Positions are the slow axis of both operands, so products of channels are outer products, and
+// nothing is transposed: for each position k a tile of ROWS input channels by WIDTH output channels
+// in registers takes VECTORS loads of dY and ROWS broadcasts of X. Packed in chunks of the list:
+//
+//     Y [Cout / WIDTH][k][WIDTH]       rows of dY, times their weights
+//     X [Cin / ROWS][pixel][ROWS]      rows of the image that the chunk's windows see, with their
+//                                      padding: the taps of a position are pixels at distances that
+//                                      all positions share. 1x1 kernels: the list's pixels alone
+//     C [Cout / WIDTH][Cin / ROWS][tap][ROWS][WIDTH]
+//
+// Few input channels would leave most of a tile empty. There the numbers that a row of the kernel
+// sees lie side by side, and a tile takes ROWS of these:
+//
+//     X [group][pixel][Cin]
+//     C [Cout / WIDTH][kw * Cin / ROWS][kh][ROWS][WIDTH]
+//
+// Threads share the tiles of C, or each takes a part of the list with a C of its own where the list
+// is long or there are few tiles.
+
+#include "cpu.h"
+
+namespace {
+
+using namespace fst;
+
+constexpr int64_t CHUNK = 512;          // positions that are packed at a time
+constexpr int64_t STRETCH = 128;        // positions whose Y stays in the first cache for all taps
+constexpr int64_t LARGE = 1 << 19;      // numbers of C from which it is seldom read: longer chunks
+constexpr int64_t MOST_X = 1 << 22;     // numbers of a packed X, where positions are rare
+constexpr int64_t MOST_OWN = 4 << 20;   // numbers of all C where each thread has its own
+constexpr int TILE = ROWS * WIDTH;
+
+// c[m][n] += sum over k of x[at[k]][m] * y[k][n]; `fresh`: c holds nothing yet.
+template <int N>
+void add_products(const float* __restrict x, const int64_t* __restrict at,
+                  const float* __restrict y, int64_t count, bool fresh, float* __restrict c) {
+  vec sum[ROWS][N] = {};
+  for (int64_t k = 0; k < count; ++k) {
+    const float* row = x + at[k];
+    vec column[N];
+    for (int v = 0; v < N; ++v) column[v] = *reinterpret_cast<const vec*>(y + (k * N + v) * V);
+#pragma GCC unroll 8
+    for (int m = 0; m < ROWS; ++m) {
+#pragma GCC unroll 3
+      for (int v = 0; v < N; ++v) sum[m][v] += row[m] * column[v];
+    }
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    for (int v = 0; v < N; ++v) {
+      vec* place = reinterpret_cast<vec*>(c + (m * N + v) * V);
+      *place = fresh ? sum[m][v] : *place + sum[m][v];
+    }
+  }
+}
+
+struct List {
+  const int32_t* index;
+  const float* weight;
+  const int32_t* source;
+  int64_t count;
+};
+
+struct Chunk {
+  int64_t begin, end;  // of the list
+  int64_t row, rows;   // of all images with their padding, one below the other
+};
+
+template <class T>
+struct GradWeight {
+  using Int = typename T::Int;
+  const Int *grad_output, *input;
+  const float* mean;
+  List list;
+  Geometry g;
+  int64_t in, out, groups;  // channels of a group
+  Map of_input, of_output;
+
+  // Whether a tile's rows run over the columns of the kernel too, which saves tiles.
+  bool joined() const {
+    return g.dilation_w == 1 && parts(g.kernel_w * in, ROWS) < g.kernel_w * parts(in, ROWS);
+  }
+  int64_t row_length() const { return joined() ? g.kernel_w * in : in; }
+  int64_t row_tiles() const { return parts(row_length(), ROWS); }
+  int64_t column_tiles() const { return parts(out, WIDTH); }
+  int64_t tiles() const { return groups * row_tiles() * column_tiles(); }
+  int64_t taps() const { return joined() ? g.kernel_h : g.taps(); }  // of a tile
+  int64_t planes() const { return joined() ? groups : groups * row_tiles(); }  // of X
+  int64_t of_pixel() const { return joined() ? in : ROWS; }  // numbers in a plane
+  bool gathered() const { return g.taps() == 1; }
+  int64_t numbers() const { return tiles() * taps() * TILE; }
+  int64_t longest() const { return numbers() > LARGE ? 4 * CHUNK : CHUNK; }
+  int64_t rows_of_image() const { return (g.rows - 1) * g.stride_h + g.span_h(); }
+  int64_t columns_of_row() const { return (g.columns - 1) * g.stride_w + g.span_w(); }
+  int64_t pixels(const Chunk& chunk) const {
+    return gathered() ? chunk.end - chunk.begin : chunk.rows * columns_of_row();
+  }
+
+  int64_t row_of(int64_t k) const {
+    const auto at = g.position(list.index[k]);
+    return at.image * rows_of_image() + at.row * g.stride_h;
+  }
+
+  // From list entry `begin` on: equal shares of at most CHUNK positions.
+  Chunk chunk(int64_t begin, int64_t end) const {
+    Chunk found{begin, begin, 0, 0};
+    if (begin >= end) return found;
+    int64_t count = parts(end - begin, parts(end - begin, longest()));
+    found.row = row_of(begin);
+    do {
+      found.end = begin + count;
+      found.rows = row_of(found.end - 1) + g.span_h() - found.row;
+      count /= 2;
+    } while (count && pixels(found) * planes() * of_pixel() > MOST_X);
+    return found;
+  }
+
+  // The channels of one group, from `channel` on.
+  void pack_few(const int64_t* offset, int64_t count, int64_t channel, float* x) const {
+    const Int* from = input + channel * of_input.of_channel;
+    for (int64_t c = 0; c < in; ++c, ++x, from += of_input.of_channel) {
+      const float less = mean ? mean[channel + c] : 0.0f;
+      for (int64_t i = 0; i < count; ++i) {
+        x[i * in] = offset[i] < 0 ? 0.0f : T::wide(from[offset[i]]) - less;
+      }
+    }
+  }
+
+  void pack_pixels(const int64_t* offset, int64_t count, int64_t plane, float* x) const {
+    for (int64_t i = 0; joined() && i < groups; ++i, x += plane) {
+      pack_few(offset, count, i * in, x);
+    }
+    for (int64_t i = 0; !joined() && i < planes(); ++i, x += plane) {
+      const int64_t first = i % row_tiles() * ROWS, channel = i / row_tiles() * in + first;
+      pack<T, ROWS>(input + channel * of_input.of_channel, offset, count, of_input.of_channel,
+                    std::min<int64_t>(ROWS, in - first), mean ? mean + channel : nullptr, nullptr,
+                    x);
+    }
+  }
+
+  // Where these columns of a row of a padded image lie; -1 outside of the image.
+  void find(int64_t image, int64_t row, int64_t column, int64_t count, int64_t* offset) const {
+    const int64_t h = row - g.padding_h, w = column - g.padding_w;
+    const int64_t begin = of_input.offset((image * g.height + h) * g.width);
+    const bool outside = h < 0 || h >= g.height;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool left_out = outside || w + i < 0 || w + i >= g.width;
+      offset[i] = left_out ? -1 : begin + (w + i) * of_input.of_place;
+    }
+  }
+
+  void pack_rows(const Chunk& chunk, Team team, int64_t plane, int64_t* offset, float* x) const {
+    const int64_t width = columns_of_row();
+    for (int64_t r = team.first(chunk.rows); r < team.last(chunk.rows); ++r) {
+      const int64_t row = chunk.row + r;
+      find(row / rows_of_image(), row % rows_of_image(), 0, width, offset);
+      pack_pixels(offset, width, plane, x + r * width * of_pixel());
+    }
+  }
+
+  void pack_list(const Chunk& chunk, Team team, int64_t plane, int64_t* offset, int64_t* at,
+                 float* x, float* y) const {
+    const int64_t count = chunk.end - chunk.begin, first = team.first(count);
+    const int64_t own = team.last(count) - first;
+    for (int64_t i = 0; i < own; ++i) {
+      const auto of = g.position(list.index[chunk.begin + first + i]);
+      const int64_t row = of.row * g.stride_h, column = of.column * g.stride_w;
+      if (gathered()) {
+        at[first + i] = (first + i) * of_pixel();
+        find(of.image, row, column, 1, offset + i);
+      } else {
+        const int64_t below = of.image * rows_of_image() + row - chunk.row;
+        at[first + i] = (below * columns_of_row() + column) * of_pixel();
+      }
+    }
+    if (gathered()) pack_pixels(offset, own, plane, x + first * of_pixel());
+    const int32_t* source = list.source ? list.source : list.index;
+    for (int64_t i = 0; i < own; ++i) {
+      offset[i] = of_output.offset(source[chunk.begin + first + i]);
+    }
+    for (int64_t i = 0; i < groups * column_tiles(); ++i) {
+      const int64_t begin = i % column_tiles() * WIDTH;
+      const int64_t channel = i / column_tiles() * out + begin;
+      const int64_t valid = std::min<int64_t>(WIDTH, out - begin);
+      with_vectors(parts(valid, V), [&](auto vectors) {
+        pack<T, vectors * V>(grad_output + channel * of_output.of_channel, offset, own,
+                             of_output.of_channel, valid, nullptr,
+                             list.weight + chunk.begin + first,
+                             y + i * longest() * WIDTH + first * vectors * V);
+      });
+    }
+  }
+
+  void multiply(int64_t tile, int64_t count, int64_t plane, const int64_t* at, const float* x,
+                const float* y, bool fresh, float* c) const {
+    const int64_t width = gathered() ? 0 : columns_of_row();
+    const int64_t across = joined() ? 1 : g.kernel_w;  // taps of a row
+    const int64_t group = tile / (row_tiles() * column_tiles());
+    const int64_t column = tile / row_tiles() % column_tiles();
+    const int64_t row = tile % row_tiles();
+    x += joined() ? group * plane + row * ROWS : (group * row_tiles() + row) * plane;
+    y += tile / row_tiles() * longest() * WIDTH;
+    with_vectors(parts(std::min<int64_t>(WIDTH, out - column * WIDTH), V), [&](auto vectors) {
+      for (int64_t k = 0; k < count; k += STRETCH) {
+        for (int64_t t = 0; t < taps(); ++t) {
+          const int64_t away = t / across * g.dilation_h * width + t % across * g.dilation_w;
+          add_products<vectors>(x + away * of_pixel(), at + k, y + k * vectors * V,
+                                std::min(STRETCH, count - k), fresh && k == 0, c + t * TILE);
+        }
+      }
+    });
+  }
+
+  // Tiles [tile, tile + count) of one column into dW (Cout, Cin / groups, kh, kw).
+  void write(int64_t tile, int64_t count, const float* c, bool last, Int* result) const {
+    const int64_t column = tile / row_tiles() % column_tiles() * WIDTH;
+    const int64_t row = tile % row_tiles() * ROWS;
+    const int64_t rows = std::min(row_length() - row, count * ROWS);
+    const int64_t group = tile / (row_tiles() * column_tiles());
+    const int64_t valid = std::min<int64_t>(WIDTH, out - column), wide = parts(valid, V) * V;
+    const int64_t of_channel = last ? 1 : g.taps(), of_tap = last ? in : 1;
+    const auto copy = [&](Int* to, int64_t n, int64_t t, int64_t m) {
+      const float* tap = c + (m / ROWS * taps() + t) * TILE;
+      *to = T::narrow(tap[m % ROWS * wide + n]);
+    };
+    for (int64_t n = 0; n < valid; ++n) {
+      Int* to = result + (group * out + column + n) * in * g.taps();
+      if (joined()) {
+        for (int64_t t = 0; t < taps(); ++t) {
+          for (int64_t m = 0; m < rows; ++m) {
+            const int64_t i = row + m, tap = t * g.kernel_w + i / in;
+            copy(to + i % in * of_channel + tap * of_tap, n, t, m);
+          }
+        }
+      } else if (last) {
+        for (int64_t t = 0; t < taps(); ++t) {
+          for (int64_t m = 0; m < rows; ++m) copy(to + row + m + t * in, n, t, m);
+        }
+      } else {
+        for (int64_t m = 0; m < rows; ++m) {
+          for (int64_t t = 0; t < taps(); ++t) copy(to + (row + m) * taps() + t, n, t, m);
+        }
+      }
+    }
+  }
+
+  Status run(int64_t threads, bool last, Int* result) const {
+    const int64_t size = taps() * TILE, own = list.count / threads;
+    const bool alone = own && (tiles() < 2 * threads ||
+                               (own >= CHUNK && numbers() * threads <= MOST_OWN));
+    const int64_t sets = alone ? threads : 1;
+    int64_t most = 0;
+    for (int64_t set = 0; set < sets; ++set) {
+      const Team share{static_cast<int>(set), static_cast<int>(sets)};
+      Chunk next = chunk(share.first(list.count), share.last(list.count));
+      for (; next.end > next.begin; next = chunk(next.end, share.last(list.count))) {
+        most = std::max(most, pixels(next));
+      }
+    }
+    // What one chunk gives is written at once.
+    const bool once = sets == 1 && chunk(0, list.count).end == list.count;
+    const int64_t plane = most * of_pixel();
+    const int64_t size_x = planes() * plane + ROWS;  // the last tile of a row reads past its end
+    const int64_t size_y = groups * column_tiles() * longest() * WIDTH;
+    // Neighbours go to one thread, since their results share lines of the cache.
+    const int64_t together = std::clamp<int64_t>(tiles() / (8 * threads), 1, 8);
+    const int64_t blocks = parts(row_tiles(), together), tasks = tiles() / row_tiles() * blocks;
+    const int64_t size_c = once ? threads * together * size : numbers();
+    const int64_t entries = std::max(longest(), columns_of_row());
+    Memory<float> xs(sets * size_x), ys(sets * size_y), cs(sets * size_c);
+    Memory<int64_t> ats(sets * longest());
+    Memory<int64_t> offsets(threads * entries);
+    if (!xs.data || !ys.data || !cs.data || !ats.data || !offsets.data) return NO_MEMORY;
+    int64_t shared = 0;
+    in_parallel(threads, [&](Team team) {
+      const Team crew = alone ? Team{0, 1} : team;
+      int64_t* offset = offsets.data + team.rank * entries;
+      for (int64_t set = alone ? team.rank : 0; set < sets; set += alone ? team.size : 1) {
+        const Team share{static_cast<int>(set), static_cast<int>(sets)};
+        float *x = xs.data + set * size_x, *y = ys.data + set * size_y;
+        int64_t* at = ats.data + set * longest();
+        int64_t mine = 0, *next_task = alone ? &mine : &shared, first_task = 0;
+        const int64_t begin = share.first(list.count), end = share.last(list.count);
+        Chunk next = chunk(begin, end);
+        for (; next.end > next.begin; next = chunk(next.end, end)) {
+          if (!gathered()) pack_rows(next, crew, plane, offset, x);
+          pack_list(next, crew, plane, offset, at, x, y);
+          crew.wait();
+          while (true) {
+            const int64_t task = __atomic_fetch_add(next_task, 1, __ATOMIC_RELAXED) - first_task;
+            if (task >= tasks) break;
+            const int64_t begin_tile = task / blocks * row_tiles() + task % blocks * together;
+            const int64_t some = std::min(together, row_tiles() - task % blocks * together);
+            float* c = cs.data + (once ? team.rank * together : set * tiles() + begin_tile) * size;
+            for (int64_t i = 0; i < some; ++i) {
+              multiply(begin_tile + i, next.end - next.begin, plane, at, x, y,
+                       next.begin == begin, c + i * size);
+            }
+            if (once) write(begin_tile, some, c, last, result);
+          }
+          first_task += tasks + crew.size;  // each thread took one number too many
+          crew.wait();
+        }
+      }
+      if (once) return;
+      if (alone) team.wait();
+      for (int64_t tile = team.first(tiles()); tile < team.last(tiles()); ++tile) {
+        float* sum = cs.data + tile * size;
+        for (int64_t set = 1; set < sets; ++set) {
+          const float* other = cs.data + set * numbers() + tile * size;
+          for (int64_t i = 0; i < size; ++i) sum[i] += other[i];
+        }
+        write(tile, 1, sum, last, result);
+      }
+    });
+    return DONE;
+  }
+};
+
+}  // namespace
+
+// Shapes: input (images, groups * in, height, width); grad_output (.., groups * out, places of its
+// own map); `mean` (groups * in) and `source` (count) may be null; result (groups * out, in, kh,
+// kw). `layouts`: whether input, grad_output, result are channels_last.
+FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, int64_t kind,
+                                    const int32_t* index, const float* weight,
+                                    const int32_t* source, int64_t count, int64_t places,
+                                    const float* mean, const int64_t* geometry, int64_t in,
+                                    int64_t out, int64_t groups, const int64_t* layouts,
+                                    void* result, int64_t threads) {
+  Geometry g;
+  std::memcpy(&g, geometry, sizeof(g));
+  if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
+  Status status = DONE;
+  with_format(kind, [&](auto format) {
+    using T = decltype(format);
+    using Int = typename T::Int;
+    const GradWeight<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(input),
+                             mean, {index, weight, source, count}, g, in, out, groups,
+                             Map(groups * in, g.height * g.width, layouts[0]),
+                             Map(groups * out, places, layouts[1])};
+    status = task.run(threads, layouts[2], static_cast<Int*>(result));
+  });
+  return status;
+}

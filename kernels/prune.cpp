@@ -1,0 +1,192 @@
+// N:M pruning on a CPU: weights along both of their axes, and grad_output along its channels.
+//
+// Each value is read from memory once. Results do not depend on the number of threads.
+
+#include "prune.h"
+
+namespace {
+
+using namespace fst;
+
+constexpr int64_t GRAIN = 32768;  // elements that are worth a thread
+constexpr int64_t CACHED = 4096;  // elements pruned before their norms are taken
+constexpr int64_t CHANNELS = 64;  // of a thread's part, at least, where channels are contiguous
+
+// Adds |x| and |y| of some positions to the sums of each channel.
+template <class T>
+void add_norms(const Part<T, T>& whole, int64_t first, int64_t count, double* before,
+               double* after, float* sums) {
+  if (whole.channel_inner()) {
+    std::fill_n(sums, 2 * whole.channels, 0.0f);
+    float* __restrict of_x = sums;
+    float* __restrict of_y = of_x + whole.channels;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto part = whole.at(0, first + i);
+      for (int64_t c = 0; c < whole.channels; ++c) of_x[c] += std::abs(T::wide(part.x[c]));
+      for (int64_t c = 0; c < whole.channels; ++c) of_y[c] += std::abs(T::wide(part.y[c]));
+    }
+    for (int64_t c = 0; c < whole.channels; ++c) before[c] += of_x[c], after[c] += of_y[c];
+    return;
+  }
+  for (int64_t c = 0; c < whole.channels; ++c) {
+    const auto part = whole.at(c, first);
+    float of_x = 0, of_y = 0;
+#pragma omp simd reduction(+ : of_x, of_y)
+    for (int64_t i = 0; i < count; ++i) {
+      of_x += std::abs(T::wide(part.x[i]));
+      of_y += std::abs(T::wide(part.y[i]));
+    }
+    before[c] += of_x;
+    after[c] += of_y;
+  }
+}
+
+template <class T>
+void scale(const Part<T, T>& whole, const double* before, const double* after, float* factors) {
+  const bool inner = whole.channel_inner();
+  for (int64_t c = 0; c < whole.channels; ++c) {
+    factors[c] = ratio(static_cast<float>(before[c]), static_cast<float>(after[c]));
+  }
+  for (int64_t i = 0; i < (inner ? whole.positions : whole.channels); ++i) {
+    const auto part = inner ? whole.at(0, i) : whole.at(i, 0);
+    typename T::Int* __restrict y = part.y;
+    const int64_t length = inner ? whole.channels : whole.positions;
+    const float* __restrict by_channel = factors;
+    const float one = factors[inner ? 0 : i];
+    for (int64_t k = 0; k < length; ++k) {
+      y[k] = T::narrow(T::wide(y[k]) * (inner ? by_channel[k] : one));
+    }
+  }
+}
+
+// A tensor (samples, channels, positions), and the distances of its elements.
+struct Layout {
+  int64_t of_sample;
+  Strides of;
+};
+
+template <class T>
+Status prune_samples(const void* x, void* y, int64_t samples, int64_t channels, int64_t positions,
+                     Layout from, Layout to, Rule rule, int64_t groups, bool by_sample,
+                     int64_t threads) {
+  using Int = typename T::Int;
+  Part<T, T> all{static_cast<const Int*>(x), static_cast<Int*>(y), nullptr, channels, positions,
+                 channels / groups, from.of, to.of};
+  // A thread takes a sample's channels, or as few of them as keep all threads busy.
+  const int64_t span = rule.span();
+  int64_t width = channels;
+  if (all.per % span == 0) {
+    const int64_t least = all.channel_inner() ? parts(CHANNELS, span) * span : span;
+    const int64_t slabs = all.channel_inner() ? 4 * threads / samples : channels;
+    width = std::max(least, channels / std::max<int64_t>(slabs, 1) / span * span);
+    all.per = span;
+  }
+  const int64_t slabs = parts(channels, width), tasks = samples * slabs;
+  const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width * positions));
+  threads = std::min(threads, parts(tasks, grain));
+  const int64_t own = by_sample ? width : 0;
+  Memory<double> norms(threads * 2 * own);
+  Memory<float> sums(threads * 2 * own);
+  if (!norms.data || !sums.data) return NO_MEMORY;
+  in_parallel(threads, [&](Team team) {
+    double *before = norms.data + team.rank * 2 * own, *after = before + own;
+    float* sum = sums.data + team.rank * 2 * own;
+    for (int64_t i = team.first(tasks); i < team.last(tasks); ++i) {
+      const int64_t sample = i / slabs, channel = i % slabs * width;
+      auto part = all.at(channel, 0);
+      part.x += sample * from.of_sample;
+      part.y += sample * to.of_sample;
+      part.channels = std::min(width, channels - channel);
+      Rule own_rule = rule;
+      own_rule.place = sample * positions;
+      own_rule.run = channel / span;
+      std::fill_n(before, 2 * own, 0.0);
+      // The same for all numbers of threads, because sums of a block are rounded.
+      const int64_t rows = std::clamp<int64_t>(CACHED / channels, 1, LANES);
+      const int64_t step = part.channel_inner() ? rows : CACHED / 4;
+      for (int64_t p = 0; p < positions; p += step) {
+        const int64_t count = std::min(step, positions - p);
+        prune(part, p, count, own_rule);
+        if (by_sample) add_norms(part, p, count, before, after, sum);
+      }
+      if (by_sample) scale(part, before, after, sum);
+    }
+  });
+  return DONE;
+}
+
+template <class T, class R>
+void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps, bool last,
+                int64_t groups, Rule along, Rule across, void* output, void* kept,
+                void* grad_input, int64_t threads) {
+  const int64_t size = channels * taps, m = std::max(across.m, 1);
+  const Strides steps = last && taps > 1 ? Strides{1, channels} : Strides{taps, 1};
+  const int64_t blocks = parts(rows, m), tasks = groups * blocks;
+  const auto* x = static_cast<const typename T::Int*>(weight);
+  auto* y = static_cast<typename R::Int*>(output);
+  auto* z = static_cast<typename R::Int*>(grad_input);
+  auto* mask = static_cast<uint8_t*>(kept);
+  // A thread reads the rows of a group, and they are still in its cache for the second direction.
+  const int64_t grain = std::max<int64_t>(1, GRAIN / (m * size));
+  in_parallel(std::min(threads, parts(tasks, grain)), [&](Team team) {
+    for (int64_t i = team.first(tasks); i < team.last(tasks); ++i) {
+      const int64_t inside = i % blocks * m, row = i / blocks * rows + inside;
+      const int64_t count = std::min(m, rows - inside);
+      for (int64_t k = row; along.n && k < row + count; ++k) {
+        const Part<T, R> part{x + k * size, y + k * size, mask + k * size, channels,
+                              taps, channels, steps, steps};
+        prune(part, 0, taps, along);
+      }
+      if (across.n) {
+        const Strides down{size, 1};
+        const Part<T, R> part{x + row * size, z + row * size, nullptr, count, size, count,
+                              down, down};
+        prune(part, 0, size, across);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+// grad_output x (samples, channels, positions) into y; distances of their samples, channels and
+// positions, in elements. `seed` is null unless the choice is random.
+FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64_t samples,
+                                     int64_t channels, int64_t positions, const int64_t* from,
+                                     const int64_t* to, int64_t n, int64_t m, int64_t by_group,
+                                     int64_t by_sample, int64_t groups, const int64_t* seed,
+                                     int64_t threads) {
+  Rule rule{static_cast<int>(n), static_cast<int>(m)};
+  rule.by_group = by_group;
+  rule.seed = seed;
+  Status status = DONE;
+  with_format(kind, [&](auto format) {
+    status = prune_samples<decltype(format)>(
+        x, y, samples, channels, positions, {from[0], {from[1], from[2]}},
+        {to[0], {to[1], to[2]}}, rule, groups, by_sample, threads);
+  });
+  return status;
+}
+
+// weight (groups * rows, channels, taps) into S(W) with its mask and S(W^T), where n is not 0.
+FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result, int64_t rows,
+                                int64_t channels, int64_t taps, int64_t last, int64_t groups,
+                                int64_t n_output, int64_t m_output, int64_t n_grad_input,
+                                int64_t m_grad_input, void* output, void* mask, void* grad_input,
+                                int64_t threads) {
+  const Rule along{static_cast<int>(n_output), static_cast<int>(m_output)};
+  const Rule across{static_cast<int>(n_grad_input), static_cast<int>(m_grad_input)};
+  const auto run = [&](auto from, auto to) {
+    prune_rows<decltype(from), decltype(to)>(weight, rows, channels, taps, last, groups, along,
+                                             across, output, mask, grad_input, threads);
+  };
+  if (kind == result) {
+    with_format(kind, [&](auto format) { run(format, format); });
+  } else {
+    with_format(result, [&](auto format) { run(Single{}, format); });
+  }
+  return DONE;
+}
+
+// Which sources this library was compiled from.
+FST_EXPORT uint32_t fst_sources() { return FST_SOURCES; }

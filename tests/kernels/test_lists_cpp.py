@@ -1,0 +1,476 @@
+"""The C++ kernels of lists of positions against float64: unfolded windows and matrix products."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from fst.ops import cpp
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = (torch.contiguous_format, torch.channels_last)
+NO_SOURCE = torch.empty(0, dtype=torch.int32)
+NO_MEAN = torch.empty(0)
+ONE = 2**31
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
+
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 2))
+
+
+@st.composite
+def convolutions(draw) -> dict:
+    """Operands of a convolution with an output map, in any dtype and memory format."""
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (1, 3), (5, 2), (7, 7)]))
+    stride, dilation = draw(pairs), draw(pairs)
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 2)))
+    size = draw(st.tuples(st.integers(1, 15), st.integers(1, 15)))
+    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
+    size = tuple(max(size[i], span[i] - 2 * padding[i]) for i in range(2))
+    rows, columns = ((size[i] + 2 * padding[i] - span[i]) // stride[i] + 1 for i in range(2))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    inside, out = draw(st.integers(1, 35)), draw(st.integers(1, 70)) * groups
+    samples = draw(st.integers(1, 4))
+    dtype = draw(st.sampled_from(DTYPES))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    shapes = {
+        "input": (samples, inside * groups, *size),
+        "grad_output": (samples, out, rows, columns),
+        "weight": (out, inside, *kernel),
+    }
+    tensors = {
+        name: (torch.randn(shape) + 0.5)
+        .to(dtype)
+        .contiguous(memory_format=draw(st.sampled_from(FORMATS)))
+        for name, shape in shapes.items()
+    }
+    positions = samples * rows * columns
+    chosen = torch.rand(positions) < draw(st.sampled_from([0.03, 0.5, 1.0]))
+    index = chosen.nonzero().flatten().int()
+    return {
+        **tensors,
+        "index": index,
+        "scale": torch.rand(len(index)) + 0.5,
+        "geometry": (stride, padding, dilation),
+        "groups": groups,
+        "threads": draw(st.sampled_from([1, 2, 5])),
+    }
+
+
+def unfolded(input: Tensor, weight: Tensor, geometry: tuple, groups: int) -> Tensor:
+    """Windows (N·P·Q, groups, Cin/groups·kh·kw)."""
+    stride, padding, dilation = geometry
+    columns = functional.unfold(input, weight.shape[2:], dilation, padding, stride)
+    return columns.unflatten(1, (groups, -1)).permute(0, 3, 1, 2).flatten(0, 1)
+
+
+def rows_of(grad_output: Tensor, groups: int) -> Tensor:
+    """(N·P·Q, groups, Cout/groups)."""
+    return grad_output.permute(0, 2, 3, 1).flatten(0, 2).unflatten(1, (groups, -1))
+
+
+def spread(grad_output: Tensor, index: Tensor, scale: Tensor) -> Tensor:
+    """grad_output with its positions' weights, 0 where the list has none."""
+    samples, _, rows, columns = grad_output.shape
+    factors = torch.zeros(samples * rows * columns, dtype=grad_output.dtype)
+    factors.index_add_(0, index.long(), scale.to(grad_output.dtype))
+    return grad_output * factors.view(samples, 1, rows, columns)
+
+
+def with_threads(threads: int, function, *arguments):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(before)
+
+
+def dense(mask: list[bool], c: dict, grad_output: Tensor, input: Tensor) -> Tensor:
+    """Torch's own gradient in the dtype of the operands."""
+    found = torch.ops.aten.convolution_backward(
+        *(grad_output, input, c["weight"], None, *c["geometry"], False, [0, 0], c["groups"], mask)
+    )
+    return found[mask.index(True)]
+
+
+def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
+    """Error at most twice that of torch's result, and one rounding of the largest number."""
+    allowed = 2 * (same.double() - exact).norm() + torch.finfo(found.dtype).eps * exact.norm()
+    assert (found.double() - exact).norm() <= allowed
+
+
+@given(convolutions(), st.booleans(), st.booleans())
+def test_grad_weight(c, centred, last):
+    input, grad_output, weight = c["input"], c["grad_output"], c["weight"]
+    mean = input.float().mean((0, 2, 3)) if centred else NO_MEAN
+    arguments = (grad_output, input, c["index"], c["scale"], NO_SOURCE, mean, weight.shape)
+    found = with_threads(
+        c["threads"], cpp.list_grad_weight, *arguments, *c["geometry"], c["groups"], last
+    )
+    assert found.shape == weight.shape and found.dtype == weight.dtype
+    assert found.is_contiguous(memory_format=FORMATS[last])
+    less = mean.view(1, -1, 1, 1) if centred else 0
+    windows = unfolded(input.double() - less, weight, c["geometry"], c["groups"])
+    rows = rows_of(spread(grad_output.double(), c["index"], c["scale"]), c["groups"])
+    exact = torch.einsum("kgo,kgi->goi", rows, windows).reshape(weight.shape)
+    spread_rows = spread(grad_output, c["index"], c["scale"])
+    same = dense([False, True, False], c, spread_rows, (input - less).to(input.dtype))
+    assert_as_exact(found, exact, same)
+
+
+@given(convolutions())
+def test_grad_input(c):
+    grad_output, weight, size = c["grad_output"], c["weight"], c["input"].shape
+    arguments = (grad_output, weight, c["index"], c["scale"], size, *c["geometry"], c["groups"])
+    found = with_threads(c["threads"], cpp.list_grad_input, *arguments)
+    assert found.shape == size and found.dtype == weight.dtype
+    if not grad_output.is_contiguous():
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    stride, padding, dilation = c["geometry"]
+    rows = rows_of(spread(grad_output.double(), c["index"], c["scale"]), c["groups"])
+    matrix = weight.double().unflatten(0, (c["groups"], -1)).flatten(2)
+    columns = torch.einsum("kgo,goi->kgi", rows, matrix)
+    columns = columns.flatten(1).view(size[0], -1, columns[0].numel()).transpose(1, 2)
+    exact = functional.fold(columns, size[2:], weight.shape[2:], dilation, padding, stride)
+    spread_rows = spread(grad_output, c["index"], c["scale"])
+    same = dense([True, False, False], c, spread_rows, c["input"])
+    assert_as_exact(found, exact, same)
+
+
+@given(convolutions())
+def test_scores_and_sums(c):
+    grad_output, weight, (samples, _, *size) = c["grad_output"], c["weight"], c["input"].shape
+    arguments = (grad_output, size, weight.shape[2:], *c["geometry"])
+    scores, sums = with_threads(c["threads"], cpp.measure_positions, *arguments, True)
+    exact = grad_output.double().square().sum(1).sqrt().flatten()
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=0)
+    stride, padding, dilation = c["geometry"]
+    ones = torch.ones(samples, 1, *size, dtype=torch.float64)
+    inside = functional.unfold(ones, weight.shape[2:], dilation, padding, stride)
+    inside = inside.view(samples, *weight.shape[2:], *grad_output.shape[2:])
+    exact = torch.einsum("nrspq,ncpq->crs", inside, grad_output.double())
+    single = torch.einsum("nrspq,ncpq->ncrspq", inside.float(), grad_output.float())
+    assert_as_exact(sums, exact, single.sum((0, 4, 5)))
+    alone, none = with_threads(c["threads"], cpp.measure_positions, *arguments, False)
+    torch.testing.assert_close(alone, scores, rtol=1e-6, atol=0)
+    assert none.shape == (0,)
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+def test_long_sums_are_as_exact_as_torch(memory):
+    grad_output = (torch.rand(24, 24, 56, 56) + 1).contiguous(memory_format=memory)
+    _, sums = cpp.measure_positions(grad_output, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1), True)
+    exact = grad_output.double().sum((0, 2, 3))
+    error = (sums.flatten() - exact).abs().max()
+    assert error <= 2 * (grad_output.sum((0, 2, 3)) - exact).abs().max() + 1e-7 * exact.max()
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("channels", [(3, 24), (16, 24), (160, 96)])
+def test_long_lists(channels, threads, memory):
+    """Many chunks, shared by the threads or not, with rare positions in between."""
+    inside, out = channels
+    input = torch.randn(6, inside, 40, 33).contiguous(memory_format=memory)
+    grad_output = torch.randn(6, out, 40, 33).contiguous(memory_format=memory)
+    weight = torch.randn(out, inside, 3, 3)
+    chosen = torch.rand(6 * 40 * 33) < 0.6
+    chosen[2 * 40 * 33 : 5 * 40 * 33] = False
+    chosen[3 * 40 * 33 + 7] = True
+    index = chosen.nonzero().flatten().int()
+    scale = torch.rand(len(index)) + 0.5
+    geometry = ((1, 1), (1, 1), (1, 1))
+    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, weight.shape, *geometry, 1)
+    found = with_threads(threads, cpp.list_grad_weight, *arguments, False)
+    rows = spread(grad_output.double(), index, scale)
+    exact = torch.nn.grad.conv2d_weight(input.double(), weight.shape, rows, padding=1)
+    assert (found - exact).norm() < 1e-6 * exact.norm()
+    arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
+    found = with_threads(threads, cpp.list_grad_input, *arguments)
+    exact = torch.nn.grad.conv2d_input(input.shape, weight.double(), rows, padding=1)
+    assert (found - exact).norm() < 1e-6 * exact.norm()
+
+
+def test_rows_of_a_smaller_map():
+    """Pair sums of grad_output, as Eq. 10 takes them: rows of a map of half the width."""
+    input, grad_output = torch.randn(3, 5, 6, 8), torch.randn(3, 7, 6, 8)
+    folded = grad_output[..., 0::2] + grad_output[..., 1::2]
+    index = torch.arange(0, 3 * 6 * 8, 2, dtype=torch.int32)
+    source = torch.arange(3 * 6 * 4, dtype=torch.int32)
+    geometry = ((1, 1), (1, 1), (1, 1))
+    for memory in FORMATS:
+        rows = folded.contiguous(memory_format=memory)
+        scale = torch.ones(len(index))
+        shape = (7, 5, 3, 3)
+        arguments = (rows, input, index, scale, source, NO_MEAN, shape, *geometry, 1, False)
+        found = cpp.list_grad_weight(*arguments)
+        wide = torch.zeros_like(grad_output)
+        wide[..., 0::2] = folded
+        exact = torch.nn.grad.conv2d_weight(input, shape, wide, padding=1)
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_comes_out(value, dtype):
+    grad_output, input = torch.randn(2, 5, 4, 4).to(dtype), torch.randn(2, 3, 4, 4).to(dtype)
+    weight = torch.randn(5, 3, 3, 3).to(dtype)
+    grad_output[1, 2, 3, 0] = value
+    geometry = ((1, 1), (1, 1), (1, 1))
+    scores, sums = cpp.measure_positions(grad_output, (4, 4), (3, 3), *geometry, True)
+    assert not scores[28].isfinite() and not sums[2].isfinite().all() and sums[0].isfinite().all()
+    index, scale = cpp.draw_positions(scores, 3, torch.tensor(0.9, dtype=torch.float64))
+    assert 28 in index and scale[index == 28] == 1
+    shape = weight.shape
+    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, shape, *geometry, 1)
+    found = cpp.list_grad_weight(*arguments, False)
+    assert not found[2].isfinite().all() and found[0].isfinite().all()
+    arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
+    assert not cpp.list_grad_input(*arguments)[1].isfinite().all()
+
+
+def literal(scores: list[float], n: int) -> list[int]:
+    """p_i · 2³¹ of each position, by the words of the algorithm in exact fractions."""
+    sure = [not math.isfinite(score) for score in scores]
+    finite = [Fraction(score) for score in scores if math.isfinite(score)]
+    mean = sum(finite) / len(finite)
+    s = [Fraction(x) + mean / 2**20 if mean else Fraction(1) for x in map(_finite, scores)]
+    while True:
+        left = n - sum(sure)
+        rest = sum(x for x, is_sure in zip(s, sure, strict=True) if not is_sure)
+        added = [not is_sure and x * left >= rest for x, is_sure in zip(s, sure, strict=True)]
+        if not any(added):
+            break
+        sure = [a or b for a, b in zip(sure, added, strict=True)]
+    scale, reached, total, shares = Fraction(left * ONE) / rest, 0, Fraction(0), []
+    for x, is_sure in zip(s, sure, strict=True):
+        if is_sure:
+            shares.append(ONE)
+            continue
+        total += x
+        shares.append(math.floor(total * scale) - reached)
+        reached = math.floor(total * scale)
+    return shares
+
+
+def _finite(score: float) -> float:
+    return score if math.isfinite(score) else 0.0
+
+
+numbers = st.one_of(
+    st.floats(0, 100, width=32),
+    st.sampled_from([0.0, 1.0, 1e-30, 1e30, math.inf, math.nan]),
+)
+
+
+@given(st.lists(numbers, min_size=2, max_size=60), st.data())
+def test_draw_is_the_literal_one(values, data):
+    n = data.draw(st.integers(1, len(values) - 1))
+    scores = torch.tensor(values, dtype=torch.float32)
+    start = data.draw(st.floats(0, 1, exclude_max=True))
+    index, weight = cpp.draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
+    assert len(index) == len(weight) == n
+    infinite = (~scores.isfinite()).nonzero().flatten()
+    if len(infinite) >= n:
+        assert torch.equal(index.long(), infinite[:n]) and (weight == 1).all()
+        return
+    shares = literal(scores.tolist(), n)
+    assert sum(shares) == n * ONE
+    ends = torch.tensor(shares).cumsum(0)
+    pointers = torch.arange(n) * ONE + math.floor(start * ONE)
+    expected = torch.searchsorted(ends, pointers, right=True)
+    # The kernel sums in float64: an end may lie a few of 2^31 parts beside the exact one.
+    for found, wanted, pointer in zip(index.tolist(), expected.tolist(), pointers, strict=True):
+        assert found == wanted or (ends - pointer).abs().min() <= 16
+    picked = torch.tensor(shares)[index.long()].double()
+    close = (ONE / weight.double() - picked).abs() <= 16 + picked * 1e-6
+    assert close.all()
+
+
+def test_all_starts_keep_each_position_as_often_as_its_weight_says():
+    """Starts in between of which nothing changes are counted by their distance."""
+    torch.manual_seed(1)
+    scores = torch.randn(5000).exp()
+    scores[17], scores[4000] = math.inf, 1000.0
+    n = 1200
+
+    def draw(start: float) -> tuple[Tensor, Tensor]:
+        return cpp.draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
+
+    grid = 4096
+    often = torch.zeros(5000)
+    share = torch.zeros(5000, dtype=torch.float64)
+    for step in range(grid):
+        index, weight = draw((step + 0.5) / grid)
+        often[index.long()] += 1
+        share[index.long()] = 1 / weight.double()
+    assert (often / grid - share).abs().max() <= 1.5 / grid  # an interval of the length p
+    assert share.sum() == pytest.approx(n, rel=1e-6)
+    index, weight = draw(0.3)
+    assert weight[index == 17] == 1 and weight[index == 4000] == 1
+
+
+def test_draws_do_not_depend_on_threads():
+    scores, start = torch.rand(40_000).square(), torch.tensor(0.4, dtype=torch.float64)
+    found = [with_threads(t, cpp.draw_positions, scores, 9_999, start) for t in (1, 2, 7)]
+    assert (found[0][0].diff() > 0).all()
+    for index, weight in found[1:]:
+        assert torch.equal(index, found[0][0]) and torch.equal(weight, found[0][1])
+
+
+def test_draws_at_their_ends():
+    start = torch.tensor(0.99, dtype=torch.float64)
+    for scores, n in ((torch.rand(5), 5), (torch.rand(5), 9), (torch.empty(0), 0)):
+        index, weight = cpp.draw_positions(scores, n, start)
+        assert index.tolist() == list(range(len(scores))) and (weight == 1).all()
+    for scores in (torch.zeros(6), torch.full((6,), 3.0)):
+        assert torch.equal(cpp.draw_positions(scores, 2, start)[1], torch.full((2,), 3.0))
+    index, _ = cpp.draw_positions(torch.rand(5), 0, start)
+    assert len(index) == 0
+
+
+def test_empty_lists_and_batches():
+    geometry = ((1, 1), (1, 1), (1, 1))
+    weight = torch.randn(4, 3, 3, 3)
+    none, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
+    for samples in (0, 2):
+        grad_output, input = torch.randn(samples, 4, 5, 5), torch.randn(samples, 3, 5, 5)
+        found = cpp.list_grad_weight(
+            *(grad_output, input, none, nothing, none, nothing, weight.shape, *geometry, 1, True)
+        )
+        assert torch.equal(found, torch.zeros(4, 3, 3, 3))
+        found = cpp.list_grad_input(
+            *(grad_output, weight, none, nothing, input.shape, *geometry, 1)
+        )
+        assert torch.equal(found, torch.zeros(samples, 3, 5, 5))
+    scores, sums = cpp.measure_positions(grad_output[:0], (5, 5), (3, 3), *geometry, True)
+    assert len(scores) == 0 and torch.equal(sums, torch.zeros(4, 3, 3))
+
+
+def test_wrong_arguments_are_named():
+    geometry = ((1, 1), (1, 1), (1, 1))
+    grad_output, input, weight = (
+        torch.ones(2, 4, 5, 5),
+        torch.ones(2, 3, 5, 5),
+        torch.ones(4, 3, 3, 3),
+    )
+    index, scale = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
+
+    def run(**changed):
+        given = dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN) | changed
+        return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
+
+    for changed, reason in (
+        ({"i": torch.tensor([7, 3], dtype=torch.int32)}, "index must be ascending"),
+        ({"i": torch.tensor([7, 50], dtype=torch.int32)}, "positions of the output map"),
+        ({"i": torch.tensor([-1, 5], dtype=torch.int32)}, "positions of the output map"),
+        ({"i": torch.tensor([3, 7])}, "index torch.int64"),
+        ({"s": torch.ones(3)}, r"weight torch.float32 \(3,\)"),
+        ({"r": torch.tensor([0, 50], dtype=torch.int32)}, "source from 0 to 50"),
+        ({"m": torch.ones(4)}, r"mean torch.float32 \(4,\)"),
+        ({"g": torch.ones(2, 4, 5, 6)}, "must have an output map"),
+        ({"x": torch.ones(2, 6, 5, 5)}, "does not fit input"),
+        ({"x": input.half()}, "input has dtype torch.float16"),
+        ({"g": grad_output[:, ::2]}, "contiguous or channels_last"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=reason):
+            run(**changed)
+    assert run().shape == weight.shape
+    with pytest.raises(ValueError, match=r"scores torch.float64"):
+        cpp.draw_positions(torch.ones(3).double(), 2, torch.tensor(0.0, dtype=torch.float64))
+    many = torch.empty(1, 1, 1, 1).expand(2**16, 1, 2**8, 2**8)
+    with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
+        cpp.lists._check_positions(*many.shape[:1], *many.shape[2:])
+
+
+WITHOUT_MEMORY = """
+import resource, torch
+from pathlib import Path
+from fst.ops import cpp
+assert cpp.missing() == ""
+scores, start = torch.ones(8_000_000), torch.tensor(0.5, dtype=torch.float64)
+cpp.draw_positions(scores[:100], 10, start)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 2**25  # the kernel wants 64 MB
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    cpp.draw_positions(scores, 10, start)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_no_memory_is_an_exception():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        (sys.executable, "-c", WITHOUT_MEMORY),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.strip() == "fst_draw_positions: no memory for what it packs", done
+
+
+def test_what_does_not_fit_is_refused():
+    values = torch.ones(2, 4, 3, 3)
+    assert cpp.takes_lists(values, values.contiguous(memory_format=torch.channels_last))
+    assert not cpp.takes_lists(values.double())
+    assert not cpp.takes_lists(values, values.half())
+    assert not cpp.takes_lists(values[:, ::2])
+    assert not cpp.takes_lists(values[0])
+    assert not cpp.takes_lists(values.to("meta"))
+
+
+def test_operators_agree_with_their_declarations():
+    check, operators = torch.library.opcheck, torch.ops.fst
+    kinds = ("test_schema", "test_faketensor")
+    geometry = ([2, 1], [1, 1], [1, 1])
+    for memory in FORMATS:
+        input = torch.randn(2, 6, 7, 5).contiguous(memory_format=memory)
+        grad_output = torch.randn(2, 4, 4, 5).contiguous(memory_format=memory)
+        weight = torch.randn(4, 3, 3, 3).contiguous(memory_format=memory)
+        start = torch.tensor(0.5, dtype=torch.float64)
+        arguments = (grad_output, [7, 5], [3, 3], *geometry, True)
+        check(operators.measure_positions_cpp, arguments, test_utils=kinds)
+        scores = operators.measure_positions_cpp(*arguments)[0]
+        check(operators.draw_positions_cpp, (scores, 9, start), test_utils=kinds)
+        listed = operators.draw_positions_cpp(scores, 9, start)
+        arguments = (grad_output, input, *listed, NO_SOURCE, NO_MEAN, [4, 3, 3, 3], *geometry, 2)
+        for last in (True, False):
+            check(operators.list_grad_weight_cpp, (*arguments, last), test_utils=kinds)
+        arguments = (grad_output, weight, *listed, [2, 6, 7, 5], *geometry, 2)
+        check(operators.list_grad_input_cpp, arguments, test_utils=kinds)
+
+
+def test_compiled_graphs_take_them():
+    def gradients(grad_output: Tensor, input: Tensor, weight: Tensor, start: Tensor):
+        geometry = ((1, 1), (1, 1), (1, 1))
+        scores, sums = cpp.measure_positions(grad_output, (6, 6), (3, 3), *geometry, True)
+        index, scale = cpp.draw_positions(scores, 20, start)
+        arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, weight.shape)
+        return (
+            sums,
+            cpp.list_grad_weight(*arguments, *geometry, 1, False),
+            cpp.list_grad_input(grad_output, weight, index, scale, input.shape, *geometry, 1),
+        )
+
+    operands = (torch.randn(2, 4, 6, 6), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3))
+    start = torch.tensor(0.5, dtype=torch.float64)
+    compiled = torch.compile(gradients, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(compiled(*operands, start), gradients(*operands, start), strict=True):
+        assert torch.equal(found, wanted)

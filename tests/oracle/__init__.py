@@ -1,0 +1,1 @@
+"""The oracle: what every rule and every GEMM means, literally, in slow float64; the tests' own."""

@@ -1,0 +1,383 @@
+"""The methods since 2021: what their papers promise, step by step, and exact resumption."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst.rules.mvue import mvue
+from fst.rules.nm import NM
+from fst.strategies.acdc import Alternation
+from fst.strategies.maxq import FewerDenseGroups
+from fst.strategies.sdgf import frames
+from tests.networks import batch, small_net, train
+from tests.oracle.methods import approximate_inclusion, inclusion
+from tests.strategies.weight_systems import OPTIMIZERS, Training
+
+PHASED = {
+    "sste": dict(dense_tail=0.25),
+    "tsrste": dict(dense_tail=0.25, interval=3),
+    "acdc": dict(period=0.1),
+    "sdgf": dict(n=1),
+    "mdgf": {},
+    "maxq": dict(ramp=0.5),
+    "fst_w": dict(grad_input="double", permutations=4, interval=3),
+}
+
+
+# ------------------------------------------------------------------------------- unbiased pruning
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 2), (2, 4), (1, 4), (3, 8), (4, 16)])
+def test_mvue_keeps_n_and_is_exact_in_the_mean(n, m):
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(m, generator=generator, dtype=torch.float64)
+    draws = mvue(row.expand(40_000, m), n, m, 1, generator)
+    assert ((draws != 0).sum(1) == n).all()
+    chances = torch.tensor(inclusion(row.abs().tolist(), n), dtype=torch.float64)
+    deviation = (row**2 * (1 / chances - 1) / len(draws)).sqrt()
+    assert ((draws.mean(0) - row).abs() <= 5 * deviation + 1e-12).all()
+    torch.testing.assert_close((draws != 0).double().mean(0), chances, atol=0.015, rtol=0)
+
+
+def test_mvue_of_pairs_is_the_closed_form():
+    draws = mvue(torch.tensor([[3.0, -1.0]]).expand(1000, 2), 1, 2, 1)
+    assert set(map(tuple, draws.tolist())) == {(4.0, 0.0), (0.0, -4.0)}
+
+
+def test_the_exact_draw_has_less_variance_than_the_approximation():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(2000, 4, generator=generator, dtype=torch.float64)
+
+    def variance(chances):
+        return sum(
+            value**2 * (1 / chance - 1)
+            for row in rows.tolist()
+            for value, chance in zip(row, chances([abs(v) for v in row]), strict=True)
+        ) / float(rows.square().sum())
+
+    exact, approximate = variance(lambda row: inclusion(row, 2)), variance(approximate_inclusion)
+    assert exact < 0.97 * approximate
+    for kind, expected in ((False, exact), (True, approximate)):
+        drawn = [mvue(rows, 2, 4, 1, generator, approximate=kind) - rows for _ in range(50)]
+        measured = sum(float(d.square().sum()) for d in drawn) / 50 / float(rows.square().sum())
+        assert measured == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_mvue_of_zeros_and_of_what_is_not_finite(approximate):
+    rows = torch.tensor([[0.0, 0, 0, 0], [0, 5, 0, 0], [math.inf, 1, 2, 3], [math.nan, 1, 2, 3]])
+    drawn = mvue(rows, 2, 4, 1, approximate=approximate)
+    torch.testing.assert_close(drawn[:2], rows[:2], atol=0, rtol=1e-5)
+    assert torch.equal(drawn[2:], rows[2:]) or drawn[2:].nan_to_num(7).equal(rows[2:].nan_to_num(7))
+
+
+def test_mvue_is_a_rule_of_grad_output_alone():
+    with pytest.raises(ValueError, match="rule='mvue' is defined for operand='grad_output'"):
+        NM("weight", rule="mvue")
+    with pytest.raises(ValueError, match="approximate=True is defined for 2:4, not for n=1, m=4"):
+        fst.get_strategy("mvue", n=1, approximate=True)
+    with pytest.raises(ValueError, match="rule 'mvue' has no option 'rescale'"):
+        fst.get_strategy("fst_w", grad_weight={"rule": "mvue", "rescale": "channel"})
+
+
+# ------------------------------------------------------------------------------------------ phases
+
+
+def trained(name, steps, total=20, **options):
+    training = Training(name, "adamw", total=total, **{**PHASED.get(name, {}), **options})
+    training.steps(steps)
+    return training
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", PHASED)
+@pytest.mark.parametrize("stop", [1, 7, 15, 18])
+def test_resume_in_any_phase(name, optimizer, stop):
+    def training():
+        found = Training(name, optimizer, **PHASED[name])
+        for group in found.optimizer.param_groups:
+            group["lr"] = 0.01
+        return found
+
+    whole = training()
+    whole.steps(stop)
+    file = io.BytesIO()
+    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
+    torch.save(states, file)
+    generator = torch.get_rng_state()
+    whole.steps(stop, 20)
+    file.seek(0)
+    again = training()
+    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
+    again.net.load_state_dict(model)
+    again.optimizer.load_state_dict(optimizer_state)
+    fst.load_sparsity_state(again.net, sparsity)
+    torch.set_rng_state(generator)
+    again.steps(stop, 20)
+    for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(p, q), key
+    assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+
+
+@pytest.mark.parametrize("name", PHASED)
+def test_the_state_dict_is_the_dense_models(name):
+    assert trained(name, 3).net.state_dict().keys() == small_net().state_dict().keys()
+
+
+@pytest.mark.parametrize("name", PHASED)
+def test_folding_a_copy_and_freezing_agree_with_evaluation(name):
+    net = trained(name, 9).net.eval()
+    expected = net(batch())
+    torch.testing.assert_close(fst.fold(net)(batch()), expected)
+    torch.testing.assert_close(copy.deepcopy(net)(batch()), expected)
+    with fst.frozen(net):
+        torch.testing.assert_close(net(batch()), expected)
+
+
+@pytest.mark.parametrize("name", ["sste", "acdc", "sdgf", "mdgf", "maxq"])
+def test_it_ends_with_n_of_m(name):
+    n = PHASED[name].get("n", 2)
+    options = dict(dense_tail=0.0) if name == "sste" else {}
+    folded = fst.fold(trained(name, 20, **options).net)
+    assert fst.verify(folded, n, 4).ok
+
+
+@pytest.mark.parametrize("name", ["sste", "tsrste"])
+def test_a_dense_tail_is_dense(name):
+    training = trained(name, 14)
+    assert fst.verify(fst.fold(training.net)).ok
+    training.steps(14, 16)
+    net = training.net
+    assert torch.equal(fst.fold(net)[0].weight, net[0].weight)
+    twin = small_net()
+    twin.load_state_dict(net.state_dict())
+    optimizer = OPTIMIZERS["adamw"](twin.parameters())
+    optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
+    train(twin, optimizer, [16])
+    training.step(16)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sste", dict(dense_tail=1.0), "dense_tail"),
+        ("acdc", dict(warmup=0.5, last_dense=0.5), "1.15 of the training"),
+        ("acdc", dict(period=0.0), "period=0.0"),
+        ("sdgf", dict(dense_start=0.5, settled=0.5), "no step on the way"),
+        ("sdgf", dict(m=8, structure="geometric"), "groups of 64"),
+        ("sdgf", dict(structure="steps"), "structure='steps'"),
+        ("mdgf", dict(decline="log"), "decline='log'"),
+        ("maxq", dict(ramp=1.0), "ramp"),
+        ("fst_w", dict(grad_input="twice"), "grad_input='twice'"),
+        ("fst_w", dict(permutations=3), "needs grad_input='double'"),
+        ("fst_w", dict(grad_input="double", interval=3), "needs permutations"),
+    ],
+)
+def test_options_are_checked_by_name(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        fst.get_strategy(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("tsrste", dict(dense_tail=0.9)), ("acdc", dict(period=0.01))]
+)
+def test_phases_that_do_not_fit_are_refused_before_the_first_step(name, options):
+    net = small_net()
+    fst.convert(net, fst.get_strategy(name, **options))
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    with pytest.raises(ValueError, match="total_steps=3"):
+        fst.attach(net, optimizer, total_steps=3)
+
+
+# --------------------------------------------------------------------------------- single methods
+
+
+def test_the_factor_of_sste_is_that_of_the_first_weights():
+    net = small_net()
+    weight = net[0].weight.detach().clone()
+    fst.convert(net, "sste")
+    first = net[0].effective_weight().detach()
+    groups = weight.movedim(1, -1).abs()
+    threshold = groups.sort(-1).values[..., 1:2]
+    soft = ((groups - threshold).clamp(min=0) * weight.movedim(1, -1).sign()).movedim(-1, 1)
+    factor = (weight * soft).sum() / soft.square().sum()
+    torch.testing.assert_close(first, factor * soft)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    fst.attach(net, optimizer, total_steps=9)
+    train(net, optimizer, range(3))
+    torch.testing.assert_close(net[0].acting.output.factor, factor)
+
+
+def test_soft_thresholds_are_continuous():
+    """Where the order of two weights changes, the pruned weight does not jump."""
+    rule = fst.get_strategy("sste").output
+    weight = torch.tensor([1.0, 0.5, -0.5, 0.1]).view(1, 4, 1, 1)
+    step = torch.tensor([0.0, 1e-5, 0.0, 0.0]).view(1, 4, 1, 1)
+    values = [
+        rule.weight_values(w, rule.weight_mask(w, "output", 1), 1)
+        for w in (weight + step, weight - step)
+    ]
+    assert (values[0] - values[1]).abs().max() < 1e-4
+
+
+def test_double_pruning_uses_no_weight_that_output_does_not():
+    weight = torch.randn(8, 12, 3, 3)
+    for options in ({}, dict(permutations=5)):
+        net = nn.Sequential(nn.Conv2d(12, 8, 3))
+        net[0].weight.data.copy_(weight)
+        fst.convert(net, fst.get_strategy("fst_w", grad_input="double", **options))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        fst.attach(net, optimizer)
+        net(torch.randn(1, 12, 4, 4)).sum().backward()
+        pruned = net[0].pruned(torch.float32)
+        used = pruned.grad_input != 0
+        assert torch.equal(pruned.grad_input[used], pruned.output[used]) and used.any()
+        if not options:
+            plain = used.sum()
+            assert (used.unflatten(0, (2, 4)).sum(1) <= 2).all()
+        else:
+            assert used.sum() >= plain * 0.95
+
+
+def test_frames_of_decaying_patterns():
+    assert frames(2, 4, "stepwise") == [(3, 4), (2, 4)]
+    assert frames(1, 16, "stepwise") == [(15, 16), (8, 16), (4, 16), (2, 16), (1, 16)]
+    assert frames(3, 8, "stepwise") == [(7, 8), (4, 8), (3, 8)]
+    assert frames(2, 4, "geometric") == [(16, 32), (8, 16), (4, 8), (2, 4)]
+
+
+def test_phases_of_acdc_are_those_of_the_official_recipe():
+    """epochs: [10, 10, 71] and [85, 20, 100] of its pruners, [15, 10, 66] and 75 of recyclers."""
+    schedule = Alternation()
+    sparse = [schedule.is_sparse(epoch, 100) for epoch in range(100)]
+    expected = [
+        10 <= e < 75 and (e - 10) // 5 % 2 == 0 or e >= 85
+        for e in range(100)
+    ]  # fmt: skip
+    assert sparse == expected
+
+
+def test_acdc_brings_pruned_weights_back_as_zeros():
+    training = Training("acdc", total=20, warmup=0.1, period=0.1)
+    training.steps(4)  # 2 dense, 2 sparse
+    weight = training.net[0].weight.detach().clone()
+    assert fst.verify(fst.fold(training.net)).ok and (weight == 0).float().mean() == 0.5
+    training.step(4)
+    moved = training.net[0].weight.detach()
+    assert (moved[weight == 0] != 0).all()
+    assert torch.equal(training.net[0].effective_weight(), moved)
+
+
+@pytest.mark.parametrize("decline", ["linear", "cubic", "cos", "exp"])
+def test_dense_groups_of_maxq_fall_to_none(decline):
+    schedule = FewerDenseGroups(decline=decline)
+    shares = [schedule.share(step / 10) for step in range(11)]
+    assert shares[0] == 1 and shares[-1] == 0 and shares == sorted(shares, reverse=True)
+    assert shares[5] == pytest.approx(
+        {"linear": 0.5, "cubic": 0.125, "cos": math.sqrt(0.5), "exp": 0.3208}[decline], abs=1e-4
+    )
+
+
+# -------------------------------------------------------------------------------------------- STEP
+
+
+def step_training(optimizer="adamw", total=20, **options):
+    training = Training("step", optimizer, total=total, **options)
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.01
+    return training
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_step_switches_at_the_latest_and_then_holds_the_moment(mean):
+    training = step_training(mean=mean, earliest=0.25, latest=0.25)
+    training.steps(5)
+    layer = training.layers[0]
+    assert fst.verify(fst.fold(training.net)).ok
+    moment = training.optimizer.state[layer.weight]["max_exp_avg_sq"].clone()
+    weight = layer.weight.detach().clone()
+    training.step(5)
+    group, state = training.optimizer.param_groups[0], training.optimizer.state[layer.weight]
+    rate = group["lr"] / (1 - group["betas"][0] ** 6)
+    expected = weight * (1 - group["lr"] * group["weight_decay"])
+    expected -= rate * state["exp_avg"] / (moment.sqrt() + group["eps"] ** 0.75)
+    torch.testing.assert_close(layer.weight.detach(), expected)
+
+
+def test_step_switches_when_the_moment_is_steady():
+    training = step_training(total=100)
+    for group in training.optimizer.param_groups:
+        group["eps"] = 1e3
+    training.steps(10)
+    assert training.layers[0].acting.output is None
+    training.step(10)
+    assert training.layers[0].acting.output is not None
+
+
+def test_step_is_dense_adam_before_the_switch():
+    training, twin = step_training(), small_net()
+    optimizer = OPTIMIZERS["adamw"](twin.parameters())
+    training.steps(4)
+    train(twin, optimizer, range(4))
+    for p, q in zip(training.net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("stop", [3, 9, 12])
+def test_step_resumes_exactly(stop):
+    whole = step_training()
+    whole.steps(stop)
+    file = io.BytesIO()
+    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
+    torch.save(states, file)
+    whole.steps(stop, 20)
+    file.seek(0)
+    again = step_training()
+    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
+    again.net.load_state_dict(model)
+    again.optimizer.load_state_dict(optimizer_state)
+    fst.load_sparsity_state(again.net, sparsity)
+    again.steps(stop, 20)
+    for p, q in zip(whole.net.parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_step_needs_adam():
+    with pytest.raises(ValueError, match="optimizer is a SGD: strategy 'step' holds the second"):
+        step_training("sgd")
+    with pytest.raises(ValueError, match=r"earliest=0\.6 must not exceed latest=0\.5"):
+        fst.get_strategy("step", earliest=0.6)
+
+
+# ------------------------------------------------------------------------------------- N:M of RigL
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (3, 5)])
+def test_rigl_replaces_within_groups(n, m):
+    training = Training("rigl", total=100, n=n, m=m, interval=1)
+    masks = []
+    for step in range(6):
+        training.step(step)
+        masks.append(training.masks())
+        for layer, mask in zip(training.layers, masks[-1], strict=True):
+            padded = nn.functional.pad(mask.movedim(1, -1), (0, -mask.shape[1] % m))
+            kept = padded.unflatten(-1, (-1, m)).sum(-1)
+            full = mask.shape[1] // m
+            assert (kept[..., :full] == n).all()
+            assert (layer.weight[~mask] == 0).all()
+    assert any(not torch.equal(a, b) for a, b in zip(masks[0], masks[-1], strict=True))
+    assert fst.verify(fst.fold(training.net), n, m).ok
+
+
+def test_rigl_has_a_sparsity_or_a_pattern():
+    with pytest.raises(ValueError, match=r"sparsity=0\.5: the pattern n=2, m=4"):
+        fst.get_strategy("rigl", n=2, m=4, sparsity=0.5)
+    with pytest.raises(ValueError, match="n=2, m=None: give both"):
+        fst.get_strategy("rigl", n=2)

@@ -1,0 +1,101 @@
+"""Every script of benchmarks/papers runs from end to end; what it writes has the paper's sense."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mmengine")
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "benchmarks" / "papers"
+MODEL = "--model fst:resnet9 --size 16 --batch-size 2 --classes 10".split()
+pytestmark = [pytest.mark.slow, pytest.mark.system]
+REPORT = {  # of `fst bench`: milliseconds by layer and GEMM
+    "layers": [
+        {
+            "layer": layer,
+            "count": count,
+            "times": {
+                gemm: {"torch": {"median": t}, "fst": {"median": t / 2}}
+                for gemm, t in zip(("output", "grad_input", "grad_weight"), times, strict=True)
+            },
+        }
+        for layer, count, times in (("a", 2, (1.0, 2.0, 3.0)), ("b", 1, (4.0, 0.0, 2.0)))
+    ]
+}
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """Runs a script and returns its tables as rows by column."""
+
+    def run(name, *arguments):
+        out = tmp_path / "out"
+        monkeypatch.syspath_prepend(str(SCRIPTS))
+        command = [str(SCRIPTS / f"{name}.py"), *map(str, arguments), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as done:
+            runpy.run_path(command[0], run_name="__main__")
+        assert done.value.code == 0
+        document = json.loads((out / "analysis.json").read_text())
+        assert document["command"].startswith("python ") and len(document["figures"]) == 1
+        assert (out / document["figures"][0]["file"]).stat().st_size > 2000
+        found = [
+            [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+            for table in document["tables"]
+        ]
+        assert all(found)
+        return found
+
+    return run
+
+
+def test_entropy(tables):
+    (rows,) = tables("entropy", *MODEL, "--batches", "1", "--levels", "16")
+    assert {row["input"] for row in rows} == {"images", "white noise"}
+    assert all(0 <= row["H(X|X′)"] <= row["H(X)"] <= 4 for row in rows)
+
+
+def test_similarity(tables):
+    layers, neighbours = tables("similarity", *MODEL, "--channels", "4")
+    assert all(0 < row["error of grad_weight, not restored"] < 2 for row in layers)
+    assert any(row["kind"] == "conv" for row in neighbours)
+
+
+def test_gradients(tables):
+    (rows,) = tables("gradients", *MODEL)
+    zeros = {row["rule"]: row["zeros"] for row in rows[:4]}
+    assert zeros["dense"] < 0.5 <= zeros["magnitude"]
+    assert all(row["L1 / dense"] == 1 for row in rows if row["rule"] == "dense")
+
+
+def test_overhead(tables):
+    measured, published = tables("overhead", *MODEL, "--repeats", "1")
+    assert measured[0]["share of the step"] == published[0]["share of the step"] == 1
+    assert all(row["ms"] > 0 for row in measured)
+
+
+def test_runtime(tables, tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(REPORT))
+    _, totals = tables("runtime", path)
+    gemms = ("output", "grad_input", "grad_weight")
+    assert [totals[0][f"{gemm}, ms"] for gemm in gemms] == [6.0, 4.0, 8.0]
+    assert [row["sum, ms"] for row in totals] == [18.0, 9.0]
+
+
+def test_time_to_accuracy(tables, tmp_path):
+    """Two epochs of 10 iterations, 0.1 s each; SDGP's 2:4 leaves half of a third of the time."""
+    logs = tmp_path / "sdgp" / "1" / "vis_data"
+    logs.mkdir(parents=True)
+    (logs / "config.py").write_text(
+        "train_cfg = dict(by_epoch=True)\nsparsity = dict(strategy='sdgp')\n"
+    )
+    lines = [{"iter": i, "epoch": i // 10, "time": 0.1, "loss": 1.0, "step": i} for i in (10, 20)]
+    lines += [{"accuracy/top1": 40.0 + e, "time": 1.0, "step": e} for e in (1, 2)]
+    (logs / "scalars.json").write_text("\n".join(map(json.dumps, lines)))
+    curves, _ = tables("time_to_accuracy", tmp_path / "sdgp", "--target", "42")
+    assert [row["time is"] for row in curves] == ["measured", "projected"]
+    assert [row["seconds to 42"] for row in curves] == [2.0, pytest.approx(2 * 5 / 6, rel=1e-3)]
