@@ -193,15 +193,17 @@ void with_vectors(int64_t vectors, const Function& function) {
 }
 
 // Channels of places of a map side by side: to[i][c] = (from[offset[i] + c * step] - mean[c]) *
-// scale[i] for c < valid; 0 from there to WIDE, and where the offset is negative.
+// scale[i] for c < valid; 0 from there to WIDE, and where the offset is negative. What lies `ahead`
+// is fetched for a later call.
 template <class T, int WIDE>
 void pack(const typename T::Int* from, const int64_t* offset, int64_t count, int64_t step,
-          int64_t valid, const float* mean, const float* scale, float* to) {
+          int64_t valid, int64_t ahead, const float* mean, const float* scale, float* to) {
   float less[WIDE] = {};
   for (int64_t c = 0; mean && c < valid; ++c) less[c] = mean[c];
   for (int64_t i = 0; i < count; ++i, to += WIDE) {
     const typename T::Int* x = from + offset[i];
     const float factor = scale ? scale[i] : 1.0f;
+    __builtin_prefetch(x + ahead);
     if (offset[i] < 0) {
       std::fill_n(to, WIDE, 0.0f);
     } else if (valid == WIDE && step == 1) {

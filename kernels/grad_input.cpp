@@ -24,6 +24,9 @@ constexpr int DEEP = V == 16 ? 12 : ROWS;  // rows of a tile
 template <int N>
 void add_rows(const float* __restrict y, const float* __restrict w, int64_t channels,
               float* const* to) {
+  for (int m = 0; m < DEEP; ++m) {
+    for (int v = 0; to[m] && v < N; ++v) __builtin_prefetch(to[m] + v * V, 1);
+  }
   vec sum[DEEP][N] = {};
   for (int64_t c = 0; c < channels; ++c) {
     vec column[N];

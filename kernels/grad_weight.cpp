@@ -28,18 +28,22 @@ using namespace fst;
 
 constexpr int64_t CHUNK = 512;          // positions that are packed at a time
 constexpr int64_t STRETCH = 128;        // positions whose Y stays in the first cache for all taps
+constexpr int64_t AHEAD = 48;           // positions from here to what is fetched
 constexpr int64_t LARGE = 1 << 19;      // numbers of C from which it is seldom read: longer chunks
 constexpr int64_t MOST_X = 1 << 22;     // numbers of a packed X, where positions are rare
+constexpr int64_t MOST_Y = 1 << 17;     // numbers of Y that stay in the second cache
 constexpr int64_t MOST_OWN = 4 << 20;   // numbers of all C where each thread has its own
 constexpr int TILE = ROWS * WIDTH;
 
-// c[m][n] += sum over k of x[at[k]][m] * y[k][n]; `fresh`: c holds nothing yet.
+// c[m][n] += sum over k of x[at[k]][m] * y[k][n]; `fresh`: c holds nothing yet. `at` goes on for
+// AHEAD more.
 template <int N>
 void add_products(const float* __restrict x, const int64_t* __restrict at,
                   const float* __restrict y, int64_t count, bool fresh, float* __restrict c) {
   vec sum[ROWS][N] = {};
   for (int64_t k = 0; k < count; ++k) {
     const float* row = x + at[k];
+    __builtin_prefetch(x + at[k + AHEAD]);  // rare positions lie too far apart for the processor
     vec column[N];
     for (int v = 0; v < N; ++v) column[v] = *reinterpret_cast<const vec*>(y + (k * N + v) * V);
 #pragma GCC unroll 8
@@ -128,15 +132,16 @@ struct GradWeight {
     }
   }
 
-  void pack_pixels(const int64_t* offset, int64_t count, int64_t plane, float* x) const {
+  void pack_pixels(const int64_t* offset, int64_t count, int64_t ahead, int64_t plane,
+                   float* x) const {
     for (int64_t i = 0; joined() && i < groups; ++i, x += plane) {
       pack_few(offset, count, i * in, x);
     }
     for (int64_t i = 0; !joined() && i < planes(); ++i, x += plane) {
       const int64_t first = i % row_tiles() * ROWS, channel = i / row_tiles() * in + first;
       pack<T, ROWS>(input + channel * of_input.of_channel, offset, count, of_input.of_channel,
-                    std::min<int64_t>(ROWS, in - first), mean ? mean + channel : nullptr, nullptr,
-                    x);
+                    std::min<int64_t>(ROWS, in - first), ahead, mean ? mean + channel : nullptr,
+                    nullptr, x);
     }
   }
 
@@ -156,7 +161,7 @@ struct GradWeight {
     for (int64_t r = team.first(chunk.rows); r < team.last(chunk.rows); ++r) {
       const int64_t row = chunk.row + r;
       find(row / rows_of_image(), row % rows_of_image(), 0, width, offset);
-      pack_pixels(offset, width, plane, x + r * width * of_pixel());
+      pack_pixels(offset, width, g.width * of_input.of_place, plane, x + r * width * of_pixel());
     }
   }
 
@@ -175,7 +180,8 @@ struct GradWeight {
         at[first + i] = (below * columns_of_row() + column) * of_pixel();
       }
     }
-    if (gathered()) pack_pixels(offset, own, plane, x + first * of_pixel());
+    if (first + own == count) std::fill_n(at + count, AHEAD, at[count - 1]);
+    if (gathered()) pack_pixels(offset, own, 0, plane, x + first * of_pixel());
     const int32_t* source = list.source ? list.source : list.index;
     for (int64_t i = 0; i < own; ++i) {
       offset[i] = of_output.offset(source[chunk.begin + first + i]);
@@ -186,7 +192,7 @@ struct GradWeight {
       const int64_t valid = std::min<int64_t>(WIDTH, out - begin);
       with_vectors(parts(valid, V), [&](auto vectors) {
         pack<T, vectors * V>(grad_output + channel * of_output.of_channel, offset, own,
-                             of_output.of_channel, valid, nullptr,
+                             of_output.of_channel, valid, 0, nullptr,
                              list.weight + chunk.begin + first,
                              y + i * longest() * WIDTH + first * vectors * V);
       });
@@ -221,26 +227,21 @@ struct GradWeight {
     const int64_t group = tile / (row_tiles() * column_tiles());
     const int64_t valid = std::min<int64_t>(WIDTH, out - column), wide = parts(valid, V) * V;
     const int64_t of_channel = last ? 1 : g.taps(), of_tap = last ? in : 1;
-    const auto copy = [&](Int* to, int64_t n, int64_t t, int64_t m) {
-      const float* tap = c + (m / ROWS * taps() + t) * TILE;
-      *to = T::narrow(tap[m % ROWS * wide + n]);
-    };
-    for (int64_t n = 0; n < valid; ++n) {
-      Int* to = result + (group * out + column + n) * in * g.taps();
-      if (joined()) {
-        for (int64_t t = 0; t < taps(); ++t) {
-          for (int64_t m = 0; m < rows; ++m) {
-            const int64_t i = row + m, tap = t * g.kernel_w + i / in;
-            copy(to + i % in * of_channel + tap * of_tap, n, t, m);
+    for (int64_t m = 0; m < rows; m += ROWS) {
+      const int64_t some = std::min<int64_t>(ROWS, rows - m);
+      for (int64_t t = 0; t < taps(); ++t) {
+        for (int64_t n = 0; n < valid; ++n) {
+          const float* from = c + (m / ROWS * taps() + t) * TILE + n;
+          Int* to = result + (group * out + column + n) * in * g.taps();
+          if (joined()) {
+            for (int64_t i = 0; i < some; ++i) {
+              const int64_t at = row + m + i, tap = t * g.kernel_w + at / in;
+              to[at % in * of_channel + tap * of_tap] = T::narrow(from[i * wide]);
+            }
+          } else {
+            to += (row + m) * of_channel + t * of_tap;
+            for (int64_t i = 0; i < some; ++i) to[i * of_channel] = T::narrow(from[i * wide]);
           }
-        }
-      } else if (last) {
-        for (int64_t t = 0; t < taps(); ++t) {
-          for (int64_t m = 0; m < rows; ++m) copy(to + row + m + t * in, n, t, m);
-        }
-      } else {
-        for (int64_t m = 0; m < rows; ++m) {
-          for (int64_t t = 0; t < taps(); ++t) copy(to + (row + m) * taps() + t, n, t, m);
         }
       }
     }
@@ -251,12 +252,13 @@ struct GradWeight {
     const bool alone = own && (tiles() < 2 * threads ||
                                (own >= CHUNK && numbers() * threads <= MOST_OWN));
     const int64_t sets = alone ? threads : 1;
-    int64_t most = 0;
+    int64_t most = 0, longest_chunk = 0;
     for (int64_t set = 0; set < sets; ++set) {
       const Team share{static_cast<int>(set), static_cast<int>(sets)};
       Chunk next = chunk(share.first(list.count), share.last(list.count));
       for (; next.end > next.begin; next = chunk(next.end, share.last(list.count))) {
         most = std::max(most, pixels(next));
+        longest_chunk = std::max(longest_chunk, next.end - next.begin);
       }
     }
     // What one chunk gives is written at once.
@@ -264,13 +266,16 @@ struct GradWeight {
     const int64_t plane = most * of_pixel();
     const int64_t size_x = planes() * plane + ROWS;  // the last tile of a row reads past its end
     const int64_t size_y = groups * column_tiles() * longest() * WIDTH;
-    // Neighbours go to one thread, since their results share lines of the cache.
-    const int64_t together = std::clamp<int64_t>(tiles() / (8 * threads), 1, 8);
-    const int64_t blocks = parts(row_tiles(), together), tasks = tiles() / row_tiles() * blocks;
-    const int64_t size_c = once ? threads * together * size : numbers();
+    // A task: some columns of tiles, whose Y stays in the second cache, by some rows, which are
+    // neighbours, since their results share lines of the cache.
+    const int64_t columns = std::clamp<int64_t>(MOST_Y / (longest_chunk * WIDTH), 1, column_tiles());
+    const int64_t together = std::clamp<int64_t>(tiles() / (8 * threads * columns), 1, 8);
+    const int64_t across = parts(column_tiles(), columns), down = parts(row_tiles(), together);
+    const int64_t tasks = groups * across * down;
+    const int64_t size_c = once ? threads * columns * together * size : numbers();
     const int64_t entries = std::max(longest(), columns_of_row());
     Memory<float> xs(sets * size_x), ys(sets * size_y), cs(sets * size_c);
-    Memory<int64_t> ats(sets * longest());
+    Memory<int64_t> ats(sets * (longest() + AHEAD));
     Memory<int64_t> offsets(threads * entries);
     if (!xs.data || !ys.data || !cs.data || !ats.data || !offsets.data) return NO_MEMORY;
     int64_t shared = 0;
@@ -280,7 +285,7 @@ struct GradWeight {
       for (int64_t set = alone ? team.rank : 0; set < sets; set += alone ? team.size : 1) {
         const Team share{static_cast<int>(set), static_cast<int>(sets)};
         float *x = xs.data + set * size_x, *y = ys.data + set * size_y;
-        int64_t* at = ats.data + set * longest();
+        int64_t* at = ats.data + set * (longest() + AHEAD);
         int64_t mine = 0, *next_task = alone ? &mine : &shared, first_task = 0;
         const int64_t begin = share.first(list.count), end = share.last(list.count);
         Chunk next = chunk(begin, end);
@@ -291,14 +296,24 @@ struct GradWeight {
           while (true) {
             const int64_t task = __atomic_fetch_add(next_task, 1, __ATOMIC_RELAXED) - first_task;
             if (task >= tasks) break;
-            const int64_t begin_tile = task / blocks * row_tiles() + task % blocks * together;
-            const int64_t some = std::min(together, row_tiles() - task % blocks * together);
-            float* c = cs.data + (once ? team.rank * together : set * tiles() + begin_tile) * size;
-            for (int64_t i = 0; i < some; ++i) {
-              multiply(begin_tile + i, next.end - next.begin, plane, at, x, y,
-                       next.begin == begin, c + i * size);
+            const int64_t group = task / (across * down), row = task % down * together;
+            const int64_t column = task / down % across * columns;
+            const int64_t rows = std::min(together, row_tiles() - row);
+            const int64_t past = std::min(column + columns, column_tiles());
+            float* c = cs.data + (once ? team.rank * columns * together : set * tiles()) * size;
+            const auto tile = [&](int64_t j) {
+              return (group * column_tiles() + j) * row_tiles() + row;
+            };
+            const auto place = [&](int64_t j) {
+              return c + (once ? (j - column) * together : tile(j)) * size;
+            };
+            for (int64_t i = 0; i < rows; ++i) {
+              for (int64_t j = column; j < past; ++j) {
+                multiply(tile(j) + i, next.end - next.begin, plane, at, x, y, next.begin == begin,
+                         place(j) + i * size);
+              }
             }
-            if (once) write(begin_tile, some, c, last, result);
+            for (int64_t j = column; once && j < past; ++j) write(tile(j), rows, place(j), last, result);
           }
           first_task += tasks + crew.size;  // each thread took one number too many
           crew.wait();
