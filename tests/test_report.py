@@ -35,7 +35,7 @@ def test_a_long_report_is_summed_up_by_module():
     assert ["backbone.0", "8x8x3x3", "simulated", "simulated", "not", "computed"] in cells
     merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated accelerated"
     assert merged.split() in cells
-    assert "not computed: the weight is frozen" in lines
+    assert "not computed: the weight needs no gradient" in lines
     assert len(lines) < LONG
 
 

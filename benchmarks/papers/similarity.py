@@ -135,11 +135,11 @@ def layer_similarity(record: LayerRecord) -> Similarity:
     """The numbers of one recorded convolution, all its calls together.
 
     Raises:
-        ValueError: its weight is frozen, so it has no grad_weight.
+        ValueError: its weight needs no gradient.
     """
     layer = record.layer
     if not layer.weight.requires_grad:
-        raise ValueError("the weight is frozen: it has no grad_weight.")
+        raise ValueError("the weight needs no gradient: it has no grad_weight.")
     spans, differences, columns, copies = [], [], [], []
     for call in record.calls:
         differences.append(adjacent_difference(call.input).abs().double().mean())

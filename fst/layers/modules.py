@@ -137,8 +137,8 @@ class SparseLayer(PrunableWeight):
     ) -> tuple[torch.Generator | None, int | None, dict[str, Any] | None]:
         """Generator, seed and memory of this call's rules on grad_output and input.
 
-        The n-th call of a step remembers what the n-th call of the last one left. A frozen weight
-        has no steps, and nothing to remember.
+        The n-th call of a step remembers what the n-th call of the last one left. Nothing is
+        remembered of a weight that needs no gradient: it has no steps.
         """
         state, calls = self.state, self.run.calls
         generator = seed = memory = None

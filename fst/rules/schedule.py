@@ -70,7 +70,10 @@ Layers: TypeAlias = Sequence[PrunedLayer]
 
 
 def check_descends(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
-    """Raise RuntimeError if the optimizer climbs the weight's gradient: a pull in it would push."""
+    """Raise RuntimeError if the optimizer maximizes.
+
+    A decay that is added to the gradient would then let the pruned weights grow.
+    """
     for group in optimizer.param_groups:
         if group.get("maximize") and any(parameter is weight for parameter in group["params"]):
             raise UsageError(
