@@ -20,7 +20,7 @@ LOAD = (
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of a module that somebody has imported; else (), of which no object is an instance."""
+    """A class of an imported module; else (), of which no object is an instance."""
     return getattr(sys.modules.get(module), name, ())
 
 
