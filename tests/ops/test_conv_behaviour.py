@@ -49,6 +49,21 @@ def test_gradcheck_input_where_the_mask_is_shared(id):
 
 
 @pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
+def test_the_input_is_saved_for_the_weight_alone(row):
+    input, weight, _ = leaves_of(case("basic").operands())
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    weight.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        fst.sparse_conv2d(input, weight, **case("basic").arguments, strategy=row.build())
+    assert kept and input.data_ptr() not in kept
+
+
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
 def test_frozen_operands_change_nothing_for_the_others(row):
     """Every subset of (input, weight, bias) that asks for a gradient gets the same one."""
     the_case = case("basic")
