@@ -136,7 +136,12 @@ def test_random_strategies_follow_the_generator(row, the_case):
         assert a is b is None or torch.equal(a, b)
 
 
-@pytest.mark.parametrize("the_case", [case("basic"), case("odd_nhwc"), case("depthwise")])
+MANY_SAMPLES = Case("many_samples", (8, 8), (6, 6), padding=1, batch=64)
+
+
+@pytest.mark.parametrize(
+    "the_case", [case("basic"), case("odd_nhwc"), case("depthwise"), MANY_SAMPLES]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_sorted_columns_of_some_samples_at_a_time(the_case, dtype, monkeypatch):
     """As on a CPU's large layers, whose columns do not fit into its cache."""
