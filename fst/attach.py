@@ -74,7 +74,7 @@ class Attachment:
         layers = self._layers()
         if _new(layers):
             for layer in layers:
-                checks.shardable(layer, layer.layer_name, layer.strategy, layer.state)
+                checks.refuse_unshardable(layer, layer.layer_name, layer.strategy, layer.state)
             reshard(model)
             self._start()
 
@@ -189,7 +189,7 @@ def attach(
     for name, layer in layers.items():
         strategy = layer.strategy
         if is_managed(layer):
-            checks.not_flat(layer, name)
+            checks.refuse_flat_weight(layer, name)
             if not is_sharded(layer.weight):
                 raise ValueError(
                     f"the weight of layer {name!r} is gathered by FSDP: call reshard() of its "

@@ -223,7 +223,7 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     strategy, decision = layer.strategy, layer.run.decisions.get(gemm)
     rule, schedule = strategy.rule(gemm), strategy.schedule
     if gemm == "grad_weight" and not layer.weight.requires_grad:
-        return GemmReport(NOT_COMPUTED, "", "the weight is frozen")
+        return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
     if rule is None:
         remark = schedule.remark(layer, gemm) if schedule else ""
         report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")

@@ -11,7 +11,7 @@ from torch import nn
 import fst
 from fst.backends import Backend, Decision, register_backend, registry
 from fst.basics.text import table
-from fst.layers import modules
+from fst.layers import weights
 from fst.ops import cpp
 from fst.report import LONG, backends_table, describe_layer, group_names
 
@@ -35,7 +35,7 @@ def test_a_long_report_is_summed_up_by_module():
     assert ["backbone.0", "8x8x3x3", "simulated", "simulated", "not", "computed"] in cells
     merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated accelerated"
     assert merged.split() in cells
-    assert "not computed: the weight is frozen" in lines
+    assert "not computed: the weight needs no gradient" in lines
     assert len(lines) < LONG
 
 
@@ -116,13 +116,13 @@ def test_a_frozen_weight_is_pruned_in_each_call_and_never_decays(strategy, monke
     model[0].requires_grad_(False)
     fst.convert(model, strategy)
     pruned: list[tuple[int, ...]] = []
-    prune_weight = modules.prune_weight
+    prune_weight = weights.prune_weight
 
     def counted(weight, *arguments, **options):
         pruned.append(weight.data_ptr())
         return prune_weight(weight, *arguments, **options)
 
-    monkeypatch.setattr(modules, "prune_weight", counted)
+    monkeypatch.setattr(weights, "prune_weight", counted)
     before = model[0].weight.clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):

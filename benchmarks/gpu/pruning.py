@@ -157,17 +157,16 @@ def measure_weights(
     strategy = fst.get_strategy("fst")
     shapes = [(8, 8, 3, 3), (8, 8, 1, 1)] if smoke else _resnet18_shapes()
     weights = [torch.randn(s).to(device, memory_format=layout) for s in shapes]
-    groups, dtype = [1] * len(weights), torch.bfloat16
+    dtype = torch.bfloat16
     functions = {
         "copy": lambda: [w.clone() for w in weights],
         "torch S(W), S(Wt)": lambda: _prune_each(weights, strategy, dtype),
-        "triton S(W), S(Wt)": lambda: ops.prune_weights(weights, groups, 2, 4, 2, 4, dtype, False),
-        "triton S(W), S(Wt), masks": lambda: ops.prune_weights(
-            weights, groups, 2, 4, 2, 4, dtype, True
-        ),
+        "triton S(W), S(Wt), masks": lambda: [
+            ops.prune_weight(weight, 1, 2, 4, 2, 4, dtype) for weight in weights
+        ],
     }
     count = sum(w.numel() for w in weights)
-    shares = (8, 8, 8, 9)  # bytes for each weight
+    shares = (8, 8, 9)  # bytes for each weight
     moved = {name: share * count for name, share in zip(functions, shares, strict=True)}
     turns = {name: _turn(function, device) for name, function in functions.items()}
     name = {"weights": count, "tensors": len(weights), "memory_format": str(layout)}

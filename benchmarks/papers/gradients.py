@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import matplotlib
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from paper import add_layers, add_pattern, drawing, main
+from paper import add_layers, add_pattern, bare, drawing, main
 from torch import Tensor, nn
 
 from fst.engine.model import sparse_root
@@ -117,18 +116,10 @@ def draw(rows: Mapping[str, Tensor], channels: Sequence[int]) -> Figure:
                 norm=scale,
                 interpolation="nearest",
             )
-            _bare(axis)
+            bare(axis)
         line[0].set_ylabel(rule.replace("_", "\n"))
     figure.colorbar(drawn, ax=axes, shrink=0.6, label="grad_output (red: exactly 0)")
     return figure
-
-
-def _bare(axis: Axes) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -33,6 +34,15 @@ def main(
         written = run(options).save(options.out, shlex.join(["python", *sys.argv]))
     print("\n".join(f"written: {path}" for path in written))
     return 0
+
+
+def bare(axis: Axes) -> None:
+    """Draw the frame of ``axis`` alone: no ticks, no grid."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(True)
 
 
 def add_layers(parser: argparse.ArgumentParser, count: int | None) -> None:

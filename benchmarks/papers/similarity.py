@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from paper import add_layers, drawing, main, spread, visit_inputs
+from paper import add_layers, bare, drawing, main, spread, visit_inputs
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
@@ -136,11 +135,11 @@ def layer_similarity(record: LayerRecord) -> Similarity:
     """The numbers of one recorded convolution, all its calls together.
 
     Raises:
-        ValueError: its weight is frozen, so it has no grad_weight.
+        ValueError: its weight needs no gradient.
     """
     layer = record.layer
     if not layer.weight.requires_grad:
-        raise ValueError("the weight is frozen: it has no grad_weight.")
+        raise ValueError("the weight needs no gradient: it has no grad_weight.")
     spans, differences, columns, copies = [], [], [], []
     for call in record.calls:
         differences.append(adjacent_difference(call.input).abs().double().mean())
@@ -208,18 +207,10 @@ def draw(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
             drawn = axis.imshow(
                 _mosaic(shown / span).numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest"
             )
-            _bare(axis)
+            bare(axis)
         line[0].set_ylabel(layer)
     figure.colorbar(drawn, ax=axes, shrink=0.6)
     return figure
-
-
-def _bare(axis: Axes) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.grid(visible=False)
-    for spine in axis.spines.values():
-        spine.set_visible(True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

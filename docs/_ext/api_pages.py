@@ -34,7 +34,12 @@ ROOMS = {
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),
-    "layers": ("fst.layers.modules", "fst.layers.remembered", "fst.layers.channels"),
+    "layers": (
+        "fst.layers.modules",
+        "fst.layers.weights",
+        "fst.layers.remembered",
+        "fst.layers.channels",
+    ),
     "export": ("fst.export",),
     "integrations": ("fst.integrations",),
     "backends": ("fst.backends",),

@@ -122,8 +122,8 @@ def choose(
     elif not tuning:
         decision = Decision(operation, text, default, f"not measured ({VARIABLE} is off)", {})
     else:
-        contestants = {name: candidates[name] for name in (default, *others)}
-        found = _recalled_or_measured(operation, text, contestants, device)
+        compared = {name: candidates[name] for name in (default, *others)}
+        found = _recalled_or_measured(operation, text, compared, device)
         if found is None:
             return Decision(operation, text, default, "not measured: a graph is captured", {})
         decision = found
@@ -134,15 +134,15 @@ def choose(
 
 
 def _recalled_or_measured(
-    operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
+    operation: str, text: str, candidates: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision | None:
     surroundings = cache.environment(device)
     known = _recalled(operation, text, surroundings)
-    if known is not None and set(known.times) == set(contestants):
+    if known is not None and set(known.times) == set(candidates):
         return known
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    decision = _measured(operation, text, contestants, device)
+    decision = _measured(operation, text, candidates, device)
     cache.add(surroundings, decision._asdict())
     return decision
 
@@ -156,12 +156,12 @@ def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decisi
 
 
 def _measured(
-    operation: str, text: str, contestants: dict[str, Callable[[], object]], device: torch.device
+    operation: str, text: str, candidates: dict[str, Callable[[], object]], device: torch.device
 ) -> Decision:
-    default, *others = contestants
+    default, *others = candidates
     with torch.no_grad():
-        errors = {name: error for name in others if (error := _error_of(contestants[name]))}
-        running = {name: run for name, run in contestants.items() if name not in errors}
+        errors = {name: error for name in others if (error := _error_of(candidates[name]))}
+        running = {name: run for name, run in candidates.items() if name not in errors}
         timings = timing.compare(running, REPEATS, device, warmup=1, most=LONG)
     times = {name: measured.median for name, measured in timings.items()}
     best = min(times, key=times.__getitem__)

@@ -62,21 +62,7 @@ def run(
     tunable: bool = True,
     exact: str | None = None,
 ) -> Result:
-    """Compute ``operation`` with the backend that `choose` names."""
-    name = choose(operation, candidates, tensors, options, tunable=tunable, exact=exact)
-    return candidates[name]()
-
-
-def choose(
-    operation: str,
-    candidates: Mapping[str, Callable[[], object]],
-    tensors: tuple[Tensor, ...],
-    options: tuple[Any, ...] = (),
-    *,
-    tunable: bool = True,
-    exact: str | None = None,
-) -> str:
-    """The backend that is forced, or the fastest verified one.
+    """Compute ``operation`` with the backend that is forced, or with the fastest verified one.
 
     Args:
         candidates: backend -> function that computes it; the default comes first.
@@ -91,7 +77,7 @@ def choose(
     """
     default = next(name for name in candidates if name != exact)
     if torch.compiler.is_compiling():
-        return _without_measuring(operation, default, tuple(candidates))
+        return candidates[_without_measuring(operation, default, tuple(candidates))]()
     if tunable:
         key = autotune.LayerKey.of(*tensors, options=options)
         device = tensors[0].device
@@ -103,7 +89,7 @@ def choose(
         decision = autotune.Decision(operation, "", name, reason, {})
     if _RUNNING.record is not None:
         _RUNNING.record[operation] = decision
-    return decision.backend
+    return candidates[decision.backend]()
 
 
 def demanded(operation: str, names: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""What is made once for each size, and kept."""
+"""A bounded cache of what is made once for each size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 def remember(known: dict[Key, Value], key: Key, value: Value, most: int) -> None:
-    """Keep ``value``; beyond ``most`` the others are forgotten: sizes may vary without end."""
+    """Store ``value``. A full cache, of ``most`` values, is emptied first."""
     if len(known) >= most:
         known.clear()
     known[key] = value

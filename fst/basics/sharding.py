@@ -20,7 +20,7 @@ LOAD = (
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of a module that somebody has imported; an empty tuple, of which nothing is one."""
+    """A class of an imported module; else (), of which no object is an instance."""
     return getattr(sys.modules.get(module), name, ())
 
 

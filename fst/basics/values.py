@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import TypeGuard
 
 from torch import nn
@@ -36,6 +37,13 @@ def check_integer(name: str, value: object, least: int) -> None:
     """Raise ValueError unless ``value`` is an integer of at least ``least``."""
     if not is_integer(value) or value < least:
         raise ValueError(f"{name}={value!r} must be an integer >= {least}.")
+
+
+def refuse_unknown(where: str, given: Iterable[str] | None, known: Collection[str]) -> None:
+    """Raise ValueError for a name in ``given`` that is not ``known``."""
+    for name in given or ():
+        if name not in known:
+            raise ValueError(f"{where} key {name!r} is unknown.{suggest(name, known)}")
 
 
 def check_module(model: object) -> None:

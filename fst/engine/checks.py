@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, OPTIMIZERS
 
-from fst.basics.text import nearest, suggest
+from fst.basics.text import nearest
+from fst.basics.values import refuse_unknown
 from fst.engine.config import read_sparsity
 from fst.engine.data import ImageDataset
 from fst.engine.data_root import datasets_within
@@ -62,13 +63,6 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         raise FileNotFoundError(
             f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
         )
-
-
-def refuse_unknown(where: str, given: Collection[str] | None, known: Collection[str]) -> None:
-    """Raise ValueError for a name in ``given`` that is not ``known``."""
-    for name in given or ():
-        if name not in known:
-            raise ValueError(f"{where} key {name!r} is unknown.{suggest(name, known)}")
 
 
 def _check_paramwise(wrapper: Mapping[str, Any]) -> None:

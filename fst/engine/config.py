@@ -120,7 +120,6 @@ def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
 
 
 def _read(path: str) -> Config:
-    check_names(Path(path), KNOWN_KEYS | DETECTION_KEYS)
     try:
         return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
-
 from mmengine.config import Config
 from mmengine.model import BaseModel, is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
-
-Found = TypeVar("Found")
 
 
 def build_model(config: Config) -> BaseModel:
@@ -35,13 +30,6 @@ def sparse_root(model: nn.Module) -> nn.Module:
     """
     model = unwrapped(model)
     return getattr(model, "sparse_root", model)
-
-
-def within_root(model: nn.Module, found: Mapping[str, Found]) -> dict[str, Found]:
-    """What was found in layers of ``model``, by their names within its `sparse_root`."""
-    root = sparse_root(model)
-    prefix = next(f"{name}." if name else "" for name, m in model.named_modules() if m is root)
-    return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
 def built_wrappers(wrapper: object) -> list[OptimWrapper]:

@@ -12,7 +12,7 @@ from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTarget
 from torch import nn
 
 from fst.basics.text import suggest
-from fst.basics.values import is_number, one_of
+from fst.basics.values import is_number, one_of, refuse_unknown
 
 # The loss and what it takes of a label: a class index, or a probability of each class
 LOSSES: dict[str, tuple[type[nn.Module], Collection[str]]] = {
@@ -106,9 +106,7 @@ def check_keys(
 ) -> None:
     """Raise ValueError for a key that ``function`` does not take, or that is ``refused``."""
     known = [name for name in inspect.signature(function).parameters if name not in refused]
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{option} key {name!r} is unknown.{suggest(name, known)}")
+    refuse_unknown(option, given, known)
 
 
 def _built(

@@ -13,24 +13,17 @@ from fst.rules.strategy import Strategy
 MOST_CALLS = 1000  # of a layer in one step
 
 
-def started(name: str, strategy: Strategy, state: LayerState, run: RunState) -> None:
-    """Start a schedule that works at steps.
-
-    Raises:
-        RuntimeError: the model is not attached to an optimizer.
-    """
-    if strategy.schedule is None or not strategy.schedule.acts_at_steps:
-        return
-    if run.start is None:
+def require_attachment(name: str, strategy: Strategy, run: RunState) -> None:
+    """Raise RuntimeError where a schedule works at steps and no optimizer is known."""
+    acts = strategy.schedule is not None and strategy.schedule.acts_at_steps
+    if acts and run.start is None:
         raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} works at the optimizer's steps; "
             "call fst.attach(model, optimizer) before training."
         )
-    if "started" not in state.schedule_state:
-        run.start()
 
 
-def gathered(name: str, weight: Tensor) -> None:
+def refuse_sharded_weight(name: str, weight: Tensor) -> None:
     """Raise RuntimeError where a call finds a part of the weight."""
     if is_sharded(weight):
         raise UsageError(
@@ -40,7 +33,7 @@ def gathered(name: str, weight: Tensor) -> None:
         )
 
 
-def not_flat(layer: nn.Module, name: str) -> None:
+def refuse_flat_weight(layer: nn.Module, name: str) -> None:
     """Raise ValueError where FSDP1 keeps the weight."""
     if is_flat(layer):
         raise ValueError(
@@ -50,9 +43,9 @@ def not_flat(layer: nn.Module, name: str) -> None:
         )
 
 
-def shardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState) -> None:
+def refuse_unshardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState) -> None:
     """Raise ValueError or RuntimeError where a layer managed by FSDP cannot train."""
-    not_flat(layer, name)
+    refuse_flat_weight(layer, name)
     if strategy.draws_masks and state.seed is None:
         raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} draws masks of the weight, which must be "
@@ -61,7 +54,7 @@ def shardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState
         )
 
 
-def ended(name: str, strategy: Strategy, run: RunState) -> None:
+def refuse_endless_step(name: str, strategy: Strategy, run: RunState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
     if strategy.has_memory and run.calls >= MOST_CALLS:
         raise UsageError(
@@ -70,7 +63,7 @@ def ended(name: str, strategy: Strategy, run: RunState) -> None:
         )
 
 
-def traceable(name: str, strategy: Strategy) -> None:
+def refuse_untraceable(name: str, strategy: Strategy) -> None:
     """Raise RuntimeError where training changes state that torch.compile cannot trace."""
     rule, what, advice = strategy.output, "", ""
     if strategy.schedule is not None and strategy.schedule.acts_at_steps:

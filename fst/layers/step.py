@@ -38,7 +38,7 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> Tensor:
     """
     weight, strategy = layer.weight, layer.acting
     mask = layer.run.decay_mask
-    mask = layer.mask() if mask is None else mask
+    mask = layer.output_mask() if mask is None else mask
     pull = residual(weight, layer.laid_out(mask))
     if strategy.decay_mode == "decoupled":
         weight.sub_(pull, alpha=strategy.decay)

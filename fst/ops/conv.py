@@ -87,9 +87,12 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
     grad_input = grad_weight = grad_bias = lists = None
 
+    # The operands: dY as each of the two GEMMs multiplies with it.
     rule = _rule_of_grad_weight(strategy, grad_output)
     dy_input, dy_weight = _pruned_twice(grad_output, call, rule, need_input, need_weight)
 
+    # The GEMMs: both by one call of the library where it can, else grad_weight first, whose list
+    # of positions may serve grad_input too.
     shared = not need_input or dy_input is dy_weight
     if need_weight and shared and _by_library(strategy, rule):
         needed = (need_input, True, need_bias and dy_weight is grad_output)
@@ -106,6 +109,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     if need_bias and grad_bias is None:
         grad_bias = grad_output.sum((0, 2, 3))
 
+    # What is added to dW, and what this step has told of the times.
     if grad_weight is not None:
         if grad_weight.dtype != weight.dtype:
             grad_weight = grad_weight.to(weight.dtype)
@@ -130,7 +134,7 @@ def _by_library(strategy: Strategy, rule: Rule | None) -> bool:
     if rule is not None and (rule.samples or rule.operand != "grad_output"):
         return False
     other = strategy.grad_input
-    return (other is None or not other.samples) and not gemms.may_be_packed(strategy)
+    return (other is None or not other.samples) and not gemms.may_be_sparse(strategy)
 
 
 def _pruned_twice(

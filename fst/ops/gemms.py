@@ -103,7 +103,7 @@ def grad_weight(
     return gradients(grad_output, input, weight, geometry, (False, True, False))[1], None
 
 
-def may_be_packed(strategy: Strategy) -> bool:
+def may_be_sparse(strategy: Strategy) -> bool:
     """Whether 2:4 tensor cores may compute grad_input."""
     return _may_be_sparse("grad_input", strategy.grad_input)
 

@@ -35,6 +35,11 @@ def output_shape(
     return input_shape[0], weight_shape[0], rows, columns
 
 
+def is_channels_last(maps: Tensor) -> bool:
+    """Whether the channels lie side by side, and no other order describes the tensor as well."""
+    return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
+
+
 def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
     return F.conv2d(input, weight, bias, *geometry)

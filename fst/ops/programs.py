@@ -33,7 +33,7 @@ for _operation in ("grad_weight", "grad_input"):
 _register("grad_weight", "strided", "the library's kernel with a larger stride (FST, Eq. 10)")
 
 for _operation, _computes in {
-    "prune_weight": "all weights in one or few launches, each read once",
+    "prune_weight": "one launch for each weight, which is read once",
     "prune_grad_output": "one read, one write; rescaling reads twice",
     "fold_grad_output": "one read, half a write",
     "grad_weight": "implicit GEMM that folds grad_output while it is loaded",

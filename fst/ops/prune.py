@@ -64,10 +64,8 @@ def prune_weight(
                 **candidates,
             }
         if triton.takes_weight(weight, dtype):
-            with_mask = bool(patterns[0][0])
-            candidates["triton"] = lambda: from_kernel(
-                triton.prune_weights([weight], [groups], *numbers, with_mask)
-            )
+            by_triton = triton.prune_weight
+            candidates["triton"] = lambda: from_kernel(by_triton(weight, groups, *numbers))
     rules = (strategy.output, strategy.grad_input)
     drawn = any(rule is not None and rule.is_random for rule in rules)
     options = (*map(str, rules), groups, str(dtype))

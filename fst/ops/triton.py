@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -89,27 +89,23 @@ def prune_grad_output(
 
 
 @register_fake("fst::prune_grad_output")
-def _(
-    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
-) -> Tensor:
+def _(grad_output: Tensor, *_: object) -> Tensor:
     return torch.empty_like(grad_output)
 
 
 @_operator
-def prune_weights(
-    weights: Sequence[Tensor],
-    groups: Sequence[int],
+def prune_weight(
+    weight: Tensor,
+    groups: int,
     n_output: int,
     m_output: int,
     n_grad_input: int,
     m_grad_input: int,
     dtype: torch.dtype,
-    masks: bool,
 ) -> list[Tensor]:
-    """S(W) of all weights, then S(Wᵀ) of all, then (``masks``) the bool masks of S(W).
+    """S(W), S(Wᵀ) and the bool mask of S(W), of a weight (Cout, Cin/groups, kh, kw).
 
-    A pattern with n = 0 is left out, and its tensors with it. Weights are (Cout, Cin/groups, kh,
-    kw); results have their strides.
+    A pattern with n = 0 is left out, and its tensors with it. Results have the weight's strides.
 
     Raises:
         ValueError: a weight that `takes_weight` refuses, or groups of more than `MOST_M`.
@@ -118,55 +114,36 @@ def prune_weights(
         raise ValueError(
             f"m_output={m_output} and m_grad_input={m_grad_input} must be at most {MOST_M}."
         )
-    for weight in weights:
-        if not takes_weight(weight, dtype):
-            raise ValueError(
-                f"the Triton kernels cannot prune weight: dtype {weight.dtype}, shape "
-                f"{tuple(weight.shape)}, strides {weight.stride()}, into {dtype}."
-            )
-    kinds = _result_dtypes(n_output, n_grad_input, dtype, masks)
-    results = [torch.empty_like(weight, dtype=kind) for kind in kinds for weight in weights]
-    parts, nothing = divided(results, len(weights)), [None] * len(weights)
-    outputs = next(parts) if n_output else nothing
-    grad_inputs = next(parts) if n_grad_input else nothing
-    kept = next(parts, nothing)
+    if not takes_weight(weight, dtype):
+        raise ValueError(
+            f"the Triton kernels cannot prune weight: dtype {weight.dtype}, shape "
+            f"{tuple(weight.shape)}, strides {weight.stride()}, into {dtype}."
+        )
+    results = _like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    made = iter(results)
+    pruned = next(made) if n_output else None
+    transposed = next(made) if n_grad_input else None
     kernels = _kernels("prune_weight")
-    jobs = [
-        kernels.Job(*job) for job in zip(weights, groups, outputs, grad_inputs, kept, strict=True)
-    ]
+    job = kernels.Job(weight, groups, pruned, transposed, next(made, None))
     output = (n_output, m_output) if n_output else None
     grad_input = (n_grad_input, m_grad_input) if n_grad_input else None
-    with _on(weights[0]):
-        kernels.prune(jobs, output, grad_input)
+    with _on(weight):
+        kernels.prune([job], output, grad_input)
     return results
 
 
-@register_fake("fst::prune_weights")
-def _(
-    weights: Sequence[Tensor],
-    groups: Sequence[int],
+@register_fake("fst::prune_weight")
+def _like_weight(
+    weight: Tensor,
+    groups: int,
     n_output: int,
     m_output: int,
     n_grad_input: int,
     m_grad_input: int,
     dtype: torch.dtype,
-    masks: bool,
 ) -> list[Tensor]:
-    kinds = _result_dtypes(n_output, n_grad_input, dtype, masks)
-    return [torch.empty_like(weight, dtype=kind) for kind in kinds for weight in weights]
-
-
-def _result_dtypes(
-    n_output: int, n_grad_input: int, dtype: torch.dtype, masks: bool
-) -> list[torch.dtype]:
-    if masks and not n_output:
-        raise ValueError("masks=True needs n_output >= 1: the masks are those of S(W).")
-    return [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * masks
-
-
-def divided(results: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
-    """The results of `prune_weights` for ``count`` weights, kind by kind."""
-    return (results[i : i + count] for i in range(0, len(results), count))
+    kinds = [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * bool(n_output)
+    return [torch.empty_like(weight, dtype=kind) for kind in kinds]
 
 
 def takes_block(block: tuple[int, int] | None) -> bool:
@@ -243,15 +220,5 @@ def grad_weight(
 
 
 @register_fake("fst::grad_weight")
-def _(
-    grad_output: Tensor,
-    inputs: Sequence[Tensor],
-    weight: Tensor,
-    block: Sequence[int],
-    restore: bool,
-    lattices: Sequence[int],
-    windows: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _(grad_output: Tensor, inputs: Sequence[Tensor], weight: Tensor, *_: object) -> Tensor:
     return torch.empty_like(weight, dtype=grad_output.dtype)

@@ -75,8 +75,8 @@ class Phases(Schedule):
         return dense(strategy) if phase == DENSE else self.changed(strategy, phase)
 
     def changed(self, strategy: Any, phase: Any) -> Any:
-        """``strategy`` in a phase of `pruning`."""
-        return strategy
+        """``strategy`` in a phase of `pruning`: with these options of the rule of output."""
+        return replace(strategy, output=replace(strategy.output, **phase)) if phase else strategy
 
     def progress(self, run: Run, done: int, settled: float = 0.0) -> float:
         """Which share of the steps that prune is done, the last share ``settled`` of all steps

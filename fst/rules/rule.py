@@ -176,8 +176,9 @@ class Rule:
 
     @property
     def summed_block(self) -> tuple[int, int] | None:
-        """Size of the blocks that `fold` sums, for kernels that do the same; (1, 1) where it sums
-        nothing; None: `fold` does something else.
+        """Size of the blocks of positions that `fold` sums; (1, 1): it sums nothing.
+
+        None: `fold` does something else, which no kernel computes.
         """
         return None
 

@@ -56,9 +56,6 @@ class PrunedLayer(Protocol):
     def rule_mask(self) -> Tensor:
         """Mask that the output GEMM's rule chooses for the weight as it is."""
 
-    def mask_of_weight(self) -> Tensor:
-        """The kept mask, shaped and sharded as the weight."""
-
     def enter(self, phase: Any) -> None:
         """Let `Schedule.acting` of ``phase`` prune from the next call on; plain data."""
 
@@ -73,7 +70,10 @@ Layers: TypeAlias = Sequence[PrunedLayer]
 
 
 def check_descends(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
-    """Raise RuntimeError if the optimizer climbs the weight's gradient: a pull in it would push."""
+    """Raise RuntimeError if the optimizer maximizes.
+
+    A decay that is added to the gradient would then let the pruned weights grow.
+    """
     for group in optimizer.param_groups:
         if group.get("maximize") and any(parameter is weight for parameter in group["params"]):
             raise UsageError(
@@ -201,17 +201,23 @@ class Schedule:
         return ""
 
 
+def _kept_mask(layer: PrunedLayer) -> Tensor:
+    mask = layer.state.kept_mask
+    assert mask is not None  # chosen when the schedule started
+    return layer.laid_out(mask)
+
+
 def mask_gradients(layers: Layers) -> None:
     """Zero the gradients of pruned weights, in place."""
     for layer in layers:
         if layer.weight.grad is not None:
-            layer.weight.grad.mul_(layer.mask_of_weight())
+            layer.weight.grad.mul_(_kept_mask(layer))
 
 
 def hold_at_zero(layers: Layers, run: Run) -> None:
     """Zero pruned weights and the optimizer's tensors of them, in place."""
     for layer in layers:
-        mask = layer.mask_of_weight()
+        mask = _kept_mask(layer)
         for tensor in (layer.weight, *run.state_of(layer.weight)):
             tensor.mul_(mask)
 

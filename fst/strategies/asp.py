@@ -1,4 +1,4 @@
-"""ASP: the 2:4 mask of a trained dense model, frozen, and the model trained again.
+"""ASP: the 2:4 mask of a trained dense model, kept while the model is trained again.
 
 Paper: Mishra et al., "Accelerating Sparse Deep Neural Networks", arXiv 2104.08378 (2021): train
 dense, prune once by magnitude, repeat the training. Official code: NVIDIA apex,
@@ -31,7 +31,7 @@ class OneShot(HeldMasks):
         hold_at_zero(layers, run)
 
     def __str__(self) -> str:
-        return "mask of the trained model, frozen"
+        return "mask of the trained model, kept"
 
 
 @register_strategy("asp")

@@ -12,7 +12,7 @@ convolution, which is not part of this strategy.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fst.basics.values import one_of
@@ -57,9 +57,6 @@ class FewerDenseGroups(Phases):
 
     def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any]:
         return {"dense_groups": self.share(self.progress(run, done, 1 - self.ramp))}
-
-    def changed(self, strategy: Any, phase: Any) -> Any:
-        return replace(strategy, output=replace(strategy.output, **phase))
 
     def __str__(self) -> str:
         return f"dense groups, {self.decline} to none in {self.ramp:.4g} of the training"

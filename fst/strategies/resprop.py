@@ -13,7 +13,7 @@ github.com/negargoli/ReSprop. As there:
 Differences: the code draws the sample at random, here it is the first of the batch (batches are
 shuffled); it adds 5 % to the share; it is dense in the first and last step of each epoch, here only
 where nothing is remembered. The n-th call of a layer in a step continues the n-th of the step
-before. Layers with a frozen weight, and gradients in eval mode, are dense. With a `GradScaler`
+before. Layers whose weight needs no gradient are dense, and so is eval mode. With a `GradScaler`
 gradients are remembered as scaled: a change of the scale looks like a difference. Each rank of a
 distributed run remembers its own (the engine's checkpoints hold all). Memory: Cout·P·Q values per
 layer and call.

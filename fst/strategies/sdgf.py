@@ -18,7 +18,7 @@ rate as an option for each step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fst.basics.values import one_of
@@ -86,9 +86,6 @@ class DecayingPattern(Settling):
         n, m = patterns[min(index, len(patterns) - 1)]
         return {"n": n, "m": m}
 
-    def changed(self, strategy: Any, phase: Any) -> Any:
-        return replace(strategy, output=replace(strategy.output, **phase))
-
     def __str__(self) -> str:
         return f"{self.structure} patterns, {super().__str__()}"
 
@@ -109,9 +106,6 @@ class DecayingRest(Settling):
         if self.decline == "exponential" and progress < 1:
             rest = math.exp(-STEEPNESS * progress)
         return {"rest": rest}
-
-    def changed(self, strategy: Any, phase: Any) -> Any:
-        return replace(strategy, output=replace(strategy.output, **phase))
 
     def __str__(self) -> str:
         return f"{self.decline} decline, {super().__str__()}"

@@ -10,7 +10,7 @@ threshold of n:m is the (n + 1)-th magnitude of a group.
 layer's state. The paper prunes the linear layers of feed-forward blocks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fst.rules.nm import SameAsOutput
@@ -35,9 +35,6 @@ class FrozenFactor(Phases):
 
     def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any]:
         return {"factor": layer.state.schedule_state["factor"]}
-
-    def changed(self, strategy: Any, phase: Any) -> Any:
-        return replace(strategy, output=replace(strategy.output, **phase))
 
     def __str__(self) -> str:
         return f"factor of the first weights, {super().__str__()}"

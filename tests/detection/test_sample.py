@@ -66,7 +66,7 @@ def test_faster_rcnn_pays_for_no_frozen_gradient_and_shares_its_rpn_head(write_c
         gemms = layers[name].gemms
         assert gemms["output"].mode == "simulated" and gemms["output"].dense > 0
         assert gemms["grad_input"].dense == gemms["grad_weight"].dense == 0
-        assert gemms["grad_weight"].reason == "the weight is frozen"
+        assert gemms["grad_weight"].reason == "the weight needs no gradient"
     assert layers["backbone.layer2.0.conv1"].gemms["grad_input"].mode == "not computed"
     assert layers["backbone.layer2.0.conv2"].gemms["grad_input"].mode == "simulated"
     assert len(layers["rpn_head.rpn_conv"].maps) == 5
@@ -81,7 +81,7 @@ def test_the_tables_of_a_config(write_config, tmp_path, capsys):
     analyze([*command, "--strategies", "fst", "sdgp", "--out", str(tmp_path)])
     text = (tmp_path / "analysis.md").read_text()
     assert "1x3x64x64" in text and "mmdetection" in text and "--size 64" in text
-    assert "| rpn_head" in text and "the weight is frozen" in text
+    assert "| rpn_head" in text and "the weight needs no gradient" in text
     assert "or if included" in text
     analyze([*command, "--strategies", "fst", "--all", "--out", str(tmp_path)])
     assert "or if included" not in (tmp_path / "analysis.md").read_text()

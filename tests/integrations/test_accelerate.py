@@ -47,7 +47,7 @@ def test_a_loaded_run_goes_on(tmp_path):
         assert torch.equal(ours, theirs)
     for name, layer in fst.sparse_layers(loaded.sparse).items():
         assert layer.state.step == 7
-        assert torch.equal(layer.mask(), fst.sparse_layers(whole.sparse)[name].mask())
+        assert torch.equal(layer.output_mask(), fst.sparse_layers(whole.sparse)[name].output_mask())
 
 
 def test_the_state_of_another_strategy_is_refused():

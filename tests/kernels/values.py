@@ -54,3 +54,13 @@ def bits(tensor: Tensor) -> Tensor:
     tensor = tensor.cpu()
     integers = tensor.view(_INTEGERS[tensor.itemsize])
     return integers.masked_fill(tensor.isnan(), 1)
+
+
+def with_threads(threads: int, function, *arguments):
+    """``function`` on so many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(before)

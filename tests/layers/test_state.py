@@ -53,6 +53,18 @@ def test_tsm_refreshes_its_mask_every_interval_steps(interval):
         assert (mask.reshape(8, 2, 4).sum(2) == 2).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", ["asp", "srste", "fst"])
+def test_a_kept_mask_is_chosen_anew_by_no_backend(strategy, dtype):
+    """In 32 and 16 bits kernels choose masks of magnitudes, and this one is none."""
+    layer, unit = _identity_layer(strategy)
+    layer, unit = layer[0].to(dtype).eval(), unit.to(dtype)
+    kept = ~layer.rule_mask()
+    layer.keep(kept)
+    assert torch.equal(layer(unit)[:, :, 0, 0].T != 0, kept[:, :, 0, 0])
+    assert torch.equal(layer.effective_weight(), layer.weight * kept)
+
+
 def _look(layer):
     """Everything that only looks."""
     layer[0].output_mask()

@@ -94,9 +94,9 @@ def prunings(monkeypatch):
     """A list that grows by one whenever a layer computes S(W)."""
     import fst.layers.modules
 
-    calls, original = [], fst.layers.modules.prune_weight
+    calls, original = [], fst.layers.weights.prune_weight
     monkeypatch.setattr(
-        fst.layers.modules, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
+        fst.layers.weights, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
     )
     return calls
 

@@ -49,6 +49,34 @@ def test_gradcheck_input_where_the_mask_is_shared(id):
 
 
 @pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
+def test_the_input_is_saved_for_the_weight_alone(row):
+    input, weight, _ = leaves_of(case("basic").operands())
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    weight.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        fst.sparse_conv2d(input, weight, **case("basic").arguments, strategy=row.build())
+    assert kept and input.data_ptr() not in kept
+
+
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
+def test_a_stride_leaves_rows_that_no_window_sees(row):
+    """Their gradient is zero, also where the weight needs none and grad_input comes by itself."""
+    the_case = Case("rest", (8, 8), (8, 9), (3, 2), stride=(3, 2), padding=1)
+    input, weight, _ = leaves_of(the_case.operands())
+    found = []
+    for needed in (True, False):
+        weight.requires_grad_(needed)
+        output = fst.sparse_conv2d(input, weight, **the_case.arguments, strategy=row.build())
+        found.append(torch.autograd.grad(output.square().sum(), input)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("row", of_each_kind(DETERMINISTIC))
 def test_frozen_operands_change_nothing_for_the_others(row):
     """Every subset of (input, weight, bias) that asks for a gradient gets the same one."""
     the_case = case("basic")

@@ -9,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from torch import Tensor, nn
+from torch import Tensor
 
 import fst
 from fst.backends import force
 from fst.ops import cpp
-from fst.report import describe_layer
 from fst.rules.sampled import UNIT, Sampled, _lengths
 from fst.rules.strategy import Strategy
 from tests.cases import CASES, Case, Operands, error
-from tests.networks import attach
 from tests.oracle.conv import reference_conv2d
 from tests.oracle.rules import reference_sample
 
@@ -302,133 +300,3 @@ def test_bad_options(options, message):
 def test_noise_is_a_promise_for_grad_weight_alone():
     with pytest.raises(ValueError, match="noise=0.1 is a promise for grad_weight"):
         Strategy("test", grad_input=Sampled(keep=None, noise=0.1))
-
-
-# ---------------------------------------------------------------- layers
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
-
-
-def steps(model: nn.Module, count: int) -> list[Tensor]:
-    """The gradients of the first layer's weight, step by step, at the same weights and batch."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    torch.manual_seed(1)
-    images, found = torch.randn(4, 3, 12, 12), []
-    for _ in range(count):
-        optimizer.zero_grad()
-        model(images).square().sum().backward()
-        optimizer.step()
-        found.append(model[0].weight.grad.clone())
-    return found
-
-
-def test_draws_come_from_seed_rank_layer_and_step():
-    def run(seed, rank=0):
-        model = net()
-        fst.convert(model, "sampled")
-        fst.seed_random_rules(model, seed, rank)
-        return steps(model, 4)
-
-    first, again = run(3), run(3)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not torch.equal(first[0], other) for other in first[1:])
-    for other in (run(4), run(3, rank=1)):
-        assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_one_list_serves_both_gradients(monkeypatch):
-    drawn = []
-    choose = Sampled.choose
-
-    def counted(self, scores, count, start):
-        drawn.append(count)
-        return choose(self, scores, count, start)
-
-    monkeypatch.setattr(Sampled, "choose", counted)
-    for options, lists in (({"grad_input": 0.5}, [72]), ({"grad_input": 0.25}, [72, 36])):
-        layer = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
-        fst.convert(layer, fst.get_strategy("sampled", **options))
-        images = torch.randn(1, 4, 12, 12, dtype=torch.float64, requires_grad=True)
-        layer.double()(images).square().sum().backward()
-        assert drawn == lists
-        drawn.clear()
-
-
-def test_a_layer_that_gains_nothing_runs_exactly(monkeypatch):
-    """What is measured decides, the report has the numbers, and later calls are the library's."""
-    monkeypatch.setenv("FST_AUTOTUNE", "1")
-    model, dense = net(), net()
-    fst.convert(model, "sampled")
-    reports = [describe_layer(layer).gemms["grad_weight"] for layer in (model[0], model[2])]
-    assert [report.mode for report in reports] == ["may be accelerated"] * 2
-    images = torch.randn(2, 3, 4, 4)  # far too small to gain
-    for network in (model, dense):
-        network(images).square().sum().backward()
-    report = describe_layer(model[2]).gemms["grad_weight"]
-    assert report.mode == "dense" and " ms" in report.reason
-    assert torch.equal(model[2].weight.grad, dense[2].weight.grad)
-    output = model(images)
-    assert "SparseConv2d" not in output.grad_fn.name()
-    assert "SparseConv2d" in model(torch.randn(3, 3, 4, 4)).grad_fn.name()  # not yet measured
-    assert fst.metrics(model)["sparsity/positions"] == 1
-
-
-def test_noise_keeps_its_promise():
-    """Over many draws of one batch, the variance is at most the promised share of that between
-    batches.
-    """
-    torch.manual_seed(0)
-    layer = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1))
-    fst.convert(layer, fst.get_strategy("sampled", noise=0.2))
-    attach(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-
-    def gradient(seed: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(32, 4, 8, 8, generator=generator)
-        weights = torch.randn(32, 1, 8, 8, generator=generator).exp()
-        found = []
-        for strategy_is_on in (True, False):
-            optimizer.zero_grad()
-            if strategy_is_on:
-                (layer(images) * weights).square().mean().backward()
-                optimizer.step()
-            else:
-                output = nn.functional.conv2d(images, layer[0].weight, layer[0].bias, padding=1)
-                (output * weights).square().mean().backward()
-            found.append(layer[0].weight.grad.clone())
-        return found[0], found[1]
-
-    [gradient(seed) for seed in range(40)]
-    pairs = [gradient(seed) for seed in range(40, 120)]
-    exact = torch.stack([e for _, e in pairs])
-    added = sum(float((s - e).square().sum()) for s, e in pairs) / len(pairs)
-    between = float(exact.var(0).sum())
-    share = layer[0].state.memories[0]["share"]
-    assert 0.02 < share < 0.9
-    assert added <= 0.2 * between * 1.3
-    assert "positions" in {key.split("/")[1] for key in fst.metrics(layer)}
-
-
-def test_checkpoints_carry_what_noise_has_learned():
-    model = net()
-    fst.convert(model, fst.get_strategy("sampled", noise=0.1))
-    fst.seed_random_rules(model, 0)
-    steps(model, 3)
-    other = net()
-    fst.convert(other, fst.get_strategy("sampled", noise=0.1))
-    fst.load_sparsity_state(other, fst.sparsity_state(model))
-    fst.seed_random_rules(other, 0)
-    for mine, theirs in zip(steps(model, 2), steps(other, 2), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_noise_cannot_be_compiled_and_says_what_can():
-    model = net()
-    fst.convert(model, fst.get_strategy("sampled", noise=0.1))
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match="or use keep"):
-        compiled(torch.randn(2, 3, 8, 8))

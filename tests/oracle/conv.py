@@ -22,7 +22,7 @@ from fst.rules.alternating import Alternating
 from fst.rules.nm import SameAsOutput, Transposable
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
-from tests.oracle.geometry import Geometry, Pair, output_size, reference_im2col
+from tests.oracle.geometry import Pair, Windows, output_size, reference_im2col
 from tests.oracle.rules import (
     alternating_matrices,
     draw,
@@ -90,7 +90,7 @@ def reference_operands(
     """What `reference_conv2d`, which has the same arguments, multiplies in each GEMM."""
     draws = draws or {}
     inputs, weights, grads = map(exact, (input, weight, grad_output))
-    geometry = Geometry(inputs.shape[2:], weights.shape[2:], stride, padding, dilation)
+    geometry = Windows(inputs.shape[2:], weights.shape[2:], stride, padding, dilation)
     expected = (len(inputs), len(weights), *geometry.output)
     if tuple(grads.shape) != expected:
         raise ValueError(
@@ -143,7 +143,7 @@ def _sample(rule: Sampled, grads: Tensor, draws: Mapping[str, Tensor | int]) -> 
     return reference_sample(grads, rule.keep, start)
 
 
-def _sampled_columns(inputs: Tensor, geometry: Geometry, rule: Sampled, weights: Tensor) -> Tensor:
+def _sampled_columns(inputs: Tensor, geometry: Windows, rule: Sampled, weights: Tensor) -> Tensor:
     """Columns (N, Cin*kh*kw, P*Q) whose product with grad_output is the rule's grad_weight."""
     uneven = [after - before for before, after in geometry.padding]  # counts as image
     inputs, geometry = F.pad(inputs, (0, uneven[1], 0, uneven[0])), geometry.evened()
@@ -202,7 +202,7 @@ def reference_conv2d(
         strategy=strategy,
         draws=draws,
     )
-    geometry = Geometry(input.shape[2:], weight.shape[2:], stride, padding, dilation)
+    geometry = Windows(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     outputs, rows = len(weight) // groups, x.output_columns.shape[1] // groups
     output = torch.zeros(grad_output.shape, dtype=torch.float64)
     grad_columns = torch.zeros_like(x.output_columns)

@@ -1,4 +1,4 @@
-"""Geometry of the literal reference: where a convolution's windows lie, im2col and col2im."""
+"""Windows of the literal reference: where a convolution's windows lie, im2col and col2im."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _pair(value: Pair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-class Geometry:
+class Windows:
     """Where the windows lie: the padding on each side, the output map, im2col and col2im."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Geometry:
             )
         )
 
-    def evened(self) -> Geometry:
+    def evened(self) -> Windows:
         """The same for an image that has the uneven part of the padding in it."""
         even = copy.copy(self)
         even.size = tuple(n + b - a for n, (a, b) in zip(self.size, self.padding, strict=True))
         even.padding = [(before, before) for before, _ in self.padding]
         return even
 
-    def widened(self, height: int, width: int) -> Geometry:
+    def widened(self, height: int, width: int) -> Windows:
         """The same with an output map of at least that size: zeros follow the image."""
         wide = copy.copy(self)
         wide.output = (height, width)
@@ -112,7 +112,7 @@ def output_size(
     dilation: Pair = 1,
 ) -> tuple[int, int]:
     """The output map (P, Q) of a convolution over an (H, W) input."""
-    return Geometry(input_size, kernel_size, stride, padding, dilation).output
+    return Windows(input_size, kernel_size, stride, padding, dilation).output
 
 
 def reference_im2col(
@@ -123,5 +123,5 @@ def reference_im2col(
     dilation: Pair = 1,
 ) -> Tensor:
     """Columns (N, Cin*kh*kw, P*Q) of ``input`` (N, Cin, H, W), float64."""
-    geometry = Geometry(input.shape[2:], kernel_size, stride, padding, dilation)
+    geometry = Windows(input.shape[2:], kernel_size, stride, padding, dilation)
     return geometry.im2col(exact(input))

@@ -216,7 +216,7 @@ def test_reports_say_what_is_simulated_and_why():
     assert "unstructured: no hardware path" in report("rigl")
     assert "kernel patterns need a compiler" in report("clicktrain")
     assert "filters zeroed after each epoch" in report("asfp")
-    assert "mask of the trained model, frozen" in report("asp")
+    assert "mask of the trained model, kept" in report("asp")
 
 
 def test_masks_have_the_weights_memory_format():
@@ -308,3 +308,25 @@ def test_linear_layers_follow_schedules_too():
             net(batch(step)).square().mean().backward()
             optimizer.step()
         assert (fst.fold(net)[4].weight == 0).any(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sparse"),
+    [
+        ("sste", dict(dense_tail=0.25), "11111100"),
+        ("tsrste", dict(dense_tail=0.5), "11110000"),
+        ("sdgf", dict(dense_start=0.25), "00111111"),
+    ],
+)
+def test_dense_phases_begin_and_end_at_their_step(name, options, sparse):
+    net = small_net()
+    fst.convert(net, name, **options)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    fst.attach(net, optimizer, total_steps=8, steps_per_epoch=4)
+    layer, found = next(iter(fst.sparse_layers(net).values())), ""
+    for seed in range(8):
+        net(batch(seed)).square().mean().backward()
+        found += "01"[layer.acting.output is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert found == sparse

@@ -206,7 +206,7 @@ def test_shapes_are_counted_with_their_input():
         (("aten::convolution", "_SparseConv2dBackward"), "convolution gradients"),
         (("aten::topk", breakdown.LAYER), "pruning, folding, copies"),
         (("aten::add", "_SparseConv2dBackward"), "pruning, folding, copies"),
-        (("fst::prune_weights", "CompiledFunction"), "pruning, folding, copies"),
+        (("fst::prune_weight", "CompiledFunction"), "pruning, folding, copies"),
         (("fst::grad_weight", "CompiledFunctionBackward"), "convolution gradients"),
         (("fst::conv2d_24", breakdown.LAYER), "convolution output"),
         (("aten::native_batch_norm", "aten::batch_norm"), "batch norm"),

@@ -65,7 +65,7 @@ def prune_weight(
     m_grad_input: int,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weights` gives them."""
+    """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weight` gives them."""
     check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
     check_groups(groups, len(weight))
     if dtype not in RESULTS.get(weight.dtype, ()):

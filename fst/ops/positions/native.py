@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fst.ops import cpp
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, is_channels_last
 
 
 def takes_scores(scores: Tensor) -> bool:
@@ -34,7 +34,7 @@ def grad_weight(
     mean = scale.new_empty(0) if mean is None else mean
     lists = (index, scale, source, mean)
     return cpp.list_grad_weight(
-        grad_output, input, *lists, weight.shape, *geometry, _is_last(weight)
+        grad_output, input, *lists, weight.shape, *geometry, is_channels_last(weight)
     )
 
 
@@ -48,7 +48,3 @@ def grad_input(
 ) -> Tensor:
     """As `products.grad_input`."""
     return cpp.list_grad_input(grad_output, weight, index, scale, input_shape, *geometry)
-
-
-def _is_last(weight: Tensor) -> bool:
-    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry, output_shape
+from fst.ops.geometry import Geometry, is_channels_last, output_shape
 
 
 def grad_weight(
@@ -83,7 +83,7 @@ def grad_input(
         added = grads @ by_tap[..., row, column]  # (g, n, Cin/g)
         pixels.index_add_(0, corner + offset, added.transpose(0, 1).flatten(1).to(wide))
     image = pixels.view(batch, *size, -1)[:, top : top + height, left : left + width]
-    format = torch.channels_last if _is_channels_last(grad_output) else torch.contiguous_format
+    format = torch.channels_last if is_channels_last(grad_output) else torch.contiguous_format
     image = image.permute(0, 3, 1, 2).to(grad_output.dtype)
     return image.contiguous(memory_format=format)
 
@@ -91,10 +91,6 @@ def grad_input(
 def _rows(maps: Tensor) -> Tensor:
     """(N, C, H, W) as (N·H·W, C): a view where the channels lie side by side."""
     return maps.permute(0, 2, 3, 1).flatten(0, 2)
-
-
-def _is_channels_last(maps: Tensor) -> bool:
-    return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
 
 
 def _corners(

@@ -2,7 +2,7 @@
 
 Counted are `nn.Conv2d` and `nn.Linear`, converted or not, each call by itself (a detector's shared
 head runs several times per step), in the step that the user gives: GEMMs that autograd does not
-compute (frozen weights, inputs that need no gradient) cost nothing. Such counts are FST's Figure 2.
+compute (for weights and inputs that need no gradient) cost nothing. Such counts are FST's Figure 2.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class _LayerCall:
             self.map = (math.prod(samples), height, width)
         self.missing = {"output": ""}
         self.missing["grad_input"] = "" if input.requires_grad else "the input needs no gradient"
-        self.missing["grad_weight"] = "" if layer.weight.requires_grad else "the weight is frozen"
+        self.missing["grad_weight"] = (
+            "" if layer.weight.requires_grad else "the weight needs no gradient"
+        )
         self._arrived = False
         if output.requires_grad:
             output.register_hook(self._gradient_arrived)

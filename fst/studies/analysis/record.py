@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 @dataclass
 class LayerRecord:
-    """A convolution's calls in one step, and the gradient of its weight (None if frozen)."""
+    """A convolution's calls in one step, and the gradient of its weight, if it has one."""
 
     layer: nn.Conv2d
     calls: list[Call]

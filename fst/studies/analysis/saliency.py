@@ -43,7 +43,7 @@ KINDS = (
 @dataclass
 class LayerSaliency:
     """A layer's `Error`s by kind (see `KINDS`), means over batches; kinds without one are absent
-    (no grad_input in the first layer, no grad_weight of frozen weights).
+    (no grad_input in the first layer, no grad_weight where the weight needs none).
 
     Attributes:
         depth: convolutions before it, in the order of execution.

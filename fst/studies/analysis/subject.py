@@ -27,6 +27,7 @@ from fst.studies.analysis.record import Batch, Loss
 from fst.studies.arguments import source_and_name
 
 SPLITS = ("train", "val", "test")
+SIZE = 224  # of random images
 
 
 @dataclass
@@ -191,13 +192,15 @@ def from_config_on_random_images(
 ) -> Subject:
     """A config's model with random weights on one random batch: no data are needed.
 
-    ``size`` is the images' height and width; a detector's own if None.
+    ``size`` is the images' height and width; None: a detector's own, a classifier's `SIZE`.
 
     Raises:
         ValueError, FileNotFoundError: the config does not fit.
     """
     config = load_config(path, options)
     torch.manual_seed(seed)
+    if size is None and config.get("default_scope") != "mmdet":
+        size = SIZE
     step = sample_step(config, batch_size, None if size is None else (size, size), device)
     return Subject(
         f"{path}, random weights, random images",
@@ -213,7 +216,7 @@ def from_name(
     name: str,
     *,
     classes: int = 1000,
-    size: int = 224,
+    size: int = SIZE,
     batches: int = 1,
     batch_size: int = 16,
     device: torch.device | str = "cpu",

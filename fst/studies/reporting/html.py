@@ -47,7 +47,7 @@ def page(
 
 def _embedded(figure: Figure, folder: Path) -> Figure:
     """The figure with the bytes of its PNG in place of the file's name."""
-    content = (folder / figure.file).with_suffix(".png").read_bytes()
+    content = (folder / figure.file).read_bytes()
     return replace(figure, file=f"data:image/png;base64,{base64.b64encode(content).decode()}")
 
 

@@ -198,7 +198,7 @@ def test_what_autograd_skips_costs_nothing():
         "used": ["simulated", "not computed", "accelerated"],
         "lost": ["simulated", "not computed", "not computed"],
     }
-    assert gemms(report, "frozen")["grad_weight"].reason == "the weight is frozen"
+    assert gemms(report, "frozen")["grad_weight"].reason == "the weight needs no gradient"
     assert gemms(report, "used")["grad_input"].reason == "the input needs no gradient"
     assert gemms(report, "lost")["grad_weight"].reason == "no gradient reached the output"
     assert report.total("grad_weight").dense == 64 and report.total("grad_input").dense == 0

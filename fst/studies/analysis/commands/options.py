@@ -10,10 +10,10 @@ import torch
 
 from fst.basics.arguments import positive, positive_number, usable_device
 from fst.engine.arguments import add_cfg_options
-from fst.engine.config import load_config
 from fst.strategies.registry import list_strategies
 from fst.studies.analysis.probe import PROBE
 from fst.studies.analysis.subject import (
+    SIZE,
     SPLITS,
     Subject,
     from_config,
@@ -22,7 +22,7 @@ from fst.studies.analysis.subject import (
 )
 from fst.studies.arguments import DTYPES
 
-SIZE, CLASSES = 224, 1000  # of random images
+CLASSES = 1000  # of a model that is named
 APPROXIMATIONS_HELP = (
     f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
     "pruning of grad_output alone, with the options n=2, m=4, "
@@ -147,12 +147,11 @@ def subject_of(options: argparse.Namespace) -> Subject:
 def _on_random_images(options: argparse.Namespace) -> Subject:
     if options.config is None or options.checkpoint or options.split:
         raise ValueError("--random-images needs a config, and neither --checkpoint nor --split.")
-    is_detector = load_config(options.config, options.cfg_options).get("default_scope") == "mmdet"
     return from_config_on_random_images(
         options.config,
         options.cfg_options,
         batch_size=options.batch_size,
-        size=options.size or (None if is_detector else SIZE),
+        size=options.size,
         device=options.device,
         seed=options.seed,
     )

@@ -1,0 +1,156 @@
+"""What a converted layer multiplies with: its weight, S(W), S(Wᵀ), and the masks behind these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fst.basics.sharding import laid_out_as, whole
+from fst.layers.remembered import LayerState, RunState
+from fst.ops.prune import PrunedWeight, prune_weight
+from fst.rules.strategy import Strategy
+
+
+class PrunableWeight(nn.Module):
+    """A layer's weight, which is pruned anew in each call; nothing of it is remembered.
+
+    Attributes:
+        strategy: what is pruned.
+        layer_name: the layer's name in the converted model.
+        state: what holds from step to step, and is copied and saved.
+        run: what holds within a step, or while the model is attached or frozen.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    strategy: Strategy
+    layer_name: str
+    state: LayerState
+    run: RunState
+
+    @property
+    def conv_groups(self) -> int:
+        """Groups of the convolution; 1 for linear layers."""
+        return 1
+
+    def _as_conv(self, tensor: Tensor) -> Tensor:
+        """A tensor of the weight's shape as (Cout, Cin/groups, kh, kw)."""
+        return tensor
+
+    def _multiplied(self, weight: Tensor) -> Tensor:
+        """What the GEMMs multiply before pruning, from the stored weight."""
+        return weight
+
+    def weight_as_conv(self) -> Tensor:
+        """What is pruned and then multiplied, (Cout, Cin/groups, kh, kw): mostly the whole weight.
+
+        Where the weight is sharded, all ranks must call this method together.
+        """
+        return self._as_conv(self._multiplied(whole(self.weight)))
+
+    def gradient_as_conv(self) -> Tensor:
+        """The whole gradient of the weight, likewise."""
+        return self._as_conv(whole(self.weight.grad))
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """A whole tensor with as many elements as the weight, shaped and sharded as the weight."""
+        weight = self.weight
+        if tensor.device != weight.device:
+            tensor = tensor.to(weight.device)
+        if tensor.shape != weight.shape:
+            tensor = tensor.reshape(weight.shape)
+        return laid_out_as(tensor, weight)
+
+    @property
+    def multiplies_parameter(self) -> bool:
+        """Whether the GEMMs multiply a Parameter; False where its layer computes the weight."""
+        parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
+        return isinstance(parameter, nn.Parameter) or replicated
+
+    def stored_weight(self) -> nn.Parameter | None:
+        """The Parameter that the weight is or is computed from, which an optimizer may hold."""
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            return weight
+        return next((p for name, p in self.named_parameters() if name != "bias"), None)
+
+    @property
+    def acting(self) -> Strategy:
+        """The strategy in the phase at hand: its schedule may change it from phase to phase."""
+        strategy, phase = self.strategy, self.state.schedule_state.get("phase")
+        if strategy.schedule is None or phase is None:
+            return strategy
+        return strategy.schedule.acting(strategy, phase)
+
+    def enter(self, phase: Any) -> None:
+        """Begin a phase of the schedule: the next call prunes as `acting` says."""
+        self.state.schedule_state["phase"] = phase
+
+    def pruned(self, dtype: torch.dtype) -> PrunedWeight:
+        """S(W) and S(Wᵀ) in ``dtype`` as the next call has them; no generator moves."""
+        device = self.weight.device
+        kind = "cuda" if device.type in ("cpu", "meta") else device.type
+        devices = [device] if kind == device.type else []
+        with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
+            return self._prune(self.weight_as_conv(), dtype, trains=False)
+
+    def output_mask(self) -> Tensor | None:
+        """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
+        mask = self.pruned(self.weight.dtype).mask
+        return None if mask is None else mask.reshape(self.weight.shape)
+
+    def effective_weight(self) -> Tensor:
+        """S(W), what the output GEMM multiplies with, in the dtype of the weight."""
+        weight, rule = self.weight_as_conv().detach(), self.acting.output
+        if rule is not None and rule.changes_values:
+            return self.pruned(self.weight.dtype).output.reshape(self.weight.shape)
+        weight, mask = weight.reshape(self.weight.shape), self.output_mask()
+        return weight.clone() if mask is None else weight.masked_fill(~mask, 0)
+
+    def rule_mask(self) -> Tensor:
+        """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
+        weight, device = self.weight_as_conv().detach(), self.weight.device
+        rule, generator = self.acting.output, self.seeded_generator(device)
+        return rule.weight_mask(weight, "output", self.conv_groups, generator)
+
+    def keep(self, mask: Tensor) -> None:
+        """Prune the weight by ``mask`` (Cout, Cin/groups, kh, kw) until another one is kept."""
+        kept = torch.empty_like(self.weight_as_conv(), dtype=torch.bool)
+        self.state.kept_mask = kept.copy_(mask)
+
+    def _due_mask(self, weight: Tensor, trains: bool) -> Tensor | None:
+        """The mask kept from earlier steps, or None; a training call renews it where it is due."""
+        state, interval = self.state, 1
+        if self.acting.output is not None:
+            interval = self.acting.output.keeps_mask_for
+        if interval > 1 and trains and state.mask_step != state.step:
+            if state.kept_mask is None or state.step % interval == 0:
+                self.keep(self.rule_mask())
+            state.mask_step = state.step
+        if state.kept_mask is not None and state.kept_mask.device != weight.device:
+            state.kept_mask = state.kept_mask.to(weight.device)
+        return state.kept_mask
+
+    def _prune(self, weight: Tensor, dtype: torch.dtype, *, trains: bool) -> PrunedWeight:
+        """S(W) and S(Wᵀ) of ``weight``; inside `fst.frozen`, those of the block's first call."""
+        compiled = torch.compiler.is_compiling()
+        frozen = None if compiled else self.run.frozen
+        if frozen is not None:
+            key = dtype, torch.is_inference_mode_enabled()
+            if key in frozen:
+                return frozen[key]
+        groups, strategy = self.conv_groups, self.acting
+        with torch.no_grad():
+            mask, generator = self._due_mask(weight, trains), None
+            if strategy.draws_masks and not compiled:
+                generator = self.seeded_generator(weight.device)
+            pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
+        if frozen is not None:
+            frozen[key] = pruned
+        return pruned
+
+    def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
+        """A generator of (seed, layer, step, where), equal on all ranks; None without a seed."""
+        return self.state.generator(self.layer_name, self.state.step, *where, device=device)

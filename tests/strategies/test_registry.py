@@ -1,0 +1,114 @@
+"""Strategies by name: overrides, and registering one's own."""
+
+import pytest
+import torch
+
+import fst
+from fst import NM, Strategy
+from fst.rules.alternating import Alternating
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("fts", {}, ["fts", "'fst'"]),
+        ("SDGP", {}, ["SDGP", "sdgp"]),
+        ("", {}, ["strategy", "fst", "sdgp"]),
+        (None, {}, ["None", "fst"]),
+        (3, {}, ["3", "fst"]),
+        ("fst", dict(decays=1e-3), ["decays", "'decay'"]),
+        ("fst", dict(rescale="group"), ["rescale", "fst"]),
+        ("dense", dict(n=2), ["n", "dense"]),
+        ("sdgp", dict(rescal="group"), ["rescal", "'rescale'"]),
+        ("fst", dict(n=5), ["5", "4"]),
+        ("wx", dict(rule="magnitud"), ["magnitud", "magnitude"]),
+        ("gx", dict(rule="magnitude_rescaled"), ["magnitude_rescaled"]),
+        ("wx", dict(restore=False), ["restore=False", "rule='alternating'", "'magnitude'"]),
+        ("gx", dict(rule="random", block=(2, 2)), ["block=(2, 2)", "rule='alternating'"]),
+        ("sdgp", dict(decay=0.5), ["decay=0.5", "prune_weight=True"]),
+        ("sdgp", dict(rule="random", rescale="group"), ["rescale='group'", "'random'"]),
+        ("srste", dict(backward="sparse"), ["backward", "sparse", "dense"]),
+        ("srste", dict(rule="alternating"), ["rule", "alternating"]),
+        ("tsm", dict(interval=0), ["interval", "0"]),
+        (["fst"], {}, ["['fst']", "fst"]),
+        ("sdgp", dict(prune_grad_weight="no"), ["sdgp", "prune_grad_weight", "'no'", "bool"]),
+        ("sdgp", dict(decay="x"), ["sdgp", "decay", "'x'", "float"]),
+        ("wx", dict(phase=0.0), ["wx", "phase", "0.0", "int | str"]),
+        ("fst", dict(block=[1, 2.0]), ["fst", "block", "[1, 2.0]", "tuple[int, int]"]),
+        ("rigl", dict(alpha=True), ["rigl", "alpha", "True", "float"]),
+    ],
+    ids=str,
+)
+def test_bad_names_and_overrides(name, overrides, words):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        fst.get_strategy(name, **overrides)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+def test_block_may_be_a_list():
+    """What JSON and YAML make of a tuple."""
+    assert fst.get_strategy("fst", block=[2, 2]) == fst.get_strategy("fst", block=(2, 2))
+
+
+def test_a_finished_strategy_passes_through():
+    strategy = fst.get_strategy("fst", n=1)
+    assert fst.get_strategy(strategy) is strategy
+    with pytest.raises(ValueError, match="n"):
+        fst.get_strategy(strategy, n=2)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy of the registry that the test may write to."""
+    from fst.strategies import registry
+
+    monkeypatch.setattr(registry, "_RECIPES", dict(registry._RECIPES))
+
+
+def test_user_defined_strategy(registry):
+    @fst.register_strategy("mine")
+    def mine(m: int = 8) -> Strategy:
+        return Strategy("mine", output=NM("weight", 1, m), grad_weight=Alternating())
+
+    assert "mine" in fst.list_strategies()
+    assert fst.get_strategy("mine", m=4).output.m == 4
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU())
+    report = fst.convert(model, "mine")
+    assert list(report.converted) == ["0"]
+    model(torch.randn(2, 16, 6, 6)).sum().backward()
+    assert int((fst.fold(model)[0].weight != 0).sum()) == 2 * 8 * 9
+    with pytest.raises(ValueError, match="'m'"):
+        fst.get_strategy("mine", mm=4)
+
+
+def test_registering_a_taken_name_is_noticed(registry):
+    def impostor() -> Strategy:
+        return Strategy("fst")
+
+    with pytest.raises(ValueError, match="'fst'"):
+        fst.register_strategy("fst")(impostor)
+    assert fst.get_strategy("fst").decay == 2e-4
+
+
+def test_registering_the_same_name_twice_is_noticed(registry):
+    """Two functions that happen to have one name in two modules are two functions."""
+
+    def make(decay):
+        def mine() -> Strategy:
+            return Strategy("mine", output=NM("weight"), decay=decay)
+
+        mine.__qualname__, mine.__module__ = "mine", f"package{int(decay)}"
+        return mine
+
+    fst.register_strategy("mine")(make(1.0))
+    with pytest.raises(ValueError, match="'mine'"):
+        fst.register_strategy("mine")(make(2.0))
+
+
+def test_overrides_need_defaults(registry):
+    with pytest.raises(ValueError, match="n"):
+
+        @fst.register_strategy("mine")
+        def mine(n) -> Strategy:
+            return Strategy("mine", output=NM("weight", n, 4))
