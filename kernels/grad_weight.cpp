@@ -268,7 +268,8 @@ struct GradWeight {
     const int64_t size_y = groups * column_tiles() * longest() * WIDTH;
     // A task: some columns of tiles, whose Y stays in the second cache, by some rows, which are
     // neighbours, since their results share lines of the cache.
-    const int64_t columns = std::clamp<int64_t>(MOST_Y / (longest_chunk * WIDTH), 1, column_tiles());
+    const int64_t fitting = MOST_Y / (longest_chunk * WIDTH);
+    const int64_t columns = std::clamp<int64_t>(fitting, 1, column_tiles());
     const int64_t together = std::clamp<int64_t>(tiles() / (8 * threads * columns), 1, 8);
     const int64_t across = parts(column_tiles(), columns), down = parts(row_tiles(), together);
     const int64_t tasks = groups * across * down;
@@ -313,7 +314,9 @@ struct GradWeight {
                          place(j) + i * size);
               }
             }
-            for (int64_t j = column; once && j < past; ++j) write(tile(j), rows, place(j), last, result);
+            for (int64_t j = column; once && j < past; ++j) {
+              write(tile(j), rows, place(j), last, result);
+            }
           }
           first_task += tasks + crew.size;  // each thread took one number too many
           crew.wait();
