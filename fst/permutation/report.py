@@ -55,11 +55,10 @@ class PermutationReport:
         return sum(layer.total for layer in self.layers)
 
     def __str__(self) -> str:
-        rows = [(name, *numbers, stays) for name, *numbers, stays in self.layers]
-        rows.append(("all", self.total, self.before, self.after, ""))
+        rows = [*self.layers, LayerMagnitude("all", self.total, self.before, self.after, "")]
         cells = [
-            (name, f"{before / total:.2%}", f"{after / total:.2%}", stays)
-            for name, total, before, after, stays in rows
+            (row.name, f"{row.before / row.total:.2%}", f"{row.after / row.total:.2%}", row.stays)
+            for row in rows
         ]
         lines = table(["layer", "kept before", "kept after", "channels that stay"], cells)
         return (
