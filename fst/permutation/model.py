@@ -85,7 +85,7 @@ def permute(
     for number, (family, read) in enumerate(readings.items(), start=1):
         size = axes.axes.size(family)
         order, share = _searched(read, size, attempts)
-        if (order != torch.arange(size)).any():
+        if (order != _native(size)).any():
             orders[family] = order
         if progress is not None:
             names = ", ".join(reading.name for reading in read)
@@ -140,9 +140,13 @@ def _searched(read: Sequence[Reading], size: int, attempts: int) -> tuple[Tensor
     whole = size // m * m
     readers = [reading.magnitudes(whole) for reading in read]
     order = best_order(readers, m, attempts)
-    native = kept_magnitude(readers, torch.arange(whole), m)
+    native = kept_magnitude(readers, _native(whole), m)
     gain = kept_magnitude(readers, order, m) / native - 1 if native else 0.0
-    return torch.cat([order, torch.arange(whole, size)]), gain
+    return torch.cat([order, _native(size)[whole:]]), gain
+
+
+def _native(size: int) -> Tensor:
+    return torch.arange(size, device="cpu")
 
 
 @torch.no_grad()
@@ -160,9 +164,8 @@ def _move(axes: ModelAxes, orders: Mapping[int, Tensor]) -> None:
 
 def _places(piece: Piece, orders: Mapping[int, Tensor], axes: ModelAxes) -> Tensor:
     """Which elements of a piece stand at its places."""
-    native = torch.arange(axes.axes.size(piece.family))
-    order = orders.get(piece.family, native)
-    return (order[:, None] * piece.inner + torch.arange(piece.inner)).flatten()
+    order = orders.get(piece.family, _native(axes.axes.size(piece.family)))
+    return (order[:, None] * piece.inner + _native(piece.inner)).flatten()
 
 
 @torch.no_grad()

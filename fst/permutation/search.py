@@ -108,7 +108,8 @@ class _Search:
         """Exchange channels while that gains."""
         while len(pairs := self._pairs()):
             one, two = pairs.unbind(1)
-            exchange = self._gains(one)[torch.arange(len(one)), :, two].flatten(1).argmax(1)
+            number = torch.arange(len(one), device=one.device)
+            exchange = self._gains(one)[number, :, two].flatten(1).argmax(1)
             self._exchange(one, exchange // self.m, two, exchange % self.m)
 
     def attempt(self, generator: torch.Generator) -> None:
@@ -116,8 +117,10 @@ class _Search:
         before, kept, count = (self.groups, self.worth, self.best), self.kept(), len(self.groups)
         self.worth, self.best = self.worth.clone(), self.best.clone()
         for _ in range(2):
-            pairs = torch.randperm(count, generator=generator)[: 2 * max(1, min(4, count // 8))]
-            places = torch.randint(self.m, pairs.shape, generator=generator)
+            pairs = torch.randperm(count, generator=generator, device="cpu")[
+                : 2 * max(1, min(4, count // 8))
+            ]
+            places = torch.randint(self.m, pairs.shape, generator=generator, device="cpu")
             one, two = pairs.view(2, -1).to(self.groups.device)
             at, other = places.view(2, -1).to(self.groups.device)
             self._exchange(one, at, two, other)
@@ -150,7 +153,7 @@ class _Search:
         """`worth` and `best` where groups have ``changed``."""
         self.worth[self.groups[changed].flatten()] = self._worth(self.groups[changed])
         best = self._gains(changed).amax((1, 3))
-        best[torch.arange(len(changed)), changed] = -torch.inf
+        best[torch.arange(len(changed), device=changed.device), changed] = -torch.inf
         self.best[changed] = best
         self.best[:, changed] = best.T
 

@@ -256,6 +256,24 @@ def test_tied_weights_move_together():
     assert permuted(Tied(), images()).families == 1
 
 
+def test_tensors_that_are_no_parameters_hold_channels_in_place():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+            self.scale = torch.rand(16, 1, 1)
+
+        def forward(self, x):
+            return self.second(self.first(x) * self.scale)
+
+    model = Scaled()
+    fst.convert(model, "asp")
+    with pytest.raises(UsageError, match="no channels of Scaled can move"):
+        fst.permute(model, images(dtype=torch.float32))
+    model.scale = nn.Buffer(model.scale)
+    assert fst.permute(model, images(dtype=torch.float32)).families == 1
+
+
 class Fork(nn.Module):
     def __init__(self):
         super().__init__()
