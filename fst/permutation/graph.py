@@ -56,7 +56,7 @@ class ModelAxes:
             training: whether to set it to training for the call.
 
         Raises:
-            UsageError: the model cannot be traced.
+            RuntimeError: the model cannot be traced.
         """
         self._model.train(training)
         program = _exported(self._model, inputs)

@@ -60,9 +60,9 @@ def permute(
         read the same channels.
 
     Raises:
-        UsageError: the model cannot be traced, no channels of it can be permuted (the message names
-            what stands in the way), training has begun, or the outputs on the example change by
-            more than rounding does: then everything is put back.
+        RuntimeError: the model cannot be traced, no channels of it can be permuted (the message
+            names what stands in the way), training has begun, or the outputs on the example change
+            by more than rounding does: then everything is put back.
         ValueError: no layer of ``model`` is converted, or ``attempts`` is no integer >= 0.
         TypeError: ``model`` is not a module, or ``example_input`` neither a tensor nor a tuple.
     """

@@ -117,9 +117,8 @@ class _Search:
         before, kept, count = (self.groups, self.worth, self.best), self.kept(), len(self.groups)
         self.worth, self.best = self.worth.clone(), self.best.clone()
         for _ in range(2):
-            pairs = torch.randperm(count, generator=generator, device="cpu")[
-                : 2 * max(1, min(4, count // 8))
-            ]
+            drawn = 2 * max(1, min(4, count // 8))
+            pairs = torch.randperm(count, generator=generator, device="cpu")[:drawn]
             places = torch.randint(self.m, pairs.shape, generator=generator, device="cpu")
             one, two = pairs.view(2, -1).to(self.groups.device)
             at, other = places.view(2, -1).to(self.groups.device)

@@ -225,7 +225,7 @@ class SparsityHook(Hook):
         """Seed the random rules: only now is the seed of a resumed run known.
 
         Raises:
-            UsageError: the channels are to be permuted, and cannot be.
+            RuntimeError: the channels are to be permuted, and cannot be.
         """
         if self.permute and not runner._resume:
             self._permute(runner)
