@@ -17,7 +17,7 @@ FLOORS = (
     ("rules", "backends", "models"),
     ("ops", "stored"),
     ("layers",),
-    ("strategies", "zeros", "report", "verify", "state", "metrics", "selection"),
+    ("strategies", "zeros", "report", "verify", "state", "metrics", "selection", "permutation"),
     ("convert", "functional", "attach"),
     ("export",),
     ("",),  # the face: fst/__init__.py

@@ -13,7 +13,7 @@ from pages import fence, linked, page, table, toctree
 import fst
 
 FACE = {
-    "Convert and train": ("convert", "attach", "frozen", "seed_random_rules"),
+    "Convert and train": ("convert", "permute", "attach", "frozen", "seed_random_rules"),
     "Look at it": ("metrics", "sparse_layers"),
     "Check and ship": ("verify", "fold", "hold", "export"),
     "Save and resume": ("sparsity_state", "load_sparsity_state"),
@@ -31,6 +31,7 @@ ROOMS = {
         "fst.verify",
         "fst.metrics",
         "fst.zeros",
+        "fst.permutation.report",
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),

@@ -76,7 +76,7 @@ def channel_groups(
     """
     tracing = require_tracing()
     names = {module: name for name, module in model.named_modules()}
-    with _traceable(model), torch.enable_grad():
+    with traceable(model), torch.enable_grad():
         example = example.detach().requires_grad_()  # also traces what lies behind frozen layers
         ends: list[Any] = []
 
@@ -93,12 +93,13 @@ def channel_groups(
 
 
 @contextmanager
-def _traceable(model: nn.Module) -> Iterator[None]:
+def traceable(model: nn.Module) -> Iterator[None]:
     """Plain layers in eval mode, for the time of the block."""
     modes = {module: module.training for module in model.modules()}
     layers = {m: type(m) for m in model.modules() if hasattr(m, "dense_class")}
     for layer in layers:
         layer.__class__ = layer.dense_class
+    model.eval()
     try:
         yield
     finally:

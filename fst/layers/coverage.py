@@ -128,6 +128,20 @@ def size_of(weight: Tensor) -> int:
     return 0 if isinstance(weight, UninitializedParameter) else weight.numel()
 
 
+def inputs_of(example_input: Tensor | tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of a call, of which there may be one.
+
+    Raises:
+        TypeError: ``example_input`` is neither a tensor nor a tuple.
+    """
+    if not isinstance(example_input, Tensor | tuple):
+        raise TypeError(
+            f"example_input is a {type(example_input).__name__}; it must be a tensor (N, ...) or "
+            "a tuple of inputs."
+        )
+    return example_input if isinstance(example_input, tuple) else (example_input,)
+
+
 @torch.no_grad()
 def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> dict[str, int]:
     """Multiply-adds with each of `gemm_weights` in one forward pass in eval mode.
@@ -141,11 +155,7 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
     Raises:
         TypeError: ``example_input`` is neither a tensor nor a tuple.
     """
-    if not isinstance(example_input, Tensor | tuple):
-        raise TypeError(
-            f"example_input is a {type(example_input).__name__}; it must be a tensor (N, ...) or "
-            "a tuple of inputs."
-        )
+    inputs = inputs_of(example_input)
     found = dict.fromkeys(gemm_weights(model), 0)
     modes = {module: module.training for module in model.modules()}
     hooks = [
@@ -154,7 +164,7 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
         if isinstance(module, _ConvNd | nn.Linear | nn.Bilinear | nn.MultiheadAttention)
     ]
     try:
-        model.eval()(*(example_input if isinstance(example_input, tuple) else (example_input,)))
+        model.eval()(*inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -7,7 +7,7 @@ optimizer's step and weights after it. Apex leaves layers out whose channels are
 (input) or 8 (output), in a ResNet the first one; here all convolutions are pruned, as by `fst`:
 ``exclude`` the first one for apex's choice. Apex prunes fully connected layers too: ask for them
 with ``include`` of `fst.convert`. Newer versions permute input channels before they choose the
-mask, which keeps larger weights; that is not offered here.
+mask, which keeps larger weights: `fst.permute` does that here.
 """
 
 from dataclasses import dataclass

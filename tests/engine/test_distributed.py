@@ -79,8 +79,9 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
         'dict(strategy="fst")',
         'dict(strategy="sdgp", rule="random")',
         'dict(strategy="resprop", threshold=1e-4)',
+        'dict(strategy="srste", permute=True)',
     )
-    extras = (PROBE + "ema = dict(decay=0.6)\n", PROBE, PROBE)
+    extras = (PROBE + "ema = dict(decay=0.6)\n", PROBE, PROBE, PROBE)
     settings = list(zip(strategies, extras, strict=True))
     configs = [[write_config(*setting) for _ in range(3)] for setting in settings]
     script = tmp_path / "script.py"
@@ -97,7 +98,7 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
     for epoch in (slice(0, 128), slice(128, 256)):
         seen = whole[0]["keys"][epoch] + whole[1]["keys"][epoch]
         assert len(set(seen)) == 256
-    for index in range(3):
+    for index in range(len(settings)):
         assert_same_state(
             tmp_path / f"whole{index}/epoch_2.pth", tmp_path / f"parts{index}/epoch_2.pth"
         )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mmengine.dist import get_rank, get_world_size
+from mmengine.dist import broadcast, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 import fst
 from fst.attach import Attachment
+from fst.basics.errors import UsageError
 from fst.basics.values import is_integer, one_of
 from fst.checkpoint import state_dict_of
 from fst.convert import check_layers
+from fst.engine.classifier import Classifier
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root, unwrapped
@@ -60,6 +62,8 @@ class SparsityHook(Hook):
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
+        permute: Permute the channels of a classifier first, once it has its weights, so that N:M
+            keeps larger ones, see `fst.permute`.
         **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
     """
 
@@ -73,6 +77,7 @@ class SparsityHook(Hook):
         layers: str = "conv",
         log_interval: int = 50,
         from_scratch: str = "warn",
+        permute: bool = False,
         **overrides: Any,
     ) -> None:
         if not is_integer(log_interval) or log_interval < 1:
@@ -80,7 +85,8 @@ class SparsityHook(Hook):
                 f"log_interval={log_interval!r} must be a positive number of iterations."
             )
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
-        self.from_scratch = from_scratch
+        one_of("permute", permute, (False, True))
+        self.from_scratch, self.permute = from_scratch, permute
         self.strategy = fst.get_strategy(strategy, **overrides)
         check_layers(layers, include)
         self.choice = {"include": include, "exclude": exclude, "layers": layers}
@@ -216,8 +222,30 @@ class SparsityHook(Hook):
             checkpoint["sparsity_of_ranks"] = self._of_ranks
 
     def before_train(self, runner: Any) -> None:
-        """Seed the random rules: only now is the seed of a resumed run known."""
+        """Seed the random rules: only now is the seed of a resumed run known.
+
+        Raises:
+            RuntimeError: the channels are to be permuted, and cannot be.
+        """
+        if self.permute and not runner._resume:
+            self._permute(runner)
         fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
+
+    def _permute(self, runner: Any) -> None:
+        """With two images of the training as the example; ranks take the first one's weights."""
+        model, loader = unwrapped(runner.model), runner.train_loop.dataloader
+        if not isinstance(model, Classifier):
+            raise UsageError(
+                f"sparsity.permute=True: {type(model).__name__} is no Classifier; permute traces "
+                "calls of images alone."
+            )
+        dataset, some = loader.dataset, [0, 1]
+        batch = getattr(dataset, "__getitems__", lambda some: [dataset[i] for i in some])(some)
+        images = model.data_preprocessor(loader.collate_fn(batch), False)["inputs"]
+        report = fst.permute(self.root(runner), images, progress=runner.logger.info)
+        runner.logger.info(f"Channels permuted:\n{report}")
+        for tensor in model.state_dict().values():
+            broadcast(tensor)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Prune each weight once for the whole validation."""
