@@ -232,3 +232,18 @@ def test_bad_arguments(net: Net, options: dict[str, object], words: list[str]) -
     with pytest.raises(ValueError) as raised:
         fst.patterns(net, **{"left": 0.5, **options})
     assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_files_keep_each_layers_pattern(net: Net, tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    fst.convert(net, "srste", patterns={"wide": "4:16", "last": "3:8"}, exclude="stem")
+    path = tmp_path / "model.safetensors"
+    report = fst.export(net, path)
+    found = {weight.name: weight.pattern for weight in report.weights if weight.pattern}
+    assert found == {
+        "narrow.weight": "2:4",
+        "grouped.weight": "2:4",
+        "wide.weight": "4:16",
+        "last.weight": "3:8",
+    }
+    assert fst.verify(path).ok and fst.verify(path).pattern == "2:4, 3:8, 4:16"

@@ -91,7 +91,15 @@ class DecayingPattern(Settling):
 
     def attached(self, layers: Layers, run: Run) -> None:
         super().attached(layers, run)
-        check_frames(layers[0].strategy.output, self.structure)
+        rule = layers[0].strategy.output
+        check_frames(rule, self.structure)
+        count, steps = len(frames(rule.n, rule.m, self.structure)), self.length(run, self.settled)
+        if steps < count:
+            raise ValueError(
+                f"total_steps={run.total_steps}: {count} frames on the way to {rule.n}:{rule.m} "
+                f"need as many steps, but dense_start={self.dense_start} and settled="
+                f"{self.settled} leave {steps}."
+            )
 
     def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any]:
         rule = layer.strategy.output

@@ -188,7 +188,15 @@ def test_options_are_checked_by_name(name, options, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("tsrste", dict(dense_tail=0.9)), ("acdc", dict(period=0.01))]
+    ("name", "options"),
+    [
+        ("tsrste", dict(dense_tail=0.9)),
+        ("acdc", dict(period=0.01)),
+        ("acdc", dict(last_sparse=0.1, period=0.4)),
+        ("sdgf", dict(n=1, m=8)),
+        ("sdgf", dict(structure="geometric")),
+        ("mdgf", dict(dense_start=0.89)),
+    ],
 )
 def test_phases_that_do_not_fit_are_refused_before_the_first_step(name, options):
     net = small_net()

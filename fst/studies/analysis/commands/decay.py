@@ -23,7 +23,8 @@ NOTES = (
     "second half of the steps. Ratio: over that of the masks which the strategy's rule would "
     "choose for the weights of a dense training, from the same seed (Hu et al., ICML 2024).",
     "Too small a ratio holds masks that are not found yet, too large a one lets them oscillate. "
-    "The range that counts as good here is for transformers, and no promise of accuracy.",
+    "The range that counts as good is the paper's, for transformers; it is quoted from memory and "
+    "was not checked against the paper's text. It is no promise of accuracy.",
 )
 
 
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(RATIO),
         metavar=("LOW", "HIGH"),
         help="of flip rates, sparse over dense, that is good (default: "
-        f"{RATIO[0]:g} {RATIO[1]:g}, for transformers)",
+        f"{RATIO[0]:g} {RATIO[1]:g}, see the notes of the page)",
     )
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
     parser.add_argument("--seed", type=int, help="of all runs (default: the config's, else 0)")
