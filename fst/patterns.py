@@ -37,6 +37,7 @@ from fst.strategies.rigl import erk_densities
 CRITERIA = ("erk", "domino")
 BUDGETS = ("weights", "multiply-adds")
 VOTES = 0.75  # share of a layer's groups that must agree
+NEVER = 1e30  # what no shrinking reaches: of a group whose smaller half is zero
 
 
 class _Layer(NamedTuple):
@@ -206,6 +207,7 @@ def _shrinking(layer: _Layer, m: int) -> dict[int, float]:
     votes = math.ceil(VOTES * len(sizes))
     needs = {}
     for n in range(1, m):
-        logs = (sizes[:, n] / thresholds).log().nan_to_num(nan=-math.inf)  # 0 / 0 is small enough
+        logs = (sizes[:, n] / thresholds).log()
+        logs = logs.nan_to_num(nan=-math.inf, posinf=NEVER)  # 0 / 0 is small enough
         needs[n] = float(logs.kthvalue(votes).values)
     return needs

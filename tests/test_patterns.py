@@ -133,10 +133,16 @@ def test_domino_is_the_search_with_the_penalty_alone(net: Net, left: float) -> N
 def test_linear_layers_im2col_and_other_m(net: Net) -> None:
     found = fst.patterns(net, 0.5, m=8, include=["head", "wide"], group_order="im2col")
     assert found.keys() == {"head", "wide"} and all(p.endswith(":8") for p in found.values())
-    zero = copy.deepcopy(net)
+
+
+def test_domino_with_zeros_in_the_weights(net: Net) -> None:
     with torch.no_grad():
-        zero.wide.weight.zero_()
-    fst.patterns(zero, 0.2, m=8, layers="all", criterion="domino", example_input=X)
+        net.wide.weight.zero_()
+        net.last.weight[:, 1::2] = 0
+    found = fst.patterns(net, 0.7, criterion="domino", example_input=X)
+    assert found["wide"] != "16:16" or found["last"] != "16:16"
+    found = fst.patterns(net, 0.09, criterion="domino", example_input=X)
+    assert share_left(net, found) <= 0.09
 
 
 @pytest.mark.parametrize("strategy", ["srste", "asp", "fst_w", "sste", "rigl"])
