@@ -178,11 +178,14 @@ class _Domino:
         self.shrunk = [0.0] * len(full)
 
     def __call__(self, after: Sequence[int], shares: Sequence[float]) -> int:
+        left = [i for i, n in enumerate(after) if n]
         rates = self._rates(shares)
+        if not any(rates[i] > 0 for i in left):  # they are sparser than ERK wants already
+            rates = [max(1.0, macs * s) for macs, s in zip(self.macs, shares, strict=True)]
         waits = {
-            i: max(0.0, self.needs[i][n] - self.shrunk[i]) / rates[i]
-            for i, n in enumerate(after)
-            if n and rates[i] > 0
+            i: max(0.0, self.needs[i][after[i]] - self.shrunk[i]) / rates[i]
+            for i in left
+            if rates[i] > 0
         }
         first = min(waits, key=lambda i: waits[i])
         for i, rate in enumerate(rates):
