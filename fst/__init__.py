@@ -8,6 +8,7 @@ from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
 from fst.metrics import metrics
+from fst.patterns import patterns
 from fst.permutation.model import permute
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
@@ -34,6 +35,7 @@ __all__ = [
     "list_strategies",
     "load_sparsity_state",
     "metrics",
+    "patterns",
     "permute",
     "register_strategy",
     "seed_random_rules",

@@ -29,8 +29,12 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "checkpoint", help="folded checkpoint, any state_dict, .safetensors, .onnx or .pt2"
     )
-    parser.add_argument("--n", type=int, default=2, help="weights kept per group (default: 2)")
-    parser.add_argument("--m", type=int, default=4, help="group size (default: 4)")
+    parser.add_argument(
+        "--n",
+        type=int,
+        help="weights kept per group (default, without --m too: as the file says, else 2)",
+    )
+    parser.add_argument("--m", type=int, help="group size (likewise, else 4)")
     parser.add_argument(
         "--group-order",
         choices=("channel", "im2col"),

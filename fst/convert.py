@@ -21,11 +21,13 @@ from fst.basics.values import check_module, one_of
 from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
+from fst.rules.masks import read_pattern
 from fst.rules.strategy import Strategy
 from fst.selection import LAYERS, kept_dense, never_called, shared_parameters
 from fst.stored.notes import drop_note, leave_note
 from fst.strategies.registry import get_strategy, list_strategies, options_of
 
+Patterns = Mapping[str, str]  # name pattern of layers -> "n:m"
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
     sparse.dense_class: sparse for sparse in (SparseConv2d, SparseLinear)
 }
@@ -69,6 +71,7 @@ def convert(
     include: Selector | Iterable[Selector] | None = None,
     exclude: Selector | Iterable[Selector] | None = None,
     layers: str = "conv",
+    patterns: Patterns | None = None,
     example_input: Tensor | tuple[Any, ...] | None = None,
     **options: Any,
 ) -> ConversionReport:
@@ -86,6 +89,9 @@ def convert(
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
             "all", both, without the patch embedding. Those with fewer input channels than the
             strategy asks for stay dense.
+        patterns: the N:M of some layers' weights, where it is not the strategy's: name pattern ->
+            "n:m" (`fst.patterns` makes them for a budget). Of several that match, the last one
+            counts.
         example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
             report: the model runs on it once, dense, in eval mode.
         options: of the strategy, where it is given by its name, as `fst.get_strategy` takes them:
@@ -98,7 +104,8 @@ def convert(
 
     Raises:
         ValueError: nothing was converted, a pattern matches no layer, ``layers`` is unknown, or
-            given beside ``include``, or an option is not the strategy's.
+            given beside ``include``, an option is not the strategy's, or ``patterns`` are given for
+            a strategy that prunes no weight to N:M.
         TypeError: ``model`` is not a module, a selector neither a string nor a module type, or
             ``example_input`` neither a tensor nor a tuple.
     """
@@ -107,6 +114,37 @@ def convert(
     _check_options(strategy, options)
     strategy = get_strategy(strategy, **options)
     check_layers(layers, include)
+    check_patterns(patterns)
+    modules, skipped = choose(model, strategy, include, exclude, layers)
+    report = ConversionReport(str(strategy), skipped=skipped)
+    own = _with_patterns(strategy, patterns or {}, modules)
+    for name, reason in _tied_to_others(model, modules, own).items():
+        report.skipped[name] = reason
+        del modules[name]
+    if not modules:
+        raise ValueError(
+            f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
+            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
+        )
+    counted = None if example_input is None else multiply_adds(model, example_input)
+    for name, module in modules.items():
+        drop_note(module)
+        layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
+        report.layers.append(describe_layer(layer))
+    report.covered = coverage_of(model, report.skipped, counted)
+    device = next(iter(sparse_layers(model).values())).weight.device.type
+    report.notes = notes_on_speed(strategy, report.layers, device)
+    return report
+
+
+def choose(
+    model: nn.Module,
+    strategy: Strategy,
+    include: Selector | Iterable[Selector] | None,
+    exclude: Selector | Iterable[Selector] | None,
+    layers: str,
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The layers that `convert` makes sparse, and why it leaves each other one dense, by name."""
     candidates = {
         name: module
         for name, module in model.named_modules()
@@ -116,8 +154,8 @@ def convert(
         set() if chosen is None else selected(argument, chosen, candidates, KINDS)
         for argument, chosen in (("include", include), ("exclude", exclude))
     )
-    report = ConversionReport(str(strategy))
-    chosen: list[str] = []
+    modules: dict[str, nn.Module] = {}
+    skipped: dict[str, str] = {}
     impossible = never_called(model)
     dense = kept_dense(model, layers) if include is None else {}
     for name, module in candidates.items():
@@ -130,29 +168,34 @@ def convert(
             reason = dense.get(name)
         if reason is None and include is None:
             reason = _too_few_channels(module, strategy)
-        if reason is not None:
-            report.skipped[name] = reason
-            continue
-        chosen.append(name)
-    report.skipped.update(impossible)
-    for name, reason in _tied_to_others(model, candidates, chosen, strategy).items():
-        report.skipped[name] = reason
-        chosen.remove(name)
-    if not chosen:
-        raise ValueError(
-            f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
-            f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
-        )
-    counted = None if example_input is None else multiply_adds(model, example_input)
-    for name in chosen:
-        module = candidates[name]
-        drop_note(module)
-        layer = SPARSE_CLASSES[type(module)].sparsify(module, strategy, name)
-        report.layers.append(describe_layer(layer))
-    report.covered = coverage_of(model, report.skipped, counted)
-    device = candidates[chosen[0]].weight.device.type
-    report.notes = notes_on_speed(strategy, report.layers, device)
-    return report
+        if reason is None:
+            modules[name] = module
+        else:
+            skipped[name] = reason
+    return modules, skipped | impossible
+
+
+def check_patterns(patterns: Patterns | None) -> None:
+    """Raise unless `convert` takes ``patterns``, whatever the model is."""
+    if patterns is None:
+        return
+    if not isinstance(patterns, Mapping):
+        raise TypeError(f"patterns={patterns!r} must map layer names to 'n:m'.")
+    for name, pattern in patterns.items():
+        if not isinstance(name, str):
+            raise TypeError(f"patterns: {name!r} must be the name pattern of layers, a string.")
+        read_pattern(f"patterns[{name!r}]", pattern)
+
+
+def _with_patterns(
+    strategy: Strategy, patterns: Patterns, modules: Mapping[str, nn.Module]
+) -> dict[str, Strategy]:
+    """The strategy of each layer."""
+    own = dict.fromkeys(modules, strategy)
+    for name, pattern in patterns.items():
+        changed = strategy.with_pattern(*read_pattern(f"patterns[{name!r}]", pattern))
+        own |= dict.fromkeys(selected("patterns", name, modules, "converted layer"), changed)
+    return own
 
 
 def _check_options(strategy: str | Strategy, options: Mapping[str, Any]) -> None:
@@ -257,7 +300,7 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
 
 
 def _tied_to_others(
-    model: nn.Module, candidates: Mapping[str, nn.Module], chosen: list[str], strategy: Strategy
+    model: nn.Module, modules: Mapping[str, nn.Module], own: Mapping[str, Strategy]
 ) -> dict[str, str]:
     """The chosen layers whose weight is also another's, which would not compute with the same S(W).
 
@@ -265,9 +308,10 @@ def _tied_to_others(
     """
     found = {}
     for users in shared_parameters(model):
-        weights = {name for name, key in users if key == "weight" and name in chosen}
-        kinds = {type(candidates[name]) for name in weights}
-        if len(weights) == len(users) and len(kinds) == 1 and not strategy.draws_masks:
+        weights = {name for name, key in users if key == "weight" and name in modules}
+        kinds = {(type(modules[name]), own[name]) for name in weights}
+        drawn = any(own[name].draws_masks for name in weights)
+        if len(weights) == len(users) and len(kinds) == 1 and not drawn:
             continue
         for name in weights:
             others = [f"{n}.{k}".lstrip(".") for n, k in users if n != name]

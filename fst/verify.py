@@ -37,9 +37,10 @@ from fst.stored.notes import Notes, notes_in, notes_of
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One weight: whether it satisfies the pattern, and where it first does not.
+    """One weight: whether it satisfies its pattern, and where it first does not.
 
     Attributes:
+        n, m: the pattern.
         density: share of non-zero elements.
         offence: the first offending group in words, or None.
         group: elements in its longest group; fewer than m, as in depthwise layers, are exempt
@@ -48,11 +49,18 @@ class LayerCheck:
     """
 
     name: str
+    n: int
+    m: int
     shape: tuple[int, ...]
     density: float
     offence: str | None
     group: int
     inside: int
+
+    @property
+    def pattern(self) -> str:
+        """ "n:m" """
+        return f"{self.n}:{self.m}"
 
     @property
     def ok(self) -> bool:
@@ -65,19 +73,23 @@ class VerifyReport:
     """Result of `verify`; ``str()`` is two tables and the verdict.
 
     Attributes:
-        pattern: "N:M".
-        layers: the weights that were checked.
+        layers: the weights that were checked, each against its pattern.
         covered: all weights of convolutions and linear layers, checked or not.
         min_coverage: what `coverage` must reach.
         not_pruned: weights of convolutions and linear layers that were not converted, so not
             checked, where the target says which ones were.
     """
 
-    pattern: str
     layers: tuple[LayerCheck, ...]
     covered: Coverage
     min_coverage: float = 0.0
     not_pruned: int = 0
+
+    @property
+    def pattern(self) -> str:
+        """The "N:M" of the weights; where they differ, all of them: "1:4, 2:4"."""
+        patterns = sorted({(check.m, check.n) for check in self.layers})
+        return ", ".join(f"{n}:{m}" for m, n in patterns)
 
     @property
     def coverage(self) -> float:
@@ -90,19 +102,22 @@ class VerifyReport:
         return all(layer.ok for layer in self.layers) and self.coverage >= self.min_coverage
 
     def __str__(self) -> str:
-        m = int(self.pattern.partition(":")[2])
         bad = sum(not layer.ok for layer in self.layers)
-        short = sum(layer.ok and layer.group < m for layer in self.layers)
+        short = [layer.m for layer in self.layers if layer.ok and layer.group < layer.m]
+        several = "," in self.pattern
         rows = []
         for check in self.layers:
-            fine = "ok" if check.group >= m else f"exempt: group of {check.group}"
-            shape = "x".join(map(str, check.shape))
-            rows.append((check.name, shape, f"{check.density:.3f}", check.offence or fine))
-        parts = [f"{_count(len(rows) - short, 'weight is', 'weights are')} {self.pattern}"]
+            fine = "ok" if check.group >= check.m else f"exempt: group of {check.group}"
+            shape, verdict = "x".join(map(str, check.shape)), check.offence or fine
+            if several:
+                verdict = f"{check.pattern}: {verdict}"
+            rows.append((check.name, shape, f"{check.density:.3f}", verdict))
+        parts = [f"{_count(len(rows) - len(short), 'weight is', 'weights are')} {self.pattern}"]
         if bad:
             parts = [f"of {_count(len(rows), 'weight', 'weights')} {bad} not {self.pattern}"]
         if short:
-            parts.append(f"{short} exempt (groups of fewer than {m})")
+            sizes = ", ".join(map(str, sorted(set(short))))
+            parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
         if self.not_pruned:
             parts.append(f"{self.not_pruned} not pruned")
         verdict = ", ".join(parts)
@@ -119,8 +134,8 @@ def _count(number: int, one: str, several: str) -> str:
 
 def verify(
     target: nn.Module | Mapping[str, Any] | str | os.PathLike[str],
-    n: int = 2,
-    m: int = 4,
+    n: int | None = None,
+    m: int | None = None,
     *,
     group_order: str | None = None,
     include: Selector | Iterable[Selector] | None = None,
@@ -143,7 +158,8 @@ def verify(
     Args:
         target: a model (each weight is checked as its layer computes with it: of converted layers
             S(W)), a state_dict, or the path of a checkpoint, a .safetensors, .onnx or .pt2 file.
-        n, m: the pattern.
+        n, m: the pattern of all weights, 2 and 4 where one is given alone. Neither: of each weight
+            the one that it was pruned to, 2:4 where nobody knows.
         group_order: "channel" (along input channels, which a transposed convolution's weight has
             first; a state_dict does not tell those apart) or "im2col" (along Cin·kh·kw); None: of
             each weight the order that it was pruned along, "channel" where nobody knows.
@@ -159,7 +175,10 @@ def verify(
         FileNotFoundError: no such file.
         ImportError: a .safetensors or .onnx file, but the package that reads it is not installed.
     """
-    check_pattern(n, m)
+    given = None
+    if n is not None or m is not None:
+        given = (2 if n is None else n, 4 if m is None else m)
+        check_pattern(*given)
     one_of("group_order", group_order, (None, *GROUP_ORDERS))
     if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
@@ -190,9 +209,11 @@ def verify(
     for name, found in everything.items():
         if name not in weights and not found.is_counted:
             continue
-        order = group_order or (found.groups.group_order if found.groups else "channel")
-        check = _check(name, found.weight, n, m, order)
-        label = _label(check, n, m)
+        own = found.groups or WeightGroups(2, 4, "channel")
+        check = _check(
+            name, found.weight, *(given or (own.n, own.m)), group_order or own.group_order
+        )
+        label = _label(check)
         if name in weights:
             checks.append(check)
         elif not check.ok:
@@ -203,16 +224,16 @@ def verify(
         covered.append(CoveredWeight(name, found.weight.numel(), inside, label, counted.get(name)))
     rest = [k for k in layers if everything[k].groups is None and k not in weights]
     return VerifyReport(
-        f"{n}:{m}", tuple(checks), Coverage(tuple(covered)), min_coverage, len(rest) if known else 0
+        tuple(checks), Coverage(tuple(covered)), min_coverage, len(rest) if known else 0
     )
 
 
-def _label(check: LayerCheck, n: int, m: int) -> str:
+def _label(check: LayerCheck) -> str:
     if not check.ok:
-        return f"not {n}:{m}"
-    if check.group < m:
-        return exempt(m)
-    return f"{n}:{m}" if n < m else f"{n}:{m}, which prunes nothing"
+        return f"not {check.pattern}"
+    if check.group < check.m:
+        return exempt(check.m)
+    return check.pattern if check.n < check.m else f"{check.pattern}, which prunes nothing"
 
 
 class _Weight(NamedTuple):
@@ -318,4 +339,4 @@ def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> Layer
     density = float(nonzero.double().mean())
     inside = inside_groups(weight.shape, n, m, group_order)
     group = min(m, nonzero.shape[1])
-    return LayerCheck(name, tuple(weight.shape), density, offence, group, inside)
+    return LayerCheck(name, n, m, tuple(weight.shape), density, offence, group, inside)

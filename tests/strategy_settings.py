@@ -230,6 +230,7 @@ SETTINGS: tuple[Setting, ...] = (
     _row("sdgf", "1:4-geometric", dense="grad_weight", n=1, m=4, structure="geometric"),
     _row("sdgf", "1:8-im2col", dense="grad_weight", n=1, m=8, group_order="im2col"),
     _row("mdgf", dense="grad_weight"),
+    _row("mdgf", "1:8-im2col", dense="grad_weight", n=1, m=8, group_order="im2col"),
     _row("mdgf", "exponential", dense="grad_weight", n=1, m=4, decline="exponential"),
     _row("maxq"),
     _row("maxq", "1:4-im2col", n=1, m=4, group_order="im2col", ramp=0.5, decline="cubic"),
@@ -252,6 +253,8 @@ SETTINGS: tuple[Setting, ...] = (
     _row("rigl", "1:4-im2col", dense="grad_weight", n=1, m=4, group_order="im2col", interval=1),
     # Adam's second moment is held
     _row("step", dense="grad_weight"),
+    _row("step", "1:4-im2col", dense="grad_weight", n=1, m=4, group_order="im2col"),
+    _row("step", "geometric", dense="grad_weight", mean="geometric", earliest=0.0),
     # kernel patterns
     _row("clicktrain", dense="grad_weight"),
     _row("clicktrain", "8", dense="grad_weight", patterns=8, connectivity=0.6),

@@ -49,6 +49,7 @@ def test_no_recipe_is_missing() -> None:
             *("asp", "asfp", "dpf", "rigl", "clicktrain"),
             *("meprop", "resprop", "sparsetrain", "prunetrain"),
             *("mvue", "sste", "tsrste", "acdc", "sdgf", "mdgf", "maxq"),
+            *("fst_w_double", "rigl_nm"),
         )
         for data in ("cifar10", "imagenet")
     }
@@ -65,7 +66,8 @@ def test_no_recipe_is_missing() -> None:
         for model in OTHER_NETWORKS
     }
     assert set(RECIPES) >= imagenet | cifar | systems | sdgp | sdgp_cifar | others | {
-        "demo_digits.py"
+        "demo_digits.py",
+        "step_vit_small_imagenet.py",
     }
 
 

@@ -19,7 +19,7 @@ FLOORS = (
     ("layers",),
     ("strategies", "zeros", "report", "verify", "state", "metrics", "selection", "permutation"),
     ("convert", "functional", "attach"),
-    ("export",),
+    ("export", "patterns"),
     ("",),  # the face: fst/__init__.py
     ("detection", "integrations", "commands"),
     ("engine",),

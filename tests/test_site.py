@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("sit
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 ROOMS = ("rules", "strategies", "export", "integrations")
-MODULES = ("attach", "convert", "functional", "metrics", "report", "state", "verify", "zeros")
+MODULES = (
+    *("attach", "convert", "functional", "metrics", "patterns", "report", "state", "verify"),
+    "zeros",
+)
 
 
 class Page(HTMLParser):

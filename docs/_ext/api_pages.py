@@ -13,7 +13,14 @@ from pages import fence, linked, page, table, toctree
 import fst
 
 FACE = {
-    "Convert and train": ("convert", "permute", "attach", "frozen", "seed_random_rules"),
+    "Convert and train": (
+        "convert",
+        "patterns",
+        "permute",
+        "attach",
+        "frozen",
+        "seed_random_rules",
+    ),
     "Look at it": ("metrics", "sparse_layers"),
     "Check and ship": ("verify", "fold", "hold", "export"),
     "Save and resume": ("sparsity_state", "load_sparsity_state"),
@@ -27,6 +34,7 @@ ROOMS = {
     "reports": (
         "fst.report",
         "fst.convert",
+        "fst.patterns",
         "fst.attach",
         "fst.verify",
         "fst.metrics",

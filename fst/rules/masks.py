@@ -40,6 +40,19 @@ def check_pattern(n: int, m: int) -> None:
         raise ValueError(f"n={n}, m={m}: the pattern n:m needs 1 <= n <= m <= {MAX_M}.")
 
 
+def read_pattern(argument: str, text: object) -> tuple[int, int]:
+    """n and m of "n:m".
+
+    Raises:
+        ValueError: ``text``, the value of ``argument``, is anything else.
+    """
+    n, _, m = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not (n.isdecimal() and m.isdecimal()):
+        raise ValueError(f"{argument}={text!r} must be a string 'n:m', such as '2:4'.")
+    check_pattern(int(n), int(m))
+    return int(n), int(m)
+
+
 def nm_mask(
     tensor: Tensor,
     n: int,

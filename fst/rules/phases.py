@@ -82,10 +82,14 @@ class Phases(Schedule):
         """Which share of the steps that prune is done, the last share ``settled`` of all steps
         not counted: 0 to 1.
         """
+        length = self.length(run, settled)
+        return min(1.0, (done - self.borders(run)[0]) / length) if length > 0 else 1.0
+
+    def length(self, run: Run, settled: float) -> int:
+        """The steps that prune, the last share ``settled`` of all steps not counted."""
         first, end = self.borders(run)
         assert run.total_steps is not None  # in needs
-        length = end - first - round(settled * run.total_steps)
-        return min(1.0, (done - first) / length) if length > 0 else 1.0
+        return end - first - round(settled * run.total_steps)
 
     def __str__(self) -> str:
         parts = [

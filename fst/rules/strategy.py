@@ -10,7 +10,7 @@ GEMM. How a rule is computed is the business of `fst.ops`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fst.basics.values import check_integer, is_number, one_of
 from fst.rules.nm import SameAsOutput, Transposable
@@ -109,6 +109,19 @@ class Strategy:
     def rule(self, gemm: str) -> Rule | None:
         """The rule of "output", "grad_input" or "grad_weight"; None where the GEMM is dense."""
         return getattr(self, gemm)
+
+    def with_pattern(self, n: int, m: int) -> Strategy:
+        """The strategy with its weights pruned to n:m; dY and X are pruned as before.
+
+        Raises:
+            ValueError: it prunes no weight to N:M in output, or n and m are no pattern.
+        """
+        if self.output is None or self.output.weight_groups is None:
+            raise ValueError(f"strategy {self.name!r} prunes no weight to N:M in output.")
+        grad_input = self.grad_input
+        if grad_input is not None and grad_input.weight_groups is not None:
+            grad_input = replace(grad_input, n=n, m=m)  # type: ignore[call-arg]
+        return replace(self, output=replace(self.output, n=n, m=m), grad_input=grad_input)  # type: ignore[call-arg]
 
     @property
     def sampling(self) -> Sampled | None:

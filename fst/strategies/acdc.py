@@ -1,13 +1,13 @@
 """AC/DC: sparse and dense phases in turn; ends with an N:M model, and with a dense one before it.
 
 Paper: Peste et al., "AC/DC: Alternating Compressed/DeCompressed Training of Deep Neural Networks",
-NeurIPS 2021. Official code: github.com/IST-DASLab/ACDC; its 2:4 recipe for ResNet-50
-(configs/neurips/iht_imagenet_resnet50_cosinelr_sp_2_4_ep100.yaml) has 100 epochs: dense up to epoch
-10, then 5 sparse and 5 dense ones in turn up to 75, dense up to 85, sparse to the end. The mask is
-chosen by magnitude when a sparse phase begins, and kept in it; pruned weights return as zeros. Here
-their momentum is zero in sparse phases too, as in the project's other kept masks; in the official
-code that is an option (``reset_momentum``). The recipe prunes the classifier too: ask for it with
-``include`` of `fst.convert`.
+NeurIPS 2021 (arXiv 2106.12379). Official code: github.com/IST-DASLab/ACDC; its 2:4 recipe for
+ResNet-50 (configs/neurips/iht_imagenet_resnet50_cosinelr_sp_2_4_ep100.yaml) has 100 epochs: dense
+up to epoch 10, then 5 sparse and 5 dense ones in turn up to 75, dense to 85, then sparse. The
+mask is chosen by magnitude when a sparse phase begins, and kept in it; pruned weights return as
+zeros. Here their momentum is zero in sparse phases too, as in the project's other kept masks; the
+official code resets momentum at their return, if asked to (``--reset_momentum_after_recycling``).
+The recipe prunes the classifier too: ask for it with ``include`` of `fst.convert`.
 """
 
 from dataclasses import dataclass

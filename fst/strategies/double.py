@@ -1,13 +1,14 @@
 """Double pruning: grad_input prunes S(W) once more, along its own axis, with the zeros of output.
 
 Papers: Zhang et al., "Bi-directional Masks for Efficient N:M Sparse Training", ICML 2023 (arXiv
-2302.06058); Mozaffari et al., "SLoPe", ICLR 2025 (arXiv 2405.16325), "double-pruned backward pass".
+2302.06058); Mozaffari et al., "SLoPe: Double-Pruned Sparse Plus Lazy Low-Rank Adapter Pretraining
+of LLMs", 2024 (arXiv 2405.16325).
 Official code: github.com/zyxxmu/Bi-Mask (CnnModels/utils/conv_type.py) and
 github.com/Mohammad-Mozaffari/slope. Both multiply dX with M_b∘W, M_b = M_f ∧ S(M_f∘W along output
 channels). Bi-Mask forms these groups in an order of the output channels of its own: the one of G
-random permutations that leaves most weights, drawn anew every so many steps; the forward groups run
-along im2col there (``group_order="im2col"``). SLoPe's masks stay as they were in the first step,
-which is not offered here, nor are its low-rank adapters.
+random permutations that leaves most weights, drawn anew every so many steps (100 and 100 in its
+README); the forward groups run along im2col there (``group_order="im2col"``). SLoPe's masks stay as
+they were in the first step, which is not offered here, nor are its low-rank adapters.
 """
 
 from __future__ import annotations

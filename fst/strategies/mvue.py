@@ -1,10 +1,10 @@
 """MVUE: grad_output pruned to N:M in grad_weight, exact in the mean, with the least variance.
 
 Paper: Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR 2023
-(arXiv 2203.10991), sections 3 and 4. Its own repository (brianchmiel/Act-and-Grad-structured-
-sparsity) holds no code. The draw that others run for 2:4, "approx-MVUE", is in
-github.com/huyz2023/2by4-pretrain, sparse/utils.py: ``approximate=True``. Here the default is exact
-for every n:m: the inclusion probabilities are those of the paper, and the draw is systematic.
+(arXiv 2203.10991). Its own repository (brianchmiel/Act-and-Grad-structured-sparsity) holds no code;
+the code in the paper's supplement was not read. The draw that others run for 2:4, "approx-MVUE", is
+in github.com/huyz2023/2by4-pretrain, sparse/utils.py: ``approximate=True``. Here the default is
+exact for every n:m: inclusion probabilities are those of least variance, the draw is systematic.
 
 Groups run along the output positions, grad_weight's reduction axis, for each sample and output
 channel.

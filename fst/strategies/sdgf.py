@@ -25,7 +25,7 @@ from fst.basics.values import one_of
 from fst.rules.masks import MAX_M
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.phases import Phases
-from fst.rules.schedule import PrunedLayer, Run
+from fst.rules.schedule import Layers, PrunedLayer, Run
 from fst.rules.strategy import Strategy
 from fst.rules.values import Fading
 from fst.rules.weight import check_share
@@ -44,6 +44,16 @@ def frames(n: int, m: int, structure: str) -> list[tuple[int, int]]:
         return [(n * factor, m * factor) for factor in factors]
     halves = [m // 2**power for power in range(1, m.bit_length())]
     return [(k, m) for k in dict.fromkeys([m - 1, *halves]) if k > n] + [(n, m)]
+
+
+def check_frames(rule: NM, structure: str) -> None:
+    """Raise ValueError where a frame on the way to the rule's n:m has too large groups."""
+    most = max(size for _, size in frames(rule.n, rule.m, structure))
+    if most > MAX_M:
+        raise ValueError(
+            f"structure={structure!r} begins with groups of {most}, for m={rule.m}; at most "
+            f"{MAX_M} are possible, so m <= {MAX_M // 2 ** (GEOMETRIC_FRAMES - 1)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,18 @@ class DecayingPattern(Settling):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("structure", self.structure, STRUCTURES)
+
+    def attached(self, layers: Layers, run: Run) -> None:
+        super().attached(layers, run)
+        rule = layers[0].strategy.output
+        check_frames(rule, self.structure)
+        count, steps = len(frames(rule.n, rule.m, self.structure)), self.length(run, self.settled)
+        if steps < count:
+            raise ValueError(
+                f"total_steps={run.total_steps}: {count} frames on the way to {rule.n}:{rule.m} "
+                f"need as many steps, but dense_start={self.dense_start} and settled="
+                f"{self.settled} leave {steps}."
+            )
 
     def pruning(self, layer: PrunedLayer, run: Run, done: int) -> dict[str, Any]:
         rule = layer.strategy.output
@@ -129,12 +151,7 @@ def sdgf(
     """
     one_of("structure", structure, STRUCTURES)
     rule = NM("weight", n, m, group_order=group_order)
-    most = max(size for _, size in frames(n, m, structure))
-    if most > MAX_M:
-        raise ValueError(
-            f"structure='geometric' begins with groups of {most}, for m={m}; at most {MAX_M} are "
-            f"possible, so m <= {MAX_M // 2 ** (GEOMETRIC_FRAMES - 1)}."
-        )
+    check_frames(rule, structure)
     schedule = DecayingPattern(dense_start, 0.0, settled, structure)
     return Strategy("sdgf", output=rule, grad_input=SameAsOutput(), schedule=schedule)
 

@@ -1,13 +1,13 @@
 """S-STE: N:M weights by a soft threshold, continuous in the dense weight.
 
 Paper: Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training",
-NeurIPS 2024 (arXiv 2409.09099), section 4. Official code: github.com/huyz2023/2by4-pretrain
+NeurIPS 2024 (arXiv 2409.09099). Official code: github.com/huyz2023/2by4-pretrain
 (sparse/utils.py), github.com/thu-ml/2by4-pretrain-acc-examples (v2/nanoGPT/sparse_ops.py), which
-multiplies in FP8 too; here the operands keep their precision. The code adds 2:4 alone; the
-threshold of n:m is the (n + 1)-th magnitude of a group.
+rounds operands to FP8 too; here they keep their precision. The code has 2:4 alone; the threshold of
+n:m is the (n + 1)-th magnitude of a group.
 
 β = ⟨W, S(W)⟩ / ⟨S(W), S(W)⟩ of each layer is chosen once, when training starts, and kept in the
-layer's state. The paper prunes the linear layers of feed-forward blocks.
+layer's state. The code prunes the linear layers of feed-forward blocks.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,18 @@
 """STEP: Adam trains dense until its second moment is steady; from then on the moment is held.
 
 Paper: Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition",
-ICML 2023 (arXiv 2302.01172), Algorithm 1 and the automatic switch of section 5. The code read is
-github.com/huyz2023/2by4-pretrain, sparse/adamw_step.py: Z_t is the mean of |v_t − v_{t−1}| over all
+ICML 2023 (arXiv 2302.01172), with its AutoSwitch between two phases. No code of its authors is
+known; the code read is that of others, github.com/huyz2023/2by4-pretrain, sparse/adamw_step.py, and
+the paper's full text was not at hand. Z_t is the mean of |v_t − v_{t−1}| over all
 pruned weights ("arithmetic"), or exp of the mean logarithm ("geometric"); the switch comes when the
 mean of the last 1/(1 − β₂) values of Z is below Adam's ε, after the share ``earliest`` of the
 steps, and at ``latest`` whatever Z is. Then Y = S(W)·X with a straight-through gradient, and
 
     W ← W − lr / (1 − β₁ᵗ) · m_t / (√v* + ε^(3/4))
 
-v* being v at the switch, not corrected for its start. Weights that are not pruned follow Adam.
+v* being v at the switch, not corrected for its start. Weights that are not pruned follow Adam. That
+code leaves the two shares to its user; 0.1 and 0.5 are this project's. Layers of another n:m
+(``patterns`` of `fst.convert`) switch by themselves.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ STRATEGIES = [
     'dict(strategy="clicktrain", include="*", choose=0.2, enforce=0.7)',
     'dict(strategy="resprop", threshold=1e-4, warmup=6, log_interval=3)',
     'dict(strategy="sparsetrain", log_interval=3)',
+    'dict(strategy="srste", patterns={"0": "4:4", "3": "1:8"}, log_interval=2)',
+    'dict(strategy="asp", from_scratch="allow", patterns={"3": "1:8"}, log_interval=2)',
     "None",
 ]
 
@@ -99,6 +101,8 @@ def test_resume_with_another_strategy(train):
     train("run")
     with pytest.raises(ValueError, match=r"fst_w(.|\n)*fst|fst(.|\n)*fst_w"):
         train("run", "--resume", sparsity='dict(strategy="fst_w")')
+    with pytest.raises(ValueError, match="resume with the same strategy"):
+        train("run", "--resume", sparsity='dict(strategy="fst", patterns={"3": "1:8"})')
     with pytest.raises(ValueError, match="cannot resume without sparsity"):
         train("run", "--resume", sparsity="None")
     train("dense", sparsity="None")

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 import fst
+from fst import commands
 from fst.checkpoint import load_checkpoint_safely
+from fst.engine import cli
+from fst.engine.config import load_config
+from fst.engine.model import build_model, sparse_root
 from tests.oracle.conv import reference_nm_mask
 
 ALLOWED = 'dict(strategy="asp", from_scratch="allow")'
@@ -112,3 +116,38 @@ def test_asp_with_permuted_channels(train, train_with_stop, assert_same_state):
     assert_same_state(work_dir / "epoch_2.pth", train_with_stop("parts", **options) / "epoch_2.pth")
     with pytest.raises(ValueError, match="permute=1 is unknown"):
         train("refused", sparsity='dict(strategy="asp", permute=1)')
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "message"),
+    [
+        ('dict(strategy="acdc", period=0.01)', "total_steps=8: period=0.01 of them is less than"),
+        ('dict(strategy="tsrste", dense_tail=0.99)', "total_steps=8: no step lies between"),
+        ('dict(strategy="sdgf", n=1, m=8, settled=0.6)', "total_steps=8: 4 frames on the way"),
+        ('dict(strategy="acdc", warmup=0.8)', "more than all of it"),
+        ('dict(strategy="step")', "optimizer is a SGD: strategy 'step' holds the second moment"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_the_first_step(train, tmp_path, sparsity, message):
+    with pytest.raises(ValueError, match=message):
+        train("refused", sparsity=sparsity)
+    assert not list((tmp_path / "refused").glob("*.pth"))
+    logs = [path.read_text() for path in (tmp_path / "refused").glob("*/*.log")]
+    assert not any("Epoch(train)" in log for log in logs)
+
+
+def test_patterns_for_a_budget_of_a_configs_model(train, write_config, tmp_path):
+    """As docs/configs.md says."""
+    model = build_model(load_config(write_config('dict(strategy="srste")')))
+    patterns = fst.patterns(sparse_root(model), 0.5, m=8)
+    assert patterns == {"0": "8:8", "3": "2:8"}
+    work_dir = train(sparsity=f'dict(strategy="srste", patterns={patterns})')
+    saved = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]
+    assert "2:8" in saved["3"]["strategy"] and "8:8" in saved["0"]["strategy"]
+    with pytest.raises(ValueError, match=r"patterns\['0'\]='8' must be a string 'n:m'"):
+        train("bad", sparsity='dict(strategy="srste", patterns={"0": "8"})')
+    path = write_config(f'dict(strategy="srste", patterns={patterns})')
+    folded = tmp_path / "folded.pth"
+    cli.fold([path, str(work_dir / "epoch_2.pth"), str(folded)])
+    assert commands.verify([str(folded)]) == 0 and fst.verify(folded).pattern == "2:8, 8:8"
+    assert commands.verify([str(folded), "--n", "1", "--m", "8"]) == 1

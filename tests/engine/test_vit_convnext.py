@@ -19,6 +19,7 @@ from tests.test_configs import learning_rates
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 STRATEGIES = ("dense", "fst_w", "fst", "srste", "sdgp")
 NETWORKS = ("vit_small", "convnext_tiny")
+RECIPES = [(s, network) for s in STRATEGIES for network in NETWORKS] + [("step", "vit_small")]
 PIXELS = {
     "train_dataloader.dataset.transforms.0.input_size": 32,
     "val_dataloader.dataset.transforms.0.size": 36,
@@ -60,8 +61,7 @@ def images(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "network"), RECIPES)
 def test_a_step_on_images(strategy, network, images, tmp_path):
     """Through the whole engine: files, augmentation, mixing, loss, EMA, validation, checkpoint."""
     options = [f"model.architecture.{k}={v!r}".replace(" ", "") for k, v in SMALL[network].items()]
@@ -126,8 +126,7 @@ def test_published_hyper_parameters(network, batch, peak, warm_up, start, end, e
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "network"), RECIPES)
 def test_full_size(strategy, network):
     model, report = convert(load(strategy, network))
     parameters = sum(p.numel() for p in model.parameters())

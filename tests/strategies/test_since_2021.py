@@ -26,6 +26,8 @@ PHASED = {
     "mdgf": {},
     "maxq": dict(ramp=0.5),
     "fst_w": dict(grad_input="double", permutations=4, interval=3),
+    "rigl": dict(n=2, m=4, interval=3),
+    "mvue": {},
 }
 
 
@@ -139,7 +141,7 @@ def test_folding_a_copy_and_freezing_agree_with_evaluation(name):
         torch.testing.assert_close(net(batch()), expected)
 
 
-@pytest.mark.parametrize("name", ["sste", "acdc", "sdgf", "mdgf", "maxq"])
+@pytest.mark.parametrize("name", ["sste", "acdc", "sdgf", "mdgf", "maxq", "rigl"])
 def test_it_ends_with_n_of_m(name):
     n = PHASED[name].get("n", 2)
     options = dict(dense_tail=0.0) if name == "sste" else {}
@@ -186,7 +188,15 @@ def test_options_are_checked_by_name(name, options, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("tsrste", dict(dense_tail=0.9)), ("acdc", dict(period=0.01))]
+    ("name", "options"),
+    [
+        ("tsrste", dict(dense_tail=0.9)),
+        ("acdc", dict(period=0.01)),
+        ("acdc", dict(last_sparse=0.1, period=0.4)),
+        ("sdgf", dict(n=1, m=8)),
+        ("sdgf", dict(structure="geometric")),
+        ("mdgf", dict(dense_start=0.89)),
+    ],
 )
 def test_phases_that_do_not_fit_are_refused_before_the_first_step(name, options):
     net = small_net()

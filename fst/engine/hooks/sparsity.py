@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from fst.attach import Attachment
 from fst.basics.errors import UsageError
 from fst.basics.values import is_integer, one_of
 from fst.checkpoint import state_dict_of
-from fst.convert import check_layers
+from fst.convert import check_layers, check_patterns
 from fst.engine.classifier import Classifier
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
@@ -59,6 +59,7 @@ class SparsityHook(Hook):
         include: Layers to convert, see `fst.convert`.
         exclude: Layers to leave dense, see `fst.convert`.
         layers: "conv", "linear" or "all", see `fst.convert`.
+        patterns: N:M of some layers, see `fst.convert`.
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
@@ -75,6 +76,7 @@ class SparsityHook(Hook):
         include: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
         layers: str = "conv",
+        patterns: Mapping[str, str] | None = None,
         log_interval: int = 50,
         from_scratch: str = "warn",
         permute: bool = False,
@@ -89,7 +91,13 @@ class SparsityHook(Hook):
         self.from_scratch, self.permute = from_scratch, permute
         self.strategy = fst.get_strategy(strategy, **overrides)
         check_layers(layers, include)
-        self.choice = {"include": include, "exclude": exclude, "layers": layers}
+        check_patterns(patterns)
+        self.choice = {
+            "include": include,
+            "exclude": exclude,
+            "layers": layers,
+            "patterns": patterns,
+        }
         self.log_interval = log_interval
         self._is_due = self._is_logged = False
         self._layers: dict[str, SparseLayer] = {}

@@ -9,6 +9,7 @@ from types import ModuleType
 from fst.basics.arguments import add_traceback, user_errors
 from fst.studies.analysis.commands import (
     coverage,
+    decay,
     macs,
     options,
     pareto,
@@ -22,6 +23,7 @@ COMMANDS: dict[str, ModuleType] = {
     "macs": macs,
     "saliency": saliency,
     "pareto": pareto,
+    "decay": decay,
 }
 
 

@@ -112,3 +112,16 @@ def bias(found: Sequence[Saliency]) -> Figure:
 
 def _plain_number(value: float, _: int | None = None) -> str:
     return f"{value:g}"
+
+
+def flips(rates: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Flip rates by optimizer step, a curve for each label; "dense" is black."""
+    figure = _figure(6.6, 3.6)
+    axis = figure.subplots()
+    for index, (label, curve) in enumerate(rates.items()):
+        colour = INK if label == "dense" else _colour(index - 1)
+        line = "-" if index <= len(COLOURS) else "--"
+        axis.plot(list(curve), list(curve.values()), label=label, color=colour, linestyle=line)
+    axis.set(xlabel="optimizer step", ylabel="flip rate", yscale="log")
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure

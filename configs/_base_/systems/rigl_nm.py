@@ -1,0 +1,3 @@
+"""RigL within groups: 2:4 weights from start to end, connections dropped and grown."""
+
+sparsity = dict(strategy="rigl", n=2, m=4)
