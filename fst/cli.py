@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fst.basics.arguments import silent_when_unread, user_errors
 from fst.basics.extras import extra_named
@@ -65,7 +64,6 @@ COMMANDS = {
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
-    "faster_coco_eval is not installed",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
 EPILOG = """\
@@ -115,24 +113,8 @@ def _check_paths(given: argparse.Namespace) -> None:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Leave out what libraries say of things that no command uses.
-
-    MMEngine's `print_log` prints whatever has no logger, also for debugging.
-    """
-    logs = sys.modules.get("mmengine.logging")
-    said: Any = getattr(logs, "print_log", None)
-
-    def print_log(message: Any, logger: Any = None, level: int = logging.INFO) -> None:
-        if logger is not None or level > logging.DEBUG:
-            said(message, logger, level)
-
+    """Leave out what libraries warn of that no command uses."""
     with warnings.catch_warnings():
         for text in NOISE:
             warnings.filterwarnings("ignore", text)
-        if said is not None:
-            vars(logs)["print_log"] = print_log
-        try:
-            yield
-        finally:
-            if said is not None:
-                vars(logs)["print_log"] = said
+        yield

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import logging
 import re
 import subprocess
 import sys
@@ -245,21 +244,15 @@ def test_verify_needs_torch_alone(tmp_path):
 
 
 def _noisy(argv: list[str]) -> int:
-    """A command in which libraries say what they say in FST's own."""
-    from mmengine.logging import print_log
-
-    print_log("Could not import OneDL. Skipping OneDL datasets.", level=logging.DEBUG)
-    print_log("of use", level=logging.INFO)
+    """A command in which libraries warn as they do in FST's own."""
     for text in cli.NOISE:
         warnings.warn(text.replace("\\", ""), stacklevel=1)
     warnings.warn("of use too", stacklevel=1)
     return 0
 
 
-def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch, capsys):
-    pytest.importorskip("mmengine")
+def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "noisy", cli.Command(__name__, "_noisy", "says much"))
     with pytest.warns(UserWarning) as caught:
         assert cli.main(["noisy"]) == 0
     assert [str(warning.message) for warning in caught] == ["of use too"]
-    assert capsys.readouterr().out == "of use\n"
