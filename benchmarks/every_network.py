@@ -24,9 +24,9 @@ import fst
 from fst.backends.timing import geometric_mean
 from fst.basics.machine import processor
 from fst.basics.text import table
+from fst.command_lines.analyze import NETWORKS
 from fst.models.named import build_architecture
 from fst.ops import cpp
-from fst.studies.analysis.commands.coverage import NETWORKS
 from fst.studies.arguments import source_and_name
 
 

@@ -22,9 +22,10 @@ from fst.backends import backends
 from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
+from fst.command_lines.options import DTYPES
 from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
-from fst.studies.arguments import DTYPES, source_and_name
+from fst.studies.arguments import source_and_name
 from fst.studies.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
 from fst.studies.benchmark.run import strategy_of
 

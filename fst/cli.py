@@ -4,52 +4,66 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
-import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fst.basics.arguments import silent_when_unread, user_errors
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
+from fst.command_lines import analyze, studies, training
 
 
 class Command(NamedTuple):
-    """A subcommand: the function that takes its arguments and returns the exit status."""
+    """A subcommand: the function that takes its arguments and returns the exit status.
+
+    ``parser`` makes its command line; None where the module itself imports little more than torch.
+    """
 
     module: str
     function: str
     summary: str
+    parser: Callable[[], argparse.ArgumentParser] | None = None
 
 
 COMMANDS = {
-    "train": Command("fst.engine.cli", "train", "train the model of a config"),
-    "test": Command("fst.engine.cli", "test", "evaluate a checkpoint"),
-    "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights"),
+    "train": Command("fst.engine.cli", "train", "train the model of a config", training.train),
+    "test": Command("fst.engine.cli", "test", "evaluate a checkpoint", training.test),
+    "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights", training.fold),
     "verify": Command("fst.commands", "verify", "check the N:M pattern of a file's weights"),
-    "export": Command("fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked"),
-    "ablate": Command("fst.studies.ablation.cli", "main", "train a grid of settings and seeds"),
-    "analyze": Command("fst.studies.analysis.cli", "main", "multiply-adds, coverage, gradients"),
-    "report": Command("fst.studies.reporting.cli", "main", "one HTML page of runs and studies"),
+    "export": Command(
+        "fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked", training.export
+    ),
+    "ablate": Command(
+        "fst.studies.ablation.cli", "main", "train a grid of settings and seeds", studies.ablate
+    ),
+    "analyze": Command(
+        "fst.studies.analysis.cli", "main", "multiply-adds, coverage, gradients", analyze.parser
+    ),
+    "report": Command(
+        "fst.studies.reporting.cli", "main", "one HTML page of runs and studies", studies.report
+    ),
     "bench": Command("fst.studies.benchmark.cli", "main", "time layers and training steps"),
     "demo": Command(
-        "fst.studies.demo", "main", "dense against sparse on cluttered digits, minutes"
+        "fst.studies.demo",
+        "main",
+        "dense against sparse on cluttered digits, minutes",
+        studies.demo,
     ),
-    "configs": Command("fst.engine.cli_configs", "main", "list or copy the package's configs"),
+    "configs": Command(
+        "fst.engine.cli_configs",
+        "main",
+        "list, show or copy the package's configs",
+        training.configs,
+    ),
     "env": Command("fst.studies.reporting.environment", "main", "versions, devices, backends"),
-}
-GIVEN = {
-    "train": ("config",),
-    **dict.fromkeys(("test", "fold", "export"), ("config", "checkpoint")),
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
-    "faster_coco_eval is not installed",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
 EPILOG = """\
@@ -77,45 +91,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
+    command = COMMANDS[name]
     with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
-        _check_paths(rest, GIVEN.get(name, ()))
-        module = importlib.import_module(COMMANDS[name].module)
+        if command.parser is not None:
+            _check_paths(command.parser().parse_args(rest))
+        module = importlib.import_module(command.module)
     with silent_when_unread(), _without_noise():
-        return getattr(module, COMMANDS[name].function)(rest)
+        return getattr(module, command.function)(rest)
 
 
-def _check_paths(arguments: Sequence[str], given: Sequence[str]) -> None:
+def _check_paths(given: argparse.Namespace) -> None:
     """Raise FileNotFoundError before the imports, which take seconds, if a file is not there.
 
-    ``given``: what the arguments before the first option are. Names of packages' configs and
-    addresses of checkpoints are looked up later.
+    Names of packages' configs and addresses of checkpoints are looked up later.
     """
-    first = itertools.takewhile(lambda argument: not argument.startswith("-"), arguments)
-    for kind, path in zip(given, first, strict=False):
+    for kind in ("config", "checkpoint"):
+        path = getattr(given, kind, None) or "::"
         if "::" not in path and "://" not in path and not Path(path).expanduser().is_file():
             raise FileNotFoundError(f"{kind} {path!r} does not exist or is no file.")
 
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Leave out what libraries say of things that no command uses.
-
-    MMEngine's `print_log` prints whatever has no logger, also for debugging.
-    """
-    logs = sys.modules.get("mmengine.logging")
-    said: Any = getattr(logs, "print_log", None)
-
-    def print_log(message: Any, logger: Any = None, level: int = logging.INFO) -> None:
-        if logger is not None or level > logging.DEBUG:
-            said(message, logger, level)
-
+    """Leave out what libraries warn of that no command uses."""
     with warnings.catch_warnings():
         for text in NOISE:
             warnings.filterwarnings("ignore", text)
-        if said is not None:
-            vars(logs)["print_log"] = print_log
-        try:
-            yield
-        finally:
-            if said is not None:
-                vars(logs)["print_log"] = said
+        yield

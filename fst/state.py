@@ -45,7 +45,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         if state[name]["strategy"] != str(layer.strategy):
             raise ValueError(
                 f"layer {name!r} was saved with strategy {state[name]['strategy']}, but the model "
-                f"is converted with {layer.strategy}: resume with the same strategy."
+                f"is converted with {layer.strategy}: use the strategy that it was saved with."
             )
         _check_entry(name, layer, state[name])
     for name, layer in layers.items():

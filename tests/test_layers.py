@@ -21,7 +21,7 @@ FLOORS = (
     ("convert", "functional", "attach"),
     ("export", "patterns"),
     ("",),  # the face: fst/__init__.py
-    ("detection", "integrations", "commands"),
+    ("detection", "integrations", "commands", "command_lines"),
     ("engine",),
     ("studies",),
     ("cli",),

@@ -17,8 +17,9 @@ from paper import add_layers, drawing, main, spread, visit_inputs
 from torch import Tensor
 
 from fst.basics.arguments import positive
+from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.studies.analysis.commands.options import add_subject, subject_of
+from fst.studies.analysis.commands.options import subject_of
 from fst.studies.analysis.record import conv_names, same_draws
 from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.subject import Subject, images_of

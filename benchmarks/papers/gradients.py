@@ -17,13 +17,12 @@ from matplotlib.figure import Figure
 from paper import add_layers, add_pattern, bare, drawing, main
 from torch import Tensor, nn
 
+from fst.command_lines.analyze import add_precision, add_subject
 from fst.engine.model import sparse_root
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM
 from fst.studies.analysis.commands.options import (
-    add_precision,
-    add_subject,
     subject_of,
 )
 from fst.studies.analysis.errors import Error, error_of

@@ -16,6 +16,7 @@ from paper import add_pattern, drawing, main
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
+from fst.command_lines.analyze import add_precision, add_subject
 from fst.engine.model import sparse_root
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
@@ -24,8 +25,6 @@ from fst.rules.nm import NM
 from fst.rules.rule import Lattice
 from fst.rules.strategy import Strategy
 from fst.studies.analysis.commands.options import (
-    add_precision,
-    add_subject,
     subject_of,
 )
 from fst.studies.analysis.record import LayerRecord, record_step

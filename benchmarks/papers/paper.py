@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
-from fst.studies.analysis.commands.options import add_output
+from fst.command_lines.analyze import add_output
 from fst.studies.analysis.result import Result
 from fst.studies.reporting.figures import SMALL, style
 

@@ -19,12 +19,13 @@ from paper import add_layers, bare, drawing, main, spread, visit_inputs
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
+from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
 from fst.selection import classifier_heads
-from fst.studies.analysis.commands.options import add_subject, subject_of
+from fst.studies.analysis.commands.options import subject_of
 from fst.studies.analysis.errors import error_of
 from fst.studies.analysis.record import (
     LayerRecord,

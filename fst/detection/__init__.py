@@ -11,9 +11,10 @@ from fst.detection import fixes, ops
 
 ops.install()
 if importlib.util.find_spec("mmdet") is not None:
-    fixes.apply()
-    import fst.detection.anchors
-    import fst.detection.classes
-    import fst.detection.data
-    import fst.detection.drawing
-    import fst.detection.metric  # noqa: F401
+    with fixes.quiet():
+        fixes.apply()
+        import fst.detection.anchors
+        import fst.detection.classes
+        import fst.detection.data
+        import fst.detection.drawing
+        import fst.detection.metric  # noqa: F401

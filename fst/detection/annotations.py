@@ -61,7 +61,8 @@ class Problems:
 
     def report(self, with_effect: bool) -> str:
         """One line per kind: count, what became of it, examples."""
-        lines = [f"{self.source}: {self.counts.total()} problems"]
+        total = self.counts.total()
+        lines = [f"{self.source}: {total} {'problem' if total == 1 else 'problems'}"]
         for kind, count in self.counts.items():
             text, effect = kind.value
             if with_effect:

@@ -6,13 +6,39 @@ Each is mended only where it is found, and once.
 from __future__ import annotations
 
 import functools
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
+import mmengine.logging
 import torch
 from torch import Tensor
 
 _MARK = "_fst_mended"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what mmdet says, while it is imported, of packages that nothing here uses.
+
+    MMEngine's `print_log` prints whatever has no logger, of any level.
+    """
+    said = mmengine.logging.print_log
+
+    def print_log(message: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            said(message, logger, level)
+
+    vars(mmengine.logging)["print_log"] = print_log
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "faster_coco_eval is not installed")
+            yield
+    finally:
+        vars(mmengine.logging)["print_log"] = said
 
 
 def apply() -> None:

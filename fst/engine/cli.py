@@ -14,9 +14,11 @@ import torch
 from mmengine.config import Config
 
 import fst
-from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.arguments import user_errors
 from fst.checkpoint import save_atomically
-from fst.engine.arguments import add_cfg_options, check_out
+from fst.command_lines import training as command_lines
+from fst.command_lines.training import NEWEST
+from fst.engine.arguments import check_out
 from fst.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
@@ -25,32 +27,7 @@ from fst.engine.runner import Runner
 from fst.engine.trained import trained_model
 from fst.layers.modules import folded_to_another_class
 
-NEWEST = ""  # of --resume: the checkpoint of the work dir
 TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config", help="config (.py, .json or .yaml), or one of the package: fst::configs/..."
-    )
-    parser.add_argument(
-        "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
-    )
-    parser.add_argument(
-        "--launcher",
-        choices=("none", "pytorch"),
-        default="none",
-        help="'pytorch' if started by torchrun (default: none)",
-    )
-    parser.add_argument(
-        "--seed", type=int, help="seed of everything random (default: the config's)"
-    )
-    add_cfg_options(
-        parser,
-        "changes to the config, such as train_cfg.max_epochs=3 "
-        "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
-    )
-    add_traceback(parser)
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
@@ -86,24 +63,7 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
 
 def train(argv: Sequence[str] | None = None) -> int:
     """Train the model of a config."""
-    parser = argparse.ArgumentParser(
-        prog="fst train", description="Train a model, sparsely if the config says so."
-    )
-    _run_options(parser)
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=NEWEST,
-        metavar="PATH",
-        help="continue from a checkpoint; without PATH from the newest in the work dir; 'auto': "
-        "likewise, but start if there is none",
-    )
-    parser.add_argument(
-        "--amp",
-        action="store_true",
-        help="mixed precision, bfloat16 unless the config says float16",
-    )
-    arguments = parser.parse_args(argv)
+    arguments = command_lines.train().parse_args(argv)
     with user_errors(arguments, lambda: _how_to_continue(arguments, argv)):
         config = _configured(arguments)
         if arguments.resume is not None:
@@ -159,23 +119,7 @@ def _use_mixed_precision(config: Config) -> None:
 
 def test(argv: Sequence[str] | None = None) -> int:
     """Evaluate a checkpoint, folded or not."""
-    parser = argparse.ArgumentParser(
-        prog="fst test", description="Evaluate a checkpoint on the config's test data."
-    )
-    _run_options(parser)
-    parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
-    parser.add_argument(
-        "--show-dir",
-        metavar="DIR",
-        help="draw what a detector finds on the test images, as PNG files in DIR",
-    )
-    parser.add_argument(
-        "--show-score-thr",
-        type=float,
-        metavar="SCORE",
-        help="draw detections from this score on (default: 0.3)",
-    )
-    arguments = parser.parse_args(argv)
+    arguments = command_lines.test().parse_args(argv)
     with user_errors(arguments):
         config = _configured(arguments)
         _draw(config, arguments.show_dir, arguments.show_score_thr)
@@ -211,17 +155,7 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 
 def fold(argv: Sequence[str] | None = None) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
-    parser = argparse.ArgumentParser(
-        prog="fst fold",
-        description="Write the pruned weights of a training checkpoint as a plain state_dict, "
-        "which the unconverted model of timm, torchvision, fst.models or mmdet loads.",
-    )
-    parser.add_argument("config", help="config that the checkpoint was trained with")
-    parser.add_argument("checkpoint", help="training checkpoint")
-    parser.add_argument("out", help="file to write")
-    add_cfg_options(parser)
-    add_traceback(parser)
-    arguments = parser.parse_args(argv)
+    arguments = command_lines.fold().parse_args(argv)
     with user_errors(arguments):
         check_out(arguments.out, arguments.checkpoint)
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)

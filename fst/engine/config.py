@@ -28,7 +28,9 @@ KNOWN_KEYS = frozenset(
 )
 DICTS = tuple(  # what Runner reads by key, so that a number would end in a traceback
     """model train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
-    optim_wrapper default_hooks env_cfg randomness auto_scale_lr ema""".split()
+    optim_wrapper default_hooks env_cfg randomness auto_scale_lr ema model.architecture
+    model.data_preprocessor optim_wrapper.optimizer train_dataloader.dataset
+    val_dataloader.dataset test_dataloader.dataset""".split()
 )
 DETECTION_KEYS = frozenset({"classes", "bad_annotations"})  # default_scope "mmdet"
 
@@ -68,8 +70,10 @@ def load_config(
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
     for key in DICTS:
-        if not isinstance(config.get(key), Mapping | None):
-            raise ValueError(f"{key}={config[key]!r} must be a dict.")
+        if not isinstance(value := _below(config, key), Mapping | None):
+            raise ValueError(f"{key}={value!r} must be a dict.")
+    if not isinstance(value := config.get("custom_hooks"), list | tuple | None):
+        raise ValueError(f"custom_hooks={value!r} must be a list.")
     _check_lengths(config.get("train_cfg") or {})
     if _is_detector(config):
         _require_mmdet(path)
@@ -81,6 +85,14 @@ def load_config(
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
+
+
+def _below(config: Mapping[str, Any], key: str) -> Any:
+    """What stands under a dotted key; None where nothing does."""
+    value: Any = config
+    for part in key.split("."):
+        value = None if value is None else value.get(part)
+    return value
 
 
 def read_config(path: str) -> Config:

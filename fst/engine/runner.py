@@ -37,6 +37,8 @@ _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
     "RuntimeInfoHook": "LossMonitorHook",
 }
+# Of MMEngine's own parts, which it uses itself in every run.
+OWN_WARNINGS = ('"FileClient" will be deprecated', '"HardDiskBackend" is the alias')
 
 
 class Runner(mmengine.runner.Runner):
@@ -61,8 +63,9 @@ class Runner(mmengine.runner.Runner):
         self.logger.info(f"Machine, config and hooks: {self.logger.log_file}")
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """Also keep the console quiet until the runner is built."""
+        """Also keep the console quiet until the runner is built, and warnings of no use away."""
         logger = super().build_logger(*args, **kwargs)
+        logger.addFilter(_is_of_use)
         for console in _consoles(logger):
             console.addFilter(_is_warning)
         return logger
@@ -305,6 +308,10 @@ def _classes_in(metainfo: Any) -> tuple[str, ...]:
 
 def _consoles(logger: MMLogger) -> list[logging.Handler]:
     return [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(OWN_WARNINGS)
 
 
 def _is_warning(record: logging.LogRecord) -> bool:

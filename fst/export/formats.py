@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,15 @@ class Format(NamedTuple):
         write: model, inputs, whether the batch size may change, and the file.
         outputs: what a file computes of inputs; None where it does not compute, or nothing that
             could run it is installed.
+        unoptimised: the same as ``outputs``, of each operation as the file has it; None where they
+            are that anyway.
         computes: whether the file holds more than weights, so that example inputs are needed.
     """
 
     write: Callable[[nn.Module, Inputs, bool, Path], None]
     outputs: Callable[[Path, Inputs], list[Any] | None]
     computes: bool = True
+    unoptimised: Callable[[Path, Inputs], list[Any] | None] | None = None
 
 
 def _dynamic(inputs: Inputs, dynamic_batch: bool) -> tuple[dict[int, object], ...] | None:
@@ -67,12 +71,15 @@ def _write_onnx(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Pat
         )
 
 
-def _onnx_outputs(path: Path, inputs: Inputs) -> list[Tensor] | None:
+def _onnx_outputs(path: Path, inputs: Inputs, optimised: bool = True) -> list[Tensor] | None:
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     given = dict(zip(names, (value.numpy() for value in inputs), strict=True))
     return [torch.from_numpy(found) for found in session.run(None, given)]
@@ -113,7 +120,9 @@ def held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> tuple[st
 
 
 FORMATS = {
-    ".onnx": Format(_write_onnx, _onnx_outputs),
+    ".onnx": Format(
+        _write_onnx, _onnx_outputs, unoptimised=partial(_onnx_outputs, optimised=False)
+    ),
     ".pt2": Format(_write_pt2, _pt2_outputs),
     ".safetensors": Format(_write_safetensors, lambda path, inputs: None, computes=False),
 }

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-DTYPES = ("float32", "bfloat16", "float16")
-
 
 def amp_dtype(name: str) -> torch.dtype | None:
     """The dtype of autocast; None for float32."""

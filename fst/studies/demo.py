@@ -17,15 +17,16 @@ import torch
 from rich.console import Console
 
 from fst.backends.timing import Timing, compare
-from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
+from fst.command_lines import studies as command_lines
 from fst.convert import fold
 from fst.engine.checkpoint import newest_checkpoint
 from fst.engine.model import sparse_root
 from fst.engine.packaged import config_path
 from fst.rules.strategy import GEMMS, Strategy
-from fst.strategies.registry import get_strategy, list_strategies
+from fst.strategies.registry import get_strategy
 from fst.studies.ablation.configs import make_runs
 from fst.studies.ablation.folders import RunFolder
 from fst.studies.ablation.grid import Grid, Metric, Setting, check_seeds
@@ -44,12 +45,11 @@ from fst.verify import verify
 TITLE = "Sparse against dense training on cluttered digits"
 ACCURACY = Metric("accuracy/top1", "accuracy %")
 COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
-STRATEGIES = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
-    arguments = _parser().parse_args(argv)
+    arguments = command_lines.demo().parse_args(argv)
     with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
         return _demonstrate(arguments, command_of("demo", argv))
 
@@ -80,33 +80,6 @@ def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     names = ", ".join(str(arguments.out / name) for name in ("table.md", "curves.png"))
     console.print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fst demo",
-        description="Train dense and sparse networks on cluttered digits and compare them.",
-    )
-    parser.add_argument(
-        "--strategies",
-        nargs="+",
-        default=STRATEGIES,
-        choices=list_strategies(),
-        help=f"what to compare (default: {' '.join(STRATEGIES)})",
-    )
-    parser.add_argument("--epochs", type=positive, default=5, help="per run (default: 5)")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)"
-    )
-    parser.add_argument(
-        "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
-    )
-    parser.add_argument("--repeats", type=positive, default=20, help="timings (default: 20)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
-    )
-    add_traceback(parser)
-    return parser
 
 
 def _grid(arguments: argparse.Namespace, config: Path) -> Grid:

@@ -2,6 +2,8 @@
 
 import copy
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -170,3 +172,9 @@ def test_average_precision_forks_no_process(monkeypatch):
     mean, _ = eval_map([[scored], [missed]], [labels, labels], logger="silent")
     # of four objects two are found, after one false alarm: precision 2/3 up to recall 1/2
     assert mean == pytest.approx(1 / 2 * 2 / 3)
+
+
+def test_importing_detection_prints_nothing():
+    """mmdet says of a data set that nobody uses that it cannot be imported, twice."""
+    done = subprocess.run([sys.executable, "-c", "import fst.detection"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

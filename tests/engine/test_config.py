@@ -93,10 +93,26 @@ def test_cfg_options(capsys, tmp_path, write_config, option, expected):
     assert expected in message
 
 
-@pytest.mark.parametrize("key", ["model", "train_dataloader", "default_hooks", "optim_wrapper"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "train_dataloader",
+        "default_hooks",
+        "optim_wrapper",
+        "optim_wrapper.optimizer",
+        "model.architecture",
+        "val_dataloader.dataset",
+    ],
+)
 def test_what_must_be_a_dict(capsys, tmp_path, write_config, key):
     message = refused(capsys, tmp_path, write_config(), "--cfg-options", f"{key}=5")
     assert message == f"error: {key}=5 must be a dict.\n"
+
+
+def test_hooks_must_be_a_list(capsys, tmp_path, write_config):
+    message = refused(capsys, tmp_path, write_config(), "--cfg-options", "custom_hooks=5")
+    assert message == "error: custom_hooks=5 must be a list.\n"
 
 
 @pytest.mark.parametrize(

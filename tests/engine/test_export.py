@@ -44,8 +44,8 @@ def test_mistakes_end_in_one_line(train, write_config, tmp_path, capsys):
     checkpoint = str(train() / "epoch_1.pth")
     for config, out, expected in (
         (write_config(), "m.onnx", "needs --size"),
-        (write_config(), "m.txt", "needs --size"),
-        (write_config("None"), "m.onnx", "has no `sparsity`"),
+        (write_config(), "m.txt", "the suffix '.txt' is unknown. Did you mean"),
+        (write_config("None"), "m.safetensors", "has no `sparsity`"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main([config, checkpoint, str(tmp_path / out)])

@@ -167,7 +167,7 @@ def test_a_file_that_lost_a_zero_is_refused(converted, tmp_path, monkeypatch):
     damaged(lambda layer: layer._parameters.pop("weight"))
     with pytest.raises(RuntimeError, match="does not hold the weight '0.weight'"):
         fst.export(converted, path)
-    wrong = kind._replace(outputs=lambda file, inputs: [torch.zeros(2, 10)])
+    wrong = kind._replace(outputs=lambda file, inputs: [torch.zeros(2, 10)], computes=True)
     monkeypatch.setitem(formats.FORMATS, ".safetensors", wrong)
     with pytest.raises(RuntimeError, match="outputs differ from the model's"):
         fst.export(converted, path, torch.randn(2, 4, 8, 8))
@@ -220,6 +220,34 @@ def test_each_output_is_compared_by_its_own_scale(damage, message, tmp_path, mon
     monkeypatch.setitem(formats.FORMATS, ".pt2", damaged)
     with pytest.raises(RuntimeError, match=message):
         fst.export(Outputs(two_scores), tmp_path / "m.pt2", torch.randn(2, 3, 4, 4))
+
+
+def test_a_fault_of_the_runtime_is_not_the_files(converted, tmp_path, monkeypatch):
+    """Where outputs differ with the runtime's optimisations alone, the report says so."""
+    kind, images = formats.FORMATS[".onnx"], torch.randn(2, 4, 8, 8)
+
+    def off(file, inputs):
+        return [found * 1.01 for found in kind.outputs(file, inputs)]
+
+    monkeypatch.setitem(formats.FORMATS, ".onnx", kind._replace(outputs=off))
+    report = fst.export(converted, tmp_path / "m.onnx", images)
+    assert report.difference < 1e-5 and report.optimised == pytest.approx(0.01, rel=1e-3)
+    assert "onnxruntime's own optimisations change them by 1.0e-02" in str(report)
+    monkeypatch.setitem(formats.FORMATS, ".onnx", kind._replace(outputs=off, unoptimised=off))
+    with pytest.raises(RuntimeError, match="outputs differ from the model's: output 0 by 1.0e-02"):
+        fst.export(converted, tmp_path / "m.onnx", images)
+    monkeypatch.undo()
+    assert fst.export(converted, tmp_path / "m.onnx", images).optimised is None
+
+
+@pytest.mark.parametrize("suffix", COMPUTING)
+def test_an_input_without_a_batch_axis_is_said(converted, tmp_path, suffix):
+    with pytest.raises(ValueError, match=r"its first sample, of shape \(1, 8, 8\): .*a batch"):
+        fst.export(converted, tmp_path / f"m{suffix}", torch.randn(4, 8, 8))
+    assert not list(tmp_path.iterdir())
+    path, layer = tmp_path / f"m{suffix}", nn.Sequential(nn.Conv2d(4, 8, 3))
+    fst.convert(layer, "srste")
+    assert fst.export(layer, path, torch.randn(4, 8, 8), dynamic_batch=False).difference < 1e-5
 
 
 @pytest.mark.parametrize(

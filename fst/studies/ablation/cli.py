@@ -13,14 +13,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
-from fst.engine.arguments import OptionAction, add_cfg_options
+from fst.basics.arguments import STOPPED, user_errors
+from fst.command_lines import studies as command_lines
 from fst.studies.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.studies.ablation.grid import Grid, load_grid
 from fst.studies.ablation.invocation import changed, read_invocation, write_invocation
 from fst.studies.ablation.results import collect
 from fst.studies.ablation.run import (
-    CLUSTERS,
     TRAIN,
     Failure,
     Process,
@@ -38,7 +37,7 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
     """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
-    arguments = _parser().parse_args(argv)
+    arguments = command_lines.ablate().parse_args(argv)
     with user_errors(arguments), signals_handled(signal.default_int_handler):
         return _ablate(arguments, argv, train)
 
@@ -83,54 +82,6 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         log = trainer.folder(run).path / "log.txt"
         console.print(f"failed: {run.setting}, seed {run.seed}: {first} (see {log})", markup=False)
     return 1 if failures else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fst ablate",
-        description="Train a grid of settings and seeds, and compare them with published numbers. "
-        "The same command goes on where an earlier one stopped.",
-    )
-    parser.add_argument(
-        "grid", type=Path, help="grid file, or a packaged one: fst::configs/ablation/..."
-    )
-    parser.add_argument(
-        "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
-    )
-    parser.add_argument("--jobs", type=positive, default=1, help="runs at once (default: 1)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
-    parser.add_argument("--epochs", type=positive, help="per run, instead of the config's")
-    parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
-    add_cfg_options(parser, "changes to the configs of all settings")
-    parser.add_argument(
-        "--rerun",
-        action="store_true",
-        help="train runs again whose config has changed since (the old folders are renamed)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
-    parser.add_argument(
-        "--report-only",
-        action="store_true",
-        help="write the results of what was run before: of the last command's epochs and options, "
-        "and of every seed, where this one gives none",
-    )
-    parser.add_argument(
-        "--submit",
-        choices=CLUSTERS,
-        help="make each run a job of Slurm, or of submitit's processes here; this command waits "
-        "for them, --jobs at once, and cancels them when it is stopped",
-    )
-    parser.add_argument(
-        "--submit-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="of a job, as submitit names them: timeout_min=240 gpus_per_node=1 cpus_per_task=8 "
-        "slurm_partition=... (submitit's own limit is 5 minutes)",
-    )
-    add_traceback(parser)
-    return parser
 
 
 def _invocation(

@@ -35,7 +35,6 @@ POLL_SECONDS = 0.25
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_LINES = 15
 TRAIN = ("-m", "fst", "train")
-CLUSTERS = ("slurm", "local")  # of submit.py, which needs submitit
 SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
 
 

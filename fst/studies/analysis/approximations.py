@@ -10,12 +10,11 @@ from typing import Any
 from torch import nn
 
 import fst
+from fst.command_lines.analyze import PROBE, REFERENCES
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
-from fst.studies.analysis.probe import PROBE, GradientProbe, insert_probe
+from fst.studies.analysis.probe import GradientProbe, insert_probe
 from fst.studies.arguments import named_options
-
-REFERENCES = ("forward", "dense")
 
 
 def one_step(strategy: Strategy) -> Strategy:

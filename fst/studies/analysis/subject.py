@@ -26,7 +26,6 @@ from fst.studies.analysis.approximations import one_step
 from fst.studies.analysis.record import Batch, Loss
 from fst.studies.arguments import source_and_name
 
-SPLITS = ("train", "val", "test")
 SIZE = 224  # of random images
 
 

@@ -30,9 +30,10 @@ from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
+from fst.command_lines.options import DTYPES
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
-from fst.studies.arguments import DTYPES, command_of
+from fst.studies.arguments import command_of
 from fst.studies.benchmark.measurements import Measurements, as_json, describe
 from fst.studies.benchmark.run import (
     from_config,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.arguments import user_errors
 from fst.checkpoint import write_text_atomically
+from fst.command_lines import studies as command_lines
 from fst.studies.arguments import command_of
 from fst.studies.reporting.document import FILE_NAME, load_document
 from fst.studies.reporting.environment import versions
@@ -20,23 +20,7 @@ from fst.studies.reporting.training import describe_runs
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report; exit status 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="fst report",
-        description="Write one self-contained HTML page about training runs, which come first, "
-        "and ablations and analyses.",
-    )
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="work dir of `fst train` or `fst ablate`, output of `fst analyze`, or a "
-        "folder of such",
-    )
-    parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
-    parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
-    add_traceback(parser)
-    arguments = parser.parse_args(argv)
+    arguments = command_lines.report().parse_args(argv)
     made = {
         "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "Command": command_of("report", argv),

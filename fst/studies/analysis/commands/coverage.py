@@ -9,35 +9,12 @@ from typing import Any
 import torch
 
 import fst
-from fst.basics.arguments import positive
 from fst.models.named import build_architecture
 from fst.report import ConversionReport
 from fst.strategies.registry import get_strategy
 from fst.studies.analysis.result import Result
 from fst.studies.arguments import source_and_name
 
-NETWORKS = (
-    "torchvision:resnet50",
-    "torchvision:vgg16_bn",
-    "torchvision:densenet121",
-    "torchvision:mobilenet_v3_large",
-    "torchvision:efficientnet_b0",
-    "torchvision:regnet_y_400mf",
-    "torchvision:shufflenet_v2_x1_0",
-    "torchvision:convnext_tiny",
-    "torchvision:swin_t",
-    "torchvision:vit_b_16",
-    "timm:resnetblur50",
-    "timm:tf_efficientnet_b0",
-    "timm:tf_mobilenetv3_large_100",
-    "timm:resnetv2_50x1_bit",
-    "timm:nf_resnet50",
-    "timm:dm_nfnet_f0",
-    "timm:convnext_tiny",
-    "timm:vit_small_patch16_224",
-    "timm:swin_tiny_patch4_window7_224",
-    "timm:ghostnet_100",
-)
 CHOICES: dict[str, Mapping[str, Any]] = {
     "Default layers": {},
     'layers="all"': {"layers": "all"},
@@ -50,19 +27,6 @@ CAPTION = (
     "that they stand for; ≤ where the model multiplies with some of their weights without calling "
     "the layer, so that nobody counted it."
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        default=list(NETWORKS),
-        metavar="SOURCE:NAME",
-        help="classifiers of torchvision, timm or fst (default: twenty of them)",
-    )
-    parser.add_argument("--strategy", default="fst", help="registered strategy (default: fst)")
-    parser.add_argument("--size", type=positive, default=224, help="of images (default: 224)")
 
 
 def run(options: argparse.Namespace) -> Result:

@@ -8,16 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fst.basics.arguments import positive
-from fst.engine.arguments import add_cfg_options
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
 from fst.studies.analysis import plots
 from fst.studies.analysis.flips import DENSE, flip_rates
 from fst.studies.analysis.result import Plot, Result
 
-DECAYS = (0.0, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3, 6e-3, 2e-2)
-RATIO = (0.60, 0.95)
 NOTES = (
     "Flip rate: share of all masks' elements that differ from the step before, mean over the "
     "second half of the steps. Ratio: over that of the masks which the strategy's rule would "
@@ -26,44 +22,6 @@ NOTES = (
     "The range that counts as good is the paper's, for transformers; it is quoted from memory and "
     "was not checked against the paper's text. It is no promise of accuracy.",
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
-    parser.add_argument("config", help="training config with a strategy that has a decay")
-    add_cfg_options(parser)
-    parser.add_argument(
-        "--decays",
-        nargs="+",
-        type=_decay,
-        default=list(DECAYS),
-        metavar="λ",
-        help=f"what to try (default: {' '.join(f'{decay:g}' for decay in DECAYS)})",
-    )
-    parser.add_argument(
-        "--steps", type=positive, default=100, help="optimizer steps of each (default: 100)"
-    )
-    parser.add_argument(
-        "--ratio",
-        nargs=2,
-        type=float,
-        default=list(RATIO),
-        metavar=("LOW", "HIGH"),
-        help="of flip rates, sparse over dense, that is good (default: "
-        f"{RATIO[0]:g} {RATIO[1]:g}, see the notes of the page)",
-    )
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
-    parser.add_argument("--seed", type=int, help="of all runs (default: the config's, else 0)")
-
-
-def _decay(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number >= 0")
-    return value
 
 
 def run(options: argparse.Namespace) -> Result:

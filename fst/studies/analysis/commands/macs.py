@@ -14,7 +14,7 @@ from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 from fst.studies.analysis import plots
 from fst.studies.analysis.approximations import parse
-from fst.studies.analysis.commands.options import add_subject, subject_of
+from fst.studies.analysis.commands.options import subject_of
 from fst.studies.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
 from fst.studies.analysis.probe import GradientProbe
 from fst.studies.analysis.record import same_draws
@@ -46,24 +46,6 @@ class Counted(NamedTuple):
     batch_shape: tuple[int, ...]
     strategy: str
     macs: MacReport
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=1, needs_data=False, several=True)
-    parser.add_argument(
-        "--strategies",
-        "--strategy",
-        nargs="+",
-        default=[],
-        metavar="NAME[,option=value...]",
-        help="what training prunes (default: as each config says; dense without one)",
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="convert what the strategy or the config leaves dense, fully connected layers too",
-    )
 
 
 def run(options: argparse.Namespace) -> Result:

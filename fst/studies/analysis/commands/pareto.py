@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from fst.basics.arguments import positive, usable_device
 from fst.engine.model import sparse_root
 from fst.layers.modules import sparse_layers
 from fst.rules.strategy import Strategy
@@ -27,25 +26,6 @@ from fst.studies.benchmark import PLAIN, layer_shapes, time_layer
 from fst.studies.reporting.figures import COLOURS, INK, figure, legend_below
 
 COSTS = ("multiply-adds", "time")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
-    parser.add_argument(
-        "grid", type=Path, help="grid whose runs are finished: a file, or fst::configs/ablation/..."
-    )
-    parser.add_argument(
-        "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
-    )
-    parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
-    parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
-    parser.add_argument("--repeats", type=positive, default=15, help="rounds (default: 15)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
-    parser.add_argument("--device", type=usable_device, default="cpu", help="(default: cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="of the images (default: 0)")
 
 
 def run(options: argparse.Namespace) -> Result:

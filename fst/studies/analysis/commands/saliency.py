@@ -6,12 +6,9 @@ import argparse
 
 from fst.engine.model import sparse_root
 from fst.studies.analysis import plots
-from fst.studies.analysis.approximations import REFERENCES, parse
+from fst.studies.analysis.approximations import parse
 from fst.studies.analysis.bias import PARTS
 from fst.studies.analysis.commands.options import (
-    APPROXIMATIONS_HELP,
-    add_precision,
-    add_subject,
     subject_of,
 )
 from fst.studies.analysis.errors import Error
@@ -19,28 +16,11 @@ from fst.studies.analysis.result import Plot, Result
 from fst.studies.analysis.saliency import KINDS, Precision, Saliency, saliency
 from fst.studies.arguments import amp_dtype
 
-DEFAULT = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
 FIGURES = (
     ("relative", "relative error", True),
     ("cosine", "cosine", False),
     ("norm", "norm over the exact one", True),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
-    add_subject(parser, batches=4, batch_size=32, needs_data=True)
-    parser.add_argument(
-        "--strategies", nargs="+", default=DEFAULT, metavar="SPEC", help=APPROXIMATIONS_HELP
-    )
-    parser.add_argument(
-        "--reference",
-        choices=REFERENCES,
-        default="forward",
-        help="what is exact: the dense backward pass of the strategy's own forward pass, so that "
-        "only backward pruning counts, or a dense model (default: forward)",
-    )
-    add_precision(parser, "the pruned steps; the exact ones are in float32")
 
 
 def run(options: argparse.Namespace) -> Result:

@@ -1,0 +1,1 @@
+"""What each command takes: argparse alone, so that --help needs none of what the commands use."""

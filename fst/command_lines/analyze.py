@@ -1,0 +1,257 @@
+"""The command line of `fst analyze`, and options that other measurements of a model share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fst.basics.arguments import add_traceback, positive, positive_number, usable_device
+from fst.command_lines.options import DTYPES, add_cfg_options
+from fst.strategies.registry import list_strategies
+
+SPLITS = ("train", "val", "test")
+REFERENCES = ("forward", "dense")
+PROBE = "dy"  # among strategies: a pruning of grad_output alone
+NETWORKS = (
+    "torchvision:resnet50",
+    "torchvision:vgg16_bn",
+    "torchvision:densenet121",
+    "torchvision:mobilenet_v3_large",
+    "torchvision:efficientnet_b0",
+    "torchvision:regnet_y_400mf",
+    "torchvision:shufflenet_v2_x1_0",
+    "torchvision:convnext_tiny",
+    "torchvision:swin_t",
+    "torchvision:vit_b_16",
+    "timm:resnetblur50",
+    "timm:tf_efficientnet_b0",
+    "timm:tf_mobilenetv3_large_100",
+    "timm:resnetv2_50x1_bit",
+    "timm:nf_resnet50",
+    "timm:dm_nfnet_f0",
+    "timm:convnext_tiny",
+    "timm:vit_small_patch16_224",
+    "timm:swin_tiny_patch4_window7_224",
+    "timm:ghostnet_100",
+)
+DECAYS = (0.0, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3, 6e-3, 2e-2)
+RATIO = (0.60, 0.95)  # of flip rates, sparse over dense
+COMPARED = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
+APPROXIMATIONS_HELP = (
+    f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
+    "pruning of grad_output alone, with the options n=2, m=4, "
+    "rule=magnitude|random|magnitude_rescaled, "
+    "rescale=sample_channel|channel|group, axis=channel|position (along which groups run) and "
+    "gemm=grad_input|grad_weight|both (which GEMM sees the pruned one)"
+)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """--out: where everything is written."""
+    default = Path("work_dirs/analysis") / name
+    parser.add_argument(
+        "--out", type=Path, default=default, help=f"folder to write (default: {default})"
+    )
+
+
+def add_subject(
+    parser: argparse.ArgumentParser,
+    *,
+    batches: int,
+    batch_size: int,
+    needs_data: bool,
+    several: bool = False,
+) -> None:
+    """A model with batches: a config (or ``several``), or --model on random images."""
+    parser.add_argument(
+        "configs" if several else "config",
+        nargs="*" if several else "?",
+        metavar="config",
+        help="training config, of a classifier or a detector (or use --model)",
+    )
+    parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
+    parser.add_argument("--split", choices=SPLITS, help="whose images (default: train)")
+    add_cfg_options(parser)
+    parser.add_argument(
+        "--model",
+        metavar="[SOURCE:]NAME",
+        help="instead of a config: a classifier of torchvision (the default), timm or fst, with "
+        "random weights on random images, such as resnet18 or timm:resnet50"
+        + ("; its numbers say nothing about real images" if needs_data else ""),
+    )
+    parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
+    parser.add_argument(
+        "--size",
+        type=positive,
+        help="height and width of random images (default: 224; a detector's own)",
+    )
+    if not needs_data:
+        parser.add_argument(
+            "--random-images",
+            action="store_true",
+            help="use the config's model with random weights on random images: needs no data",
+        )
+    parser.add_argument(
+        "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=batch_size,
+        help=f"images per batch (default: {batch_size})",
+    )
+    parser.add_argument(
+        "--device",
+        type=usable_device,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="torch device (default: cuda where there is one)",
+    )
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+
+
+def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
+    """--dtype and --loss-scale."""
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help=f"autocast of {what} (default: float32)"
+    )
+    parser.add_argument(
+        "--loss-scale",
+        type=positive_number,
+        default=1.0,
+        help="the loss is multiplied by it, the gradients are divided by it (default: 1)",
+    )
+
+
+def _coverage(parser: argparse.ArgumentParser) -> None:
+    """What share of a network becomes N:M, what is exempt, and what stays dense."""
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=list(NETWORKS),
+        metavar="SOURCE:NAME",
+        help="classifiers of torchvision, timm or fst (default: twenty of them)",
+    )
+    parser.add_argument("--strategy", default="fst", help="registered strategy (default: fst)")
+    parser.add_argument("--size", type=positive, default=224, help="of images (default: 224)")
+
+
+def _macs(parser: argparse.ArgumentParser) -> None:
+    """Multiply-adds per layer and GEMM of a training step (FST, Figure 2)."""
+    add_subject(parser, batches=1, batch_size=1, needs_data=False, several=True)
+    parser.add_argument(
+        "--strategies",
+        "--strategy",
+        nargs="+",
+        default=[],
+        metavar="NAME[,option=value...]",
+        help="what training prunes (default: as each config says; dense without one)",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="convert what the strategy or the config leaves dense, fully connected layers too",
+    )
+
+
+def _saliency(parser: argparse.ArgumentParser) -> None:
+    """Per layer: error and cosine of the gradients under each strategy, alone and accumulated."""
+    add_subject(parser, batches=4, batch_size=32, needs_data=True)
+    parser.add_argument(
+        "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
+    )
+    parser.add_argument(
+        "--reference",
+        choices=REFERENCES,
+        default="forward",
+        help="what is exact: the dense backward pass of the strategy's own forward pass, so that "
+        "only backward pruning counts, or a dense model (default: forward)",
+    )
+    add_precision(parser, "the pruned steps; the exact ones are in float32")
+
+
+def _pareto(parser: argparse.ArgumentParser) -> None:
+    """Accuracy of a grid's settings against what their weight gradients cost."""
+    parser.add_argument(
+        "grid", type=Path, help="grid whose runs are finished: a file, or fst::configs/ablation/..."
+    )
+    parser.add_argument(
+        "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
+    )
+    parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
+    parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
+    parser.add_argument("--repeats", type=positive, default=15, help="rounds (default: 15)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    parser.add_argument("--device", type=usable_device, default="cpu", help="(default: cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="of the images (default: 0)")
+
+
+def _decay(parser: argparse.ArgumentParser) -> None:
+    """Which λ of SR-STE's decay keeps masks steady: flip rates of a short warm-up."""
+    parser.add_argument("config", help="training config with a strategy that has a decay")
+    add_cfg_options(parser)
+    parser.add_argument(
+        "--decays",
+        nargs="+",
+        type=_factor,
+        default=list(DECAYS),
+        metavar="λ",
+        help=f"what to try (default: {' '.join(f'{decay:g}' for decay in DECAYS)})",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=100, help="optimizer steps of each (default: 100)"
+    )
+    parser.add_argument(
+        "--ratio",
+        nargs=2,
+        type=float,
+        default=list(RATIO),
+        metavar=("LOW", "HIGH"),
+        help="of flip rates, sparse over dense, that is good (default: "
+        f"{RATIO[0]:g} {RATIO[1]:g}, see the notes of the page)",
+    )
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    parser.add_argument("--seed", type=int, help="of all runs (default: the config's, else 0)")
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number >= 0")
+    return value
+
+
+SUBCOMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "coverage": _coverage,
+    "macs": _macs,
+    "saliency": _saliency,
+    "pareto": _pareto,
+    "decay": _decay,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """`fst analyze`."""
+    made = argparse.ArgumentParser(
+        prog="fst analyze",
+        description="Numbers about a model of your own. Every subcommand writes a folder with "
+        "figures (PNG), tables (analysis.md) and analysis.json, which `fst report` shows.",
+    )
+    subparsers = made.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+    for name, add_options in SUBCOMMANDS.items():
+        text = add_options.__doc__ or ""
+        subparser = subparsers.add_parser(name, help=text, description=text)
+        add_options(subparser)
+        add_output(subparser, name)
+        add_traceback(subparser)
+    return made

@@ -1,0 +1,37 @@
+"""Options that commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class OptionAction(argparse.Action):
+    """``key=value`` pairs, as MMEngine reads them, and what is wrong with others."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        for value in values:
+            if not value.partition("=")[0] or "=" not in value:
+                parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
+            if any(value.count(a) != value.count(b) for a, b in ("()", "[]")):
+                parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
+        from mmengine.config import DictAction  # takes a second, and no --help needs it
+
+        action = DictAction(self.option_strings, self.dest, nargs="+")
+        action(parser, namespace, values, option_string)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, meaning: str = "changes to the config"
+) -> None:
+    """--cfg-options KEY=VALUE ..."""
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=OptionAction,
+        default={},
+        metavar="KEY=VALUE",
+        help=meaning,
+    )
