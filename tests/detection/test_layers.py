@@ -10,7 +10,7 @@ from mmdet.models.necks import SSDNeck
 from torch.autograd.graph import saved_tensors_hooks
 
 import fst
-import fst.layers.modules
+import fst.layers.weights
 from tests.networks import stepped_gradients
 
 STRATEGIES = ("dense", "fst", "sdgp", "srste")
@@ -109,13 +109,13 @@ def levels():
 def prunings(monkeypatch):
     """How often each weight was pruned."""
     counts = Counter()
-    original = fst.layers.modules.prune_weight
+    original = fst.layers.weights.prune_weight
 
     def count(weight, *args, **kwargs):
         counts[weight.data_ptr()] += 1
         return original(weight, *args, **kwargs)
 
-    monkeypatch.setattr(fst.layers.modules, "prune_weight", count)
+    monkeypatch.setattr(fst.layers.weights, "prune_weight", count)
     return counts
 
 
