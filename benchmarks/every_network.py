@@ -25,9 +25,9 @@ from fst.backends.timing import geometric_mean
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.command_lines.analyze import NETWORKS
+from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
 from fst.ops import cpp
-from fst.studies.arguments import source_and_name
 
 
 def main() -> None:

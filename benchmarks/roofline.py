@@ -23,11 +23,11 @@ from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.command_lines.options import DTYPES
+from fst.lab.arguments import source_and_name
+from fst.lab.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
+from fst.lab.benchmark.run import strategy_of
 from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
-from fst.studies.arguments import source_and_name
-from fst.studies.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
-from fst.studies.benchmark.run import strategy_of
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}

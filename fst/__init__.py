@@ -1,14 +1,14 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
-from fst.attach import attach
+from fst.attachment import attach
 from fst.basics.version import __version__
-from fst.convert import convert, fold
-from fst.export.model import export
+from fst.budgets import patterns
+from fst.conversion import convert, fold
+from fst.exporting.model import export
 from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.frozen import frozen
 from fst.layers.modules import sparse_layers
-from fst.metrics import metrics
-from fst.patterns import patterns
+from fst.measures import metrics
 from fst.permutation.model import permute
 from fst.rules.nm import NM
 from fst.rules.rule import Rule
@@ -16,7 +16,7 @@ from fst.rules.schedule import Schedule
 from fst.rules.strategy import Strategy
 from fst.state import load_sparsity_state, seed_random_rules, sparsity_state
 from fst.strategies.registry import get_strategy, list_strategies, register_strategy
-from fst.verify import verify
+from fst.verification import verify
 from fst.zeros import hold
 
 __all__ = [

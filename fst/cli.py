@@ -15,7 +15,7 @@ from fst.basics.arguments import silent_when_unread, user_errors
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
-from fst.command_lines import analyze, studies, training
+from fst.command_lines import analyze, lab, training
 
 
 class Command(NamedTuple):
@@ -39,20 +39,20 @@ COMMANDS = {
         "fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked", training.export
     ),
     "ablate": Command(
-        "fst.studies.ablation.cli", "main", "train a grid of settings and seeds", studies.ablate
+        "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
     ),
     "analyze": Command(
-        "fst.studies.analysis.cli", "main", "multiply-adds, coverage, gradients", analyze.parser
+        "fst.lab.analysis.cli", "main", "multiply-adds, coverage, gradients", analyze.parser
     ),
     "report": Command(
-        "fst.studies.reporting.cli", "main", "one HTML page of runs and studies", studies.report
+        "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
     ),
-    "bench": Command("fst.studies.benchmark.cli", "main", "time layers and training steps"),
+    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps"),
     "demo": Command(
-        "fst.studies.demo",
+        "fst.lab.demo",
         "main",
         "dense against sparse on cluttered digits, minutes",
-        studies.demo,
+        lab.demo,
     ),
     "configs": Command(
         "fst.engine.cli_configs",
@@ -60,7 +60,7 @@ COMMANDS = {
         "list, show or copy the package's configs",
         training.configs,
     ),
-    "env": Command("fst.studies.reporting.environment", "main", "versions, devices, backends"),
+    "env": Command("fst.environment", "main", "versions, devices, backends"),
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",

@@ -213,7 +213,7 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 def describe_layer(layer: SparseLayer) -> LayerReport:
     """Per GEMM of a converted layer: dense, simulated or accelerated, and why.
 
-    Whether grad_input is computed depends on the model's input, see `fst.studies.analysis`.
+    Whether grad_input is computed depends on the model's input, see `fst.lab.analysis`.
     """
     gemms = {gemm: _describe(layer, gemm) for gemm in GEMMS}
     return LayerReport(layer.layer_name, tuple(layer.weight.shape), gemms)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.attach import Attachment
+from fst.attachment import Attachment
 from tests.cases import error
 from tests.strategy_settings import DEFAULTS, SETTINGS, Setting
 

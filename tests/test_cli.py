@@ -92,9 +92,9 @@ def test_an_unknown_command_is_corrected(capsys):
     ("command", "package"), [("train", "mmengine"), ("ablate", "rich"), ("report", "matplotlib")]
 )
 def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
-    for name in [m for m in sys.modules if m.startswith(("fst.engine", "fst.studies"))]:
+    for name in [m for m in sys.modules if m.startswith(("fst.engine", "fst.lab"))]:
         monkeypatch.delitem(sys.modules, name)
-    for name in {"engine", "studies"} & vars(fst).keys():  # the packages themselves come back too
+    for name in {"engine", "lab"} & vars(fst).keys():  # the packages themselves come back too
         monkeypatch.setattr(fst, name, getattr(fst, name))
     for name in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)

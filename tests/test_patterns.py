@@ -176,7 +176,7 @@ def test_a_state_of_other_patterns_is_refused(net: Net) -> None:
     other = copy.deepcopy(net)
     fst.convert(net, "srste", patterns={"wide": "1:4"})
     fst.convert(other, "srste", patterns={"last": "1:4"})
-    with pytest.raises(ValueError, match="resume with the same strategy"):
+    with pytest.raises(ValueError, match="use the strategy that it was saved with"):
         fst.load_sparsity_state(other, fst.sparsity_state(net))
     again = Net()
     fst.convert(again, "srste", patterns={"wide": "1:4"})

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from fst import backends
 from fst.backends import cache, sources
+from fst.lab.benchmark import Function, compare, geometric_mean
 from fst.ops import triton as ops
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.positions import fixed, strided
 from fst.rules.alternating import Alternating
-from fst.studies.benchmark import Function, compare, geometric_mean
 
 DENSE = "cuDNN dense"
 HALF = "cuDNN strided, torch pair sum"

@@ -29,10 +29,10 @@ from torch import Tensor
 import fst
 from fst import NM, Strategy
 from fst.backends import cache, sources
+from fst.lab.benchmark import compare
 from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules.alternating import Alternating
-from fst.studies.benchmark import compare
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width
 PATTERNS = ((1, 4), (4, 8))

@@ -28,11 +28,11 @@ import torchvision
 from torch import Tensor, nn
 
 from fst.backends import cache, sources
+from fst.lab.benchmark import LayerShape, Timing, compare, geometric_mean, layer_shapes
 from fst.ops import sparse24
 from fst.ops.geometry import gradients
 from fst.ops.prune import prune_weight
 from fst.strategies.registry import get_strategy
-from fst.studies.benchmark import LayerShape, Timing, compare, geometric_mean, layer_shapes
 
 LEAST_CHANNELS, LEAST_GAIN = 64, 1.05
 CUDNN = "cuDNN"

@@ -19,11 +19,11 @@ from torch import Tensor
 from fst.basics.arguments import positive
 from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.studies.analysis.commands.options import subject_of
-from fst.studies.analysis.record import conv_names, same_draws
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.subject import Subject, images_of
-from fst.studies.reporting.figures import COLOURS, INK, name_layers
+from fst.lab.analysis.commands.options import subject_of
+from fst.lab.analysis.record import conv_names, same_draws
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.subject import Subject, images_of
+from fst.lab.reporting.figures import COLOURS, INK, name_layers
 
 _CHUNK = 16  # samples whose joint histograms are held at once
 COUNT = 5

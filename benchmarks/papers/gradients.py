@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from fst.command_lines.analyze import add_precision, add_subject
 from fst.engine.model import sparse_root
+from fst.lab.analysis.commands.options import (
+    subject_of,
+)
+from fst.lab.analysis.errors import Error, error_of
+from fst.lab.analysis.record import LayerRecord, conv_names, record_step, same_draws
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.saliency import Precision
+from fst.lab.arguments import amp_dtype
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM
-from fst.studies.analysis.commands.options import (
-    subject_of,
-)
-from fst.studies.analysis.errors import Error, error_of
-from fst.studies.analysis.record import LayerRecord, conv_names, record_step, same_draws
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.saliency import Precision
-from fst.studies.arguments import amp_dtype
 
 RULES = ("dense", "random", "magnitude", "magnitude_rescaled")
 SHOWN = 1  # SDGP shows the second convolution

@@ -18,22 +18,22 @@ from torch import Tensor, nn
 from fst.basics.arguments import positive
 from fst.command_lines.analyze import add_precision, add_subject
 from fst.engine.model import sparse_root
+from fst.lab.analysis.commands.options import (
+    subject_of,
+)
+from fst.lab.analysis.record import LayerRecord, record_step
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.saliency import Precision
+from fst.lab.arguments import amp_dtype
+from fst.lab.benchmark import compare
+from fst.lab.benchmark.layers import padded_input
+from fst.lab.reporting.figures import COLOURS, INK
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
 from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.rule import Lattice
 from fst.rules.strategy import Strategy
-from fst.studies.analysis.commands.options import (
-    subject_of,
-)
-from fst.studies.analysis.record import LayerRecord, record_step
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.saliency import Precision
-from fst.studies.arguments import amp_dtype
-from fst.studies.benchmark import compare
-from fst.studies.benchmark.layers import padded_input
-from fst.studies.reporting.figures import COLOURS, INK
 
 SECONDS_ON_A100 = {  # FST, Tables 2 and 6: ResNet-18, batch 256
     "training step": 0.184,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
-from fst.studies.analysis.result import Result
-from fst.studies.reporting.figures import SMALL, style
+from fst.lab.analysis.result import Result
+from fst.lab.reporting.figures import SMALL, style
 
 
 def main(

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from paper import main
 
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.benchmark import PLAIN
+from fst.lab.reporting.figures import gemm_bars
 from fst.rules.strategy import GEMMS
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.benchmark import PLAIN
-from fst.studies.reporting.figures import gemm_bars
 
 
 class LayerRuntime(NamedTuple):

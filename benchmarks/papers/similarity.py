@@ -22,20 +22,20 @@ from fst.basics.arguments import positive
 from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
-from fst.rules.alternating import Alternating
-from fst.rules.strategy import Strategy
-from fst.selection import classifier_heads
-from fst.studies.analysis.commands.options import subject_of
-from fst.studies.analysis.errors import error_of
-from fst.studies.analysis.record import (
+from fst.lab.analysis.commands.options import subject_of
+from fst.lab.analysis.errors import error_of
+from fst.lab.analysis.record import (
     LayerRecord,
     conv_names,
     record_step,
     same_draws,
 )
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.analysis.subject import Subject
-from fst.studies.benchmark.layers import padded_input
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.subject import Subject
+from fst.lab.benchmark.layers import padded_input
+from fst.rules.alternating import Alternating
+from fst.rules.strategy import Strategy
+from fst.selection import classifier_heads
 
 MOST_PREFIX_TOKENS = 5  # a class token and four registers
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution

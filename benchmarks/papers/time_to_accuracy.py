@@ -26,10 +26,10 @@ from torch import nn
 
 import fst
 from fst.engine.config import read_sparsity
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.figures import COLOURS, INK
+from fst.lab.reporting.runs import read_run
 from fst.rules.strategy import GEMMS, Strategy
-from fst.studies.analysis.result import Plot, Result
-from fst.studies.reporting.figures import COLOURS, INK
-from fst.studies.reporting.runs import read_run
 
 EQUAL_SHARES = dict.fromkeys(GEMMS, 1 / 3)  # SDGP: "approximately one-third"
 METRICS = ("accuracy/top1", "coco/bbox_mAP", "pascal_voc/mAP")

@@ -33,11 +33,11 @@ FACE = {
 ROOMS = {
     "reports": (
         "fst.report",
-        "fst.convert",
-        "fst.patterns",
-        "fst.attach",
-        "fst.verify",
-        "fst.metrics",
+        "fst.conversion",
+        "fst.budgets",
+        "fst.attachment",
+        "fst.verification",
+        "fst.measures",
         "fst.zeros",
         "fst.permutation.report",
     ),
@@ -49,26 +49,26 @@ ROOMS = {
         "fst.layers.remembered",
         "fst.layers.channels",
     ),
-    "export": ("fst.export",),
+    "exporting": ("fst.exporting",),
     "integrations": ("fst.integrations",),
     "backends": ("fst.backends",),
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
     "engine": ("fst.engine",),
     "detection": ("fst.detection.data", "fst.detection.metric", "fst.detection.drawing"),
-    "studies": ("fst.studies.analysis", "fst.studies.benchmark"),
+    "lab": ("fst.lab.analysis", "fst.lab.benchmark"),
 }
 DATA = {
     "fst.__version__": "The version, as in `pip show fst-train`.",
-    "fst.backends.OPERATIONS": "Name of each operation that has several programs -> what it is.",
-    "fst.studies.benchmark.PLAIN": "The contestant that is measured against: plain PyTorch.",
-    "fst.studies.benchmark.Function": "What is timed: a function without arguments.",
+    "fst.backends.OPERATIONS": "Name of each operation that has several backends -> what it is.",
+    "fst.lab.benchmark.PLAIN": "The contestant that is measured against: plain PyTorch.",
+    "fst.lab.benchmark.Function": "What is timed: a function without arguments.",
 }
 TITLES = {
     "reports": "Reports and checks",
     "layers": "Layers",
     "models": "Models",
     "detection": "Detection",
-    "studies": "Studies",
+    "lab": "Lab",
 }
 INTRODUCTION = """\
 What users and extensions call. Modules that are not listed here are for the package itself and

@@ -8,7 +8,7 @@ from pathlib import Path
 from config_files import CONFIGS, GRIDS, ROOT, packaged_name, strategy_of, summary_of
 from pages import page, table, toctree
 
-from fst.studies.ablation.grid import load_grid
+from fst.lab.ablation.grid import load_grid
 
 CONFIGS_TEXT = """\
 Every config that the package carries, in the words of its first line. `fst train NAME` trains one,

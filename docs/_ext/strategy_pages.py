@@ -13,9 +13,9 @@ from config_files import CONFIGS, GRIDS, ROOT, link, packaged_name, strategy_of
 from pages import fence, linked, page, table, toctree
 
 import fst
+from fst.lab.ablation.grid import Grid, Setting, load_grid
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import _RECIPES
-from fst.studies.ablation.grid import Grid, Setting, load_grid
 from tests.strategy_settings import SETTINGS
 
 INTRODUCTION = """\

@@ -19,7 +19,7 @@ from fst.engine.arguments import check_out
 from fst.engine.classifier import Classifier
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
-from fst.export.model import format_of
+from fst.exporting.model import format_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

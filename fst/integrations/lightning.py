@@ -13,9 +13,9 @@ with extra_named():
     from lightning.pytorch.utilities import rank_zero_info
 
 import fst
-from fst.attach import Attachment
+from fst.attachment import Attachment
 from fst.basics.values import is_integer
-from fst.convert import Selector
+from fst.conversion import Selector
 from fst.layers.step import held_by
 
 KEY = "fst_sparsity"  # of the masks' state in a checkpoint

@@ -1,3 +1,3 @@
 """How a convolution's three GEMMs are computed."""
 
-from fst.ops import programs as programs  # registers them
+from fst.ops import backends as backends  # registers them

@@ -16,8 +16,8 @@ from fst.detection.config import prepare
 from fst.detection.sample import random_batch
 from fst.engine import SparsityHook, cli
 from fst.engine.config import load_config
-from fst.studies.ablation.configs import make_runs, write_config
-from fst.studies.ablation.grid import load_grid
+from fst.lab.ablation.configs import make_runs, write_config
+from fst.lab.ablation.grid import load_grid
 from tests.detection import toy
 
 ROOT = Path(__file__).resolve().parents[2] / "configs" / "detection"

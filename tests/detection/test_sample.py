@@ -10,9 +10,9 @@ import fst
 from fst.detection import sample
 from fst.engine.config import load_config
 from fst.engine.sample import sample_step
-from fst.studies.analysis import count_macs
-from fst.studies.analysis.cli import main as analyze
-from fst.studies.benchmark.cli import main as benchmark
+from fst.lab.analysis import count_macs
+from fst.lab.analysis.cli import main as analyze
+from fst.lab.benchmark.cli import main as benchmark
 
 
 def test_a_random_batch_has_boxes_in_the_image_and_labels_of_the_model():

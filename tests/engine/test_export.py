@@ -8,7 +8,7 @@ import torch
 import fst
 from fst.engine import cli
 from fst.engine.export import main
-from fst.export.formats import FORMATS
+from fst.exporting.formats import FORMATS
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")

@@ -12,8 +12,8 @@ from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
+from fst.lab.analysis.subject import from_config
 from fst.layers.channels import channel_groups, fit_channels, remove_channels
-from fst.studies.analysis.subject import from_config
 
 SPARSITY = 'dict(strategy="prunetrain", interval=1, ratio=0.7, threshold=0.27, log_interval=2)'
 

@@ -22,11 +22,11 @@ from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Runner, cli
 from fst.engine.config import load_config
 from fst.engine.export import main as export
-from fst.studies import demo
-from fst.studies.ablation.cli import main as ablate
-from fst.studies.analysis.cli import main as analyze
-from fst.studies.benchmark.cli import main as benchmark
-from fst.studies.reporting.cli import main as report
+from fst.lab import demo
+from fst.lab.ablation.cli import main as ablate
+from fst.lab.analysis.cli import main as analyze
+from fst.lab.benchmark.cli import main as benchmark
+from fst.lab.reporting.cli import main as report
 
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):

@@ -12,8 +12,8 @@ import torchvision
 from torch import nn
 
 import fst
-from fst.export import consumers, formats
-from fst.export.model import _relative
+from fst.exporting import consumers, formats
+from fst.exporting.model import _relative
 from fst.stored.files import read_stored
 
 pytest.importorskip("onnxruntime")

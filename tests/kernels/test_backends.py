@@ -12,7 +12,7 @@ import torch
 import fst
 from fst import backends
 from fst.backends import autotune, cache, dispatch, registry, sources
-from fst.studies.benchmark import Timing
+from fst.lab.benchmark import Timing
 
 CPU = torch.device("cpu")
 

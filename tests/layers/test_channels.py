@@ -10,8 +10,8 @@ pytest.importorskip("torch_pruning")
 
 import fst
 import fst.models
+from fst.lab.analysis import count_macs
 from fst.layers.channels import channel_groups, channel_maxima, fit_channels, remove_channels
-from fst.studies.analysis import count_macs
 from tests.networks import batch, small_net
 
 

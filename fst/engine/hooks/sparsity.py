@@ -17,11 +17,11 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 import fst
-from fst.attach import Attachment
+from fst.attachment import Attachment
 from fst.basics.errors import UsageError
 from fst.basics.values import is_integer, one_of
 from fst.checkpoint import state_dict_of
-from fst.convert import check_layers, check_patterns
+from fst.conversion import check_layers, check_patterns
 from fst.engine.classifier import Classifier
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
@@ -29,7 +29,7 @@ from fst.engine.model import built_wrappers, sparse_root, unwrapped
 from fst.layers.channels import fit_channels
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
-from fst.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
+from fst.measures import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 
 FROM_SCRATCH = ("warn", "error", "allow")
 

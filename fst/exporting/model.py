@@ -1,0 +1,340 @@
+"""`export`: a model as a file that other programs read, checked by reading it back."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fst.basics.sharding import LOAD, refuse_sharded
+from fst.basics.text import suggest, table
+from fst.checkpoint import replacing
+from fst.conversion import fold
+from fst.exporting import consumers
+from fst.exporting.formats import FORMATS, Format, Inputs, held_as
+from fst.layers.modules import folded_to_another_class, sparse_layers
+from fst.rules.rule import WeightGroups
+from fst.stored.files import read_stored
+from fst.stored.notes import notes_of
+from fst.verification import verify
+
+LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
+NOTE = (
+    "Who can use the zeros, by these programs' own rules (fst/exporting/consumers.py), not tried "
+    "on a GPU; small: fewer than 256 channels, where dense kernels are often faster."
+)
+
+
+@dataclass(frozen=True)
+class ExportedWeight:
+    """A convolution's or linear layer's weight in the file.
+
+    Attributes:
+        groups: of the convolution; 1 for linear layers.
+        pattern: "N:M" that its layer was folded to and the file keeps, "N:M along im2col" where its
+            groups run so; "" where there is none, or no group is as long as M (depthwise).
+        is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
+        density: share of non-zero elements in the file.
+        exempt: whether its layer was converted to N:M, but no group is as long as M.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    groups: int
+    pattern: str
+    is_2_4: bool
+    density: float
+    exempt: bool
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` wrote; ``str()`` is a table of weights and who can use them.
+
+    Attributes:
+        difference: largest difference between an output of the file and the model's, relative to
+            the largest value of that output; None where the file was not run.
+        not_finite: values of the model's outputs that are infinite or NaN, as the file's are.
+        optimised: the same difference where the program that runs the file changes it first, if
+            that one is large: the fault is the program's, and ``difference`` that without it.
+        changed: layers of which the file has the plain kind, because their own would compute
+            another weight from the folded one; "" if there are none.
+    """
+
+    path: str
+    weights: tuple[ExportedWeight, ...]
+    difference: float | None
+    not_finite: int = 0
+    optimised: float | None = None
+    changed: str = ""
+
+    def __str__(self) -> str:
+        header = ("weight", "shape", "density", "pattern", "TensorRT", "torch", "OpenVINO")
+        rows = [
+            (
+                w.name,
+                "x".join(map(str, w.shape)),
+                f"{w.density:.3f}",
+                w.pattern or "-",
+                consumers.tensorrt(w.shape, w.groups, w.is_2_4),
+                consumers.torch_semi_structured(w.shape, w.is_2_4),
+                consumers.openvino(w.shape, w.density),
+            )
+            for w in self.weights
+        ]
+        run = "it was not run"
+        if self.difference is not None:
+            run = f"its outputs differ by {self.difference:.1e} of their largest value"
+        kept = Counter(w.pattern for w in self.weights if w.pattern)
+        exempt = sum(w.exempt for w in self.weights)
+        counts = [f"{count} are {pattern}" for pattern, count in sorted(kept.items())]
+        counts += [f"{exempt} exempt"] if exempt else []
+        rest = len(rows) - kept.total() - exempt
+        counts += [f"{rest} not pruned to N:M"] if rest or not counts else []
+        verdict = f"{self.path}: read back, of {len(rows)} weights {', '.join(counts)}; {run}"
+        if self.not_finite:
+            verdict += f"; {self.not_finite} values of the model's own outputs are not finite"
+        if self.optimised is not None:
+            verdict += (
+                f"\nonnxruntime's own optimisations change them by {self.optimised:.1e}: run the "
+                "file with graph_optimization_level = ORT_DISABLE_ALL"
+            )
+        if self.changed:
+            verdict += f"\nlayers of another kind than the model's: {self.changed}"
+        return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_input: Tensor | Inputs | None = None,
+    *,
+    dynamic_batch: bool = True,
+) -> ExportReport:
+    """Write ``model`` in evaluation mode, folded, and check the file.
+
+    Args:
+        model: converted or not; it is left as it is.
+        path: the format is its suffix's: .onnx, .pt2 (torch.export) or .safetensors (weights).
+        example_input: one batch, (N, ...), or a tuple of several inputs; for .onnx and .pt2.
+        dynamic_batch: the file takes any N, else that of ``example_input``; it is run on one
+            sample too.
+
+    Returns:
+        The weights as they are in the file, and who can use their zeros.
+
+    Raises:
+        ValueError: an unknown suffix, a folder that does not exist, or no ``example_input`` where
+            one is needed, or one of a type that the format cannot be compared in.
+        TypeError: ``example_input`` is neither a tensor nor a tuple of tensors.
+        ModuleNotFoundError: a package of the extra "export" is not installed.
+        RuntimeError: the file does not hold the folded model: a weight is missing or is not zero
+            where S(W) is, or the outputs differ. Nothing is left at ``path`` then.
+    """
+    path = Path(path)
+    kind = format_of(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: its folder does not exist.")
+    refuse_sharded(model, "export", LOAD)
+    if kind.computes and example_input is None:
+        raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
+    inputs = _several(example_input)
+    layers = sparse_layers(model)
+    plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
+    batches = [inputs]
+    if dynamic_batch:  # torch.export takes a size of 1 for a constant
+        if any(x.dim() == 0 for x in inputs):
+            raise ValueError(
+                "example_input: a tensor of no dimension; with dynamic_batch each must be a "
+                "batch, (N, ...)."
+            )
+        inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
+        batches = [inputs, tuple(x[:1] for x in inputs)]
+        if kind.computes:
+            _check_sample(plain, batches[1])
+    with replacing(path) as partial:
+        kind.write(plain, inputs, dynamic_batch, partial)
+        weights = _weights(plain, read_stored(partial).weights)
+        compared = _compared(plain, kind, partial, batches)
+    changed = folded_to_another_class(layers.values())
+    return ExportReport(str(path), weights, *compared, changed=changed)
+
+
+def format_of(path: Path) -> Format:
+    """The kind of file that a suffix names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(
+            f"path={str(path)!r}: the suffix {path.suffix!r} is unknown."
+            f"{suggest(path.suffix, FORMATS)}"
+        )
+    return FORMATS[path.suffix]
+
+
+@torch.no_grad()
+def _check_sample(plain: nn.Module, sample: Inputs) -> None:
+    """Raise ValueError if the model does not compute one sample of the example inputs.
+
+    The exporter would say so on a page, or not at all.
+    """
+    try:
+        plain(*sample)
+    except Exception as error:  # a model is code that can fail in any way
+        raise ValueError(
+            "example_input: the model does not compute its first sample, of shape "
+            f"{', '.join(str(tuple(x.shape)) for x in sample)}: {error}. Give a batch, (N, ...), "
+            "or dynamic_batch=False for inputs without one."
+        ) from error
+
+
+def _several(example_input: Tensor | Inputs | None) -> Inputs:
+    if example_input is None:
+        return ()
+    inputs = (example_input,) if isinstance(example_input, Tensor) else example_input
+    if not isinstance(inputs, tuple | list) or not all(isinstance(x, Tensor) for x in inputs):
+        kinds = type(inputs).__name__
+        if isinstance(inputs, tuple | list):
+            kinds += f" of {', '.join(type(x).__name__ for x in inputs)}"
+        raise TypeError(f"example_input is a {kinds}; it must be a tensor, or a tuple of tensors.")
+    return tuple(value.detach().cpu() for value in inputs)
+
+
+def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[ExportedWeight, ...]:
+    """The weights in the file, those of converted layers checked."""
+    found, notes = [], notes_of(plain)
+    for name, module in plain.named_modules():
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            continue
+        key = f"{name}.weight" if name else "weight"
+        folded = module.weight.detach()
+        held = held_as(key, folded, stored)
+        if held is None and key not in notes:
+            continue  # computed from others, and folded into them by the exporter
+        if held is None:
+            raise RuntimeError(f"the file does not hold the weight {key!r}.")
+        weight = stored[held[0]].mT if held[1] else stored[held[0]]
+        pattern = ""
+        if key in notes:
+            pattern = _check(key, weight, folded, notes[key])
+        check = verify({key: weight}, include=key).layers[0]
+        groups = getattr(module, "groups", 1)
+        found.append(
+            ExportedWeight(
+                key,
+                tuple(weight.shape),
+                groups,
+                pattern,
+                check.ok and check.inside > 0,
+                check.density,
+                notes.get(key) is not None and not pattern,
+            )
+        )
+    return tuple(found)
+
+
+def _check(name: str, held: Tensor, folded: Tensor, groups: WeightGroups | None) -> str:
+    """The pattern that a layer's weight was noted to have, which the file's weight keeps.
+
+    Batch norm may be multiplied into it, so values may differ, but no zero.
+    """
+    grown = int(((held != 0) & (folded == 0)).sum())
+    if grown:
+        raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
+    if groups is None:
+        return ""
+    pattern, order = f"{groups.n}:{groups.m}", groups.group_order
+    check = verify({name: held}, groups.n, groups.m, group_order=order, include=name).layers[0]
+    along = "" if order == "channel" else f" along {order}"
+    if not check.ok:
+        raise RuntimeError(f"the file's weight {name!r} is not {pattern}{along}: {check.offence}.")
+    return pattern + along if check.inside else ""
+
+
+@torch.no_grad()
+def _compared(
+    plain: nn.Module, kind: Format, path: Path, batches: Sequence[Inputs]
+) -> tuple[float | None, int, float | None]:
+    """``difference``, ``not_finite`` and ``optimised`` of the report, over all batches.
+
+    Raises:
+        RuntimeError: the file cannot be run, or differs.
+    """
+    if not kind.computes:
+        return None, 0, None
+    differences, not_finite, optimised = [0.0], 0, [0.0]
+    for inputs in batches:
+        where = f"on a batch of {', '.join(str(tuple(x.shape)) for x in inputs)}"
+        expected = [v for v in pytree.tree_leaves(plain(*inputs)) if v is not None]
+        found = _differences(kind.outputs, path, inputs, expected, where)
+        if found is None:
+            return None, 0, None
+        if not max(found) <= LARGEST_DIFFERENCE and kind.unoptimised is not None:
+            literal = _differences(kind.unoptimised, path, inputs, expected, where)
+            if literal is not None and max(literal) <= LARGEST_DIFFERENCE:
+                optimised += found
+                found = literal
+        for index, difference in enumerate(found):
+            if not difference <= LARGEST_DIFFERENCE:
+                raise RuntimeError(
+                    f"the file's outputs differ from the model's: output {index} by "
+                    f"{difference:.1e} of its largest value, {where}."
+                )
+        differences += found
+        not_finite += sum(int((~v.isfinite()).sum()) for v in expected if isinstance(v, Tensor))
+    return max(differences), not_finite, max(optimised) or None
+
+
+def _differences(
+    run: Callable[[Path, Inputs], list[Any] | None],
+    path: Path,
+    inputs: Inputs,
+    expected: Sequence[object],
+    where: str,
+) -> list[float] | None:
+    """Of each output of the file, from what is ``expected``; None where it cannot be run here."""
+    try:
+        outputs = run(path, inputs)
+    except Exception as error:  # of the many kinds of the programs that run files
+        raise RuntimeError(f"the file cannot be run {where}: {error}") from error
+    if outputs is None:
+        return None
+    found = [value for value in outputs if value is not None]
+    if len(found) != len(expected):
+        raise RuntimeError(
+            f"the file has {len(found)} outputs {where}, the model {len(expected)}: "
+            f"{', '.join(type(value).__name__ for value in expected)}."
+        )
+    return [_relative(*pair) for pair in zip(found, expected, strict=True)]
+
+
+def _relative(found: object, expected: object) -> float:
+    """The largest difference over the largest value; infinite where there is no number for it.
+
+    Equal infinities do not differ, nor does NaN from NaN; NaN from a number differs by NaN.
+    """
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return 0.0 if found == expected else math.inf
+    if found.shape != expected.shape:
+        return math.inf
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0 if bool((found == expected).all()) else math.inf
+    wide = torch.promote_types(expected.dtype, torch.float64)
+    found, expected = found.to(wide), expected.to(wide)
+    sizes = expected[expected.isfinite()].abs()
+    differs = (found != expected) & ~(found.isnan() & expected.isnan())
+    differences = (found - expected).abs()[differs]
+    largest = float(sizes.max()) if sizes.numel() else 0.0
+    difference = float(differences.max()) if differences.numel() else 0.0
+    return difference / (largest or 1.0)

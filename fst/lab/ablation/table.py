@@ -1,0 +1,234 @@
+"""Writing of what an ablation found: results.md and .json, curves.csv, figures, analysis.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fst.checkpoint import write_text_atomically
+from fst.environment import machine, versions
+from fst.lab.ablation.plots import draw
+from fst.lab.ablation.results import NOISE, Ordering, Results, Summary
+from fst.lab.reporting.document import Cell, Document, Table
+from fst.lab.reporting.markdown import markdown
+
+
+def write(results: Results, folder: Path, command: str) -> Document:
+    """Write everything into ``folder``; ``command`` is how to get it."""
+    document = Document(
+        title=results.grid.title,
+        description=results.grid.description,
+        command=command,
+        versions={**_versions(results), "machine": machine()},
+        tables=[_main(results), *_reversed(results)],
+        figures=draw(results, folder),
+        notes=_notes(results),
+    )
+    document.save(folder)
+    write_text_atomically(markdown(document), folder / "results.md")
+    write_text_atomically(_json(results, document), folder / "results.json")
+    _write_curves(results, folder / "curves.csv")
+    return document
+
+
+def signed(value: float) -> str:
+    """With two digits and a sign; a minus as typographers write it."""
+    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")
+
+
+def _main(results: Results) -> Table:
+    grid, metric, baseline = results.grid, results.grid.metric, results.grid.baseline
+    change = f"change from {grid.settings[baseline].label}" if baseline else None
+    columns = ["setting", metric.label, "runs", *([change] if change else [])]
+    for column in grid.published:
+        columns += [f"published, {column.name}"]
+        columns += [f"{change}, {column.name}"] if change else []
+        columns += [f"measured − {column.name}"] if column.same_data else []
+    columns += [other.label for other in grid.metrics[1:]] + ["training loss", "epochs"]
+    rows: list[list[Cell]] = []
+    for name, setting in grid.settings.items():
+        summary = results.summary(name, metric)
+        row: list[Cell] = [setting.label, str(summary), len(results.of(name))]
+        if baseline:
+            paired = results.change(name, baseline, metric)
+            row.append(None if name == baseline else _change(paired))
+        for column in grid.published:
+            value = setting.published.get(column.name, math.nan)
+            row.append(None if math.isnan(value) else str(value))
+            if change:
+                reference = grid.settings[baseline or name].published.get(column.name, math.nan)
+                row.append(_difference(value, reference, name != baseline))
+            if column.same_data:
+                row.append(_difference(summary.mean, value))
+        row += [str(results.summary(name, other)) for other in grid.metrics[1:]]
+        rows.append([*row, _loss(results, name), _epochs(results, name)])
+    seeds = sorted({run.seed for run in results.runs if run.state == "finished"})
+    caption = (
+        f"{metric.label}: after the last epoch, mean ± standard deviation over the seeds "
+        f"{', '.join(map(str, seeds))}. "
+        + (f"{change}: mean over the seeds of both ± standard error. " if change else "")
+        + " ".join(f"{column.name}: {column.source}." for column in grid.published)
+    )
+    return Table("Results", columns, rows, caption.strip())
+
+
+def _change(change: Summary) -> str | None:
+    if not change.values:
+        return None
+    error = f" ± {change.error(0.0):.2f}" if len(change.values) > 1 else ""
+    return signed(change.mean) + error
+
+
+def _difference(value: float, reference: float, shown: bool = True) -> str | None:
+    difference = value - reference
+    return None if math.isnan(difference) or not shown else signed(difference)
+
+
+def _loss(results: Results, name: str) -> str | None:
+    curves = [run.log.training.get("loss") for run in results.of(name) if run.log is not None]
+    last = [curve[max(curve)] for curve in curves if curve]
+    return f"{sum(last) / len(last):.3f}" if last else None
+
+
+def _epochs(results: Results, name: str) -> str | None:
+    """Length of the training, after that of the run it started from."""
+    made = next((run.made for run in results.of(name)), None)
+    if made is None:
+        return None
+    return f"{made['earlier']} + {made['length']}" if made["earlier"] else str(made["length"])
+
+
+def _reversed(results: Results) -> list[Table]:
+    grid = results.grid
+    words = {True: "yes", False: "no", None: "unknown (one seed)"}
+    tables = []
+    for ordering in results.orderings():
+        if not ordering.reversals:
+            continue
+        rows: list[list[Cell]] = [
+            [
+                grid.settings[r.published_better].label,
+                grid.settings[r.ours_better].label,
+                f"{r.published_gap:.2f}",
+                f"{r.our_gap:.2f}",
+                words[r.beyond_noise],
+            ]
+            for r in ordering.reversals
+        ]
+        columns = ["better as published", "better here", "by (published)", "by (here)"]
+        columns.append(f"more than {NOISE:g} standard errors")
+        title = f"Orderings that differ from {ordering.column.name}"
+        tables.append(Table(title, columns, rows, _ordering_text(ordering)))
+    return tables
+
+
+def _ordering_text(ordering: Ordering) -> str:
+    total = len(ordering.reversals)
+    beyond = sum(r.beyond_noise is True for r in ordering.reversals)
+    return (
+        f"Pairs of settings with different published values ({ordering.column.name}): "
+        f"{ordering.pairs}. In the same order here, or level: {ordering.pairs - total}. Reversed: "
+        f"{total}, of these by more than {NOISE:g} standard errors (of the pair's own spread, or "
+        f"of the settings' median spread where that is larger): {beyond}."
+    )
+
+
+def _notes(results: Results) -> list[str]:
+    grid = results.grid
+    notes = [f"{s.label}: {s.note}" for s in grid.settings.values() if s.note]
+    notes += [_ordering_text(o) for o in results.orderings() if o.pairs and not o.reversals]
+    for run in results.runs:
+        if run.state == "failed":
+            reason = (run.reason.strip().splitlines() or ["unknown"])[-1]
+            notes.append(f"{grid.settings[run.setting].label}, seed {run.seed} failed: {reason}")
+        elif run.state == "unfinished":
+            notes.append(f"{grid.settings[run.setting].label}, seed {run.seed} is not finished.")
+        elif run.state == "changed":
+            notes.append(
+                f"{grid.settings[run.setting].label}, seed {run.seed}: trained with another "
+                f"config, left out ({run.reason})."
+            )
+    for name, setting in grid.settings.items():
+        if setting.start_from is not None and results.of(name):
+            source = grid.settings[setting.start_from].label
+            notes.append(
+                f"{setting.label} starts from the trained {source} of the same seed, whose epochs "
+                "come on top of its own."
+            )
+    if grid.epochs is not None:
+        notes.append(f"All trainings were set to {grid.epochs} epochs.")
+    if grid.options:
+        notes.append("Changed in all: " + ", ".join(f"{k}={v}" for k, v in grid.options.items()))
+    return notes
+
+
+def _versions(results: Results) -> Mapping[str, str]:
+    """The versions of the runs; where they disagree, every one that occurs."""
+    found: dict[str, list[str]] = {}
+    for run in results.runs:
+        for package, version in run.made.get("versions", {}).items():
+            if version not in found.setdefault(package, []):
+                found[package].append(version)
+    return {package: " and ".join(v) for package, v in found.items()} or versions()
+
+
+def _json(results: Results, document: Document) -> str:
+    grid = results.grid
+
+    def number(value: float) -> float | None:
+        return None if math.isnan(value) else value
+
+    settings: dict[str, Any] = {}
+    for name, setting in grid.settings.items():
+        settings[name] = {
+            "label": setting.label,
+            "sparsity": setting.sparsity,
+            "options": setting.options,
+            "start_from": setting.start_from,
+            "published": setting.published,
+            "metrics": {
+                metric.key: {
+                    "mean": number(summary.mean),
+                    "std": number(summary.std),
+                    "n": len(summary.values),
+                }
+                for metric in grid.metrics
+                for summary in [results.summary(name, metric)]
+            },
+            "runs": {
+                str(run.seed): {
+                    "state": run.state,
+                    **{metric.key: number(run.final(metric)) for metric in grid.metrics},
+                    "seconds": run.made.get("seconds") if run.made.get("attempts") == 1 else None,
+                    "fingerprint": run.made.get("fingerprint"),
+                }
+                for run in results.runs
+                if run.setting == name
+            },
+        }
+    content = {
+        "title": grid.title,
+        "command": document.command,
+        "versions": document.versions,
+        "epochs": grid.epochs,
+        "options": grid.options,
+        "published": {c.name: c.source for c in grid.published},
+        "settings": settings,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def _write_curves(results: Results, path: Path) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["setting", "seed", "scalar", "x", "value"])
+        for run in results.runs:
+            curves = {} if run.log is None else {**run.log.training, **run.log.validation}
+            keys = ["loss", *(metric.key for metric in results.grid.metrics)]
+            for key in keys:
+                for x, value in curves.get(key, {}).items():
+                    writer.writerow([run.setting, run.seed, key, x, f"{value:.6g}"])

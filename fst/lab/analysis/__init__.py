@@ -1,0 +1,5 @@
+"""What a converted model does: multiply-adds per layer and GEMM."""
+
+from fst.lab.analysis.macs import GemmMacs, LayerMacs, MacReport, Total, count_macs
+
+__all__ = ["GemmMacs", "LayerMacs", "MacReport", "Total", "count_macs"]

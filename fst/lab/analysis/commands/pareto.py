@@ -1,0 +1,166 @@
+"""Accuracy of a grid's settings against what their weight gradients cost."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+
+from fst.engine.model import sparse_root
+from fst.lab.ablation.folders import RunFolder
+from fst.lab.ablation.grid import load_grid
+from fst.lab.ablation.invocation import changed, read_invocation
+from fst.lab.ablation.results import Results, collect
+from fst.lab.analysis.commands.macs import count_step
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.subject import Subject, from_config_on_random_images
+from fst.lab.benchmark import PLAIN, layer_shapes, time_layer
+from fst.lab.reporting.figures import COLOURS, INK, figure, legend_below
+from fst.layers.modules import sparse_layers
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import get_strategy
+
+COSTS = ("multiply-adds", "time")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Count and time all weight gradients of one step under the rules of each setting."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    grid = load_grid(options.grid)
+    work_dir = options.work_dir or Path("work_dirs/ablation") / grid.path.stem
+    grid = changed(grid, read_invocation(work_dir))
+    results = collect(grid, work_dir, grid.select(options.only))
+    names = results.measured()
+    if not names:
+        raise ValueError(f"{str(work_dir)!r} has no finished run of this grid.")
+    settings = {name: _setting(results, name, work_dir, options) for name in names}
+    times = _times(settings, options)
+    costs = {
+        name: (setting.share_left, times[name] / times[PLAIN]) for name, setting in settings.items()
+    }
+    sparse = {name for name, s in settings.items() if s.converted and s.strategy.output}
+    return _result(results, costs, sparse, options)
+
+
+class Setting(NamedTuple):
+    """What a setting trains: its strategy, the layers that it makes sparse, and the share of the
+    weight gradients' multiply-adds that it leaves.
+    """
+
+    subject: Subject
+    strategy: Strategy
+    converted: set[str]
+    share_left: float
+
+
+def _setting(results: Results, name: str, work_dir: Path, options: argparse.Namespace) -> Setting:
+    made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
+    subject = from_config_on_random_images(
+        str(made),
+        None,
+        batch_size=options.batch_size,
+        size=options.size,
+        device=options.device,
+        seed=options.seed,
+    )
+    strategy = subject.strategy or get_strategy("dense")
+    converted = set(sparse_layers(sparse_root(subject.copied(strategy))))
+    counted = count_step(subject, strategy, options.seed)
+    kind = {"all": None}.get(layers := _layers_of(subject), layers)
+    return Setting(subject, strategy, converted, counted.total("grad_weight", kind=kind).share_left)
+
+
+def _layers_of(subject: Subject) -> str:
+    """Which layers a setting converts: "conv", "linear" or "all"."""
+    return subject.selectors.get("layers") or "conv"
+
+
+def _times(settings: Mapping[str, Setting], options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of all weight gradients of a step, by setting and for plain PyTorch."""
+    subject = next(iter(settings.values())).subject
+    root = sparse_root(subject.model)
+    run = functools.partial(subject.loss, subject.model, subject.batches[0])
+    shapes = layer_shapes(root, run, _layers_of(subject))
+    spent = dict.fromkeys((PLAIN, *settings), 0.0)
+    for shape, layers in shapes.items():
+        sparse = {n: s.strategy for n, s in settings.items() if s.converted.intersection(layers)}
+        times = time_layer(
+            shape,
+            len(layers),
+            sparse,
+            device=options.device,
+            dtype=torch.float32,
+            memory_format=torch.channels_last,
+            repeats=options.repeats,
+            parts=["grad_weight"],
+        ).times["grad_weight"]
+        for name in spent:
+            spent[name] += len(layers) * times.get(name, times[PLAIN]).median
+    return spent
+
+
+def _result(
+    results: Results,
+    costs: dict[str, tuple[float, float]],
+    sparse: set[str],
+    options: argparse.Namespace,
+) -> Result:
+    grid, metric = results.grid, results.grid.metric
+    result = Result(
+        f"{grid.title}: accuracy against the cost of the weight gradients",
+        f"Batch {options.batch_size}, {torch.get_num_threads()} threads, medians of "
+        f"{options.repeats} rounds in turns. Costs are those of "
+        "all weight gradients of a step, relative to plain PyTorch's.",
+    )
+    rows = []
+    for name, (share, time) in costs.items():
+        summary = results.summary(name, metric)
+        rows.append([grid.settings[name].label, len(summary.values), str(summary), share, time])
+    header = ["setting", "seeds", metric.label, *COSTS]
+    result.add_table("Accuracy and cost", header, rows)
+    caption = (
+        "Circles: dense weights; squares: pruned weights; bars: standard deviation over the seeds; "
+        "line: what no cheaper setting reaches."
+    )
+    result.plots.append(
+        Plot("Accuracy and cost", "pareto", caption, _drawn(results, costs, sparse))
+    )
+    return result
+
+
+def _drawn(results: Results, costs: dict[str, tuple[float, float]], sparse: set[str]) -> Figure:
+    """A panel for each cost; settings are numbered, and named below."""
+    grid, metric = results.grid, results.grid.metric
+    summaries = {name: results.summary(name, metric) for name in costs}
+    with figure(4 + 0.1 * len(costs), ncols=2, sharey=True) as (drawn, axes):
+        for axis, index, label in zip(axes, (0, 1), COSTS, strict=True):
+            for number, (name, summary) in enumerate(summaries.items(), 1):
+                x = costs[name][index]
+                kind = name in sparse
+                style = {"fmt": "os"[kind], "color": COLOURS[kind], "markersize": 4}
+                named = f"{number}  {grid.settings[name].label}"
+                axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, label=named, **style)
+                axis.annotate(
+                    str(number), (x, summary.mean), (3, 2), textcoords="offset points", size=7
+                )
+            best = front([(costs[name][index], found.mean) for name, found in summaries.items()])
+            axis.plot(*zip(*best, strict=True), color=INK, linewidth=0.6, linestyle=":")
+            axis.set(xlabel=f"{label}, dense = 1")
+        axes[0].set_ylabel(metric.label)
+        legend_below(drawn, axes[0], columns=2)
+    return drawn
+
+
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (cost, accuracy) that are more accurate than all cheaper ones."""
+    best: list[tuple[float, float]] = []
+    for cost, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or accuracy > best[-1][1]:
+            best.append((cost, accuracy))
+    return best

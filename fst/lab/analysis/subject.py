@@ -1,0 +1,240 @@
+"""What is analysed: a model with batches and a loss, from a training config or by name."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from mmengine.logging import MMLogger
+from mmengine.model import BaseModel
+from torch import Tensor
+
+import fst
+from fst.checkpoint import load_checkpoint_safely
+from fst.engine.checks import check_config
+from fst.engine.classifier import Classifier
+from fst.engine.config import load_config, read_sparsity
+from fst.engine.data import build_dataloader
+from fst.engine.model import build_model, sparse_root
+from fst.engine.sample import sample_step
+from fst.engine.trained import load_weights
+from fst.lab.analysis.approximations import one_step
+from fst.lab.analysis.record import Batch, Loss
+from fst.lab.arguments import source_and_name
+
+SIZE = 224  # of random images
+
+
+@dataclass
+class Subject:
+    """A model in training mode, batches on its device, and the sparsity of its config.
+
+    Attributes:
+        title: model and data in words.
+        model: dense, whatever the config's sparsity is.
+        batches: preprocessed, ready for the model.
+        loss: the scalar that a training step derives, of a model and one of ``batches``.
+        strategy: the config's, or None.
+        selectors: ``include``, ``exclude`` and other choices of `fst.convert`.
+        masks: sparsity state of the checkpoint, if it has one.
+        shape: of the images where ``batches`` do not hold them.
+    """
+
+    title: str
+    model: BaseModel
+    batches: list[Batch]
+    loss: Loss
+    strategy: fst.Strategy | None = None
+    selectors: dict[str, Any] = field(default_factory=dict)
+    masks: dict[str, Any] | None = None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where model and batches are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """(N, C, H, W) as the model sees it, padding included."""
+        return self.shape or tuple(images_of(self.batches[0]).shape)
+
+    def copied(self, strategy: fst.Strategy | None = None) -> BaseModel:
+        """A copy of the model, `converted` if a strategy is given."""
+        return copy.deepcopy(self.model) if strategy is None else self.converted(strategy)[0]
+
+    def converted(self, strategy: fst.Strategy) -> tuple[BaseModel, Mapping[str, str]]:
+        """A converted copy of the model, and why layers of it are left dense.
+
+        It has the checkpoint's masks if the strategy is the config's, and its
+        gradients are those of pruning alone (see `one_step`).
+        """
+        model = self.copied()
+        report = fst.convert(sparse_root(model), strategy, **self.selectors)
+        if self.masks is not None and strategy == self.strategy:
+            fst.load_sparsity_state(sparse_root(model), self.masks)
+        for layer in fst.sparse_layers(sparse_root(model)).values():
+            layer.strategy = one_step(layer.strategy)
+        return model, report.skipped
+
+
+def loss_of(model: BaseModel, batch: Mapping[str, Any]) -> Tensor:
+    """The scalar that a training step of any mmengine model derives."""
+    return model.parse_losses(model(**batch, mode="loss"))[0]
+
+
+def images_of(batch: Mapping[str, Any]) -> Tensor:
+    """The preprocessed images (N, C, H, W) of a batch.
+
+    Raises:
+        TypeError: the model's preprocessor does not make one tensor of them.
+    """
+    images = batch["inputs"]
+    if not isinstance(images, Tensor):
+        raise TypeError(f"the preprocessor gives inputs of type {type(images).__name__}.")
+    return images
+
+
+def from_config(
+    path: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    checkpoint: str | None = None,
+    split: str = "train",
+    batches: int = 1,
+    batch_size: int | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Subject:
+    """The model and the first batches of a training config.
+
+    Args:
+        path, options: as for `fst train`.
+        checkpoint: weights (and masks) to load; else the model is as initialised from ``seed``.
+        split: whose dataloader; its augmentation is that of the config.
+        batches, batch_size: how much to read (batch size None: the config's).
+
+    Raises:
+        ValueError, FileNotFoundError: the config, the data or the checkpoint does not fit.
+    """
+    config = load_config(path, options, checkpoint)
+    key = f"{split}_dataloader"
+    if config.get(key) is None:
+        raise ValueError(f"config {path!r} has no {key}.")
+    check_config(config, (key,))
+    torch.manual_seed(seed)
+    model = build_model(config)
+    loaded = load_checkpoint_safely(checkpoint) if checkpoint else {}
+    sparsity = _sparsity_of(config)
+    if checkpoint:
+        load_weights(model, loaded, checkpoint, sparsity["strategy"])
+    else:
+        _initialise(model)
+    model = model.to(device).train()
+    loader = build_dataloader(_loader_config(config[key], batch_size), seed=seed)
+    # a detector's preprocessor prepares annotations in training alone
+    as_trained = split == "train" or not isinstance(model, Classifier)
+    read = [model.data_preprocessor(raw, as_trained) for raw in itertools.islice(loader, batches)]
+    if len(read) < batches:
+        raise ValueError(f"batches={batches}: the {split} data give {len(read)} only.")
+    weights = f"weights of {checkpoint}" if checkpoint else "random weights"
+    return Subject(
+        f"{config.filename or path}, {weights}",
+        model,
+        read,
+        loss_of,
+        **sparsity,
+        masks=loaded.get("sparsity"),
+    )
+
+
+def _sparsity_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `Subject` says of a config's sparsity."""
+    strategy, selectors = read_sparsity(config)
+    return {"strategy": strategy, "selectors": selectors}
+
+
+def _initialise(model: BaseModel) -> None:
+    """As training does, which may fetch a backbone's weights; without a line per parameter."""
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        model.init_weights()
+    finally:
+        logger.setLevel(level)
+
+
+def _loader_config(config: Any, batch_size: int | None) -> dict[str, Any]:
+    """In this process: a few batches do not repay the start of workers."""
+    made = copy.deepcopy(dict(config))
+    made["num_workers"] = 0
+    for name in ("persistent_workers", "prefetch_factor", "pin_memory"):
+        made.pop(name, None)
+    if batch_size is not None:
+        made["batch_size"] = batch_size
+    return made
+
+
+def from_config_on_random_images(
+    path: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    batch_size: int = 1,
+    size: int | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Subject:
+    """A config's model with random weights on one random batch: no data are needed.
+
+    ``size`` is the images' height and width; None: a detector's own, a classifier's `SIZE`.
+
+    Raises:
+        ValueError, FileNotFoundError: the config does not fit.
+    """
+    config = load_config(path, options)
+    torch.manual_seed(seed)
+    if size is None and config.get("default_scope") != "mmdet":
+        size = SIZE
+    step = sample_step(config, batch_size, None if size is None else (size, size), device)
+    return Subject(
+        f"{path}, random weights, random images",
+        step.model,
+        [None],
+        lambda model, _: step.loss(model),
+        **_sparsity_of(config),
+        shape=step.batch_shape,
+    )
+
+
+def from_name(
+    name: str,
+    *,
+    classes: int = 1000,
+    size: int = SIZE,
+    batches: int = 1,
+    batch_size: int = 16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Subject:
+    """A classifier "[torchvision:|timm:|fst:]NAME" with random weights, on random images.
+
+    Raises:
+        ValueError: unknown source or name.
+    """
+    source, rest = source_and_name(name)
+    torch.manual_seed(seed)
+    architecture = {"source": source, "name": rest, "num_classes": classes}
+    model = Classifier(architecture).to(device).train()
+    read = [
+        {
+            "inputs": torch.randn(batch_size, 3, size, size).to(device),
+            "labels": torch.randint(classes, (batch_size,)).to(device),
+        }
+        for _ in range(batches)
+    ]
+    return Subject(f"{source}:{rest}, random weights, random images", model, read, loss_of)

@@ -1,0 +1,33 @@
+"""Side-by-side timing of convolutions, GEMM by GEMM, and of whole training steps.
+
+Everything that is compared is timed in one run, in turns, in both orders; a result is a ratio of
+medians. Used by `fst bench`.
+"""
+
+from fst.backends.timing import Function, Timing, compare, geometric_mean, sample
+from fst.lab.benchmark.layers import (
+    PLAIN,
+    LayerShape,
+    LayerTimes,
+    layer_shapes,
+    time_layer,
+)
+from fst.lab.benchmark.steps import Contestants, StepTimes, Training, contestants, time_steps
+
+__all__ = [
+    "PLAIN",
+    "Contestants",
+    "Function",
+    "LayerShape",
+    "LayerTimes",
+    "StepTimes",
+    "Timing",
+    "Training",
+    "compare",
+    "contestants",
+    "geometric_mean",
+    "layer_shapes",
+    "sample",
+    "time_layer",
+    "time_steps",
+]

@@ -1,0 +1,236 @@
+"""What a benchmark has measured, as a document and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fst.backends import Decision
+from fst.backends.timing import geometric_mean
+from fst.lab.benchmark.breakdown import CATEGORIES
+from fst.lab.benchmark.layers import OP, PLAIN, PRUNING, LayerTimes
+from fst.lab.benchmark.steps import StepTimes
+from fst.lab.reporting.document import Document, Figure, Table
+from fst.rules.strategy import GEMMS
+
+if TYPE_CHECKING:
+    from fst.lab.benchmark.memory import StepMemory
+
+PARTS = (PRUNING, *GEMMS, OP)
+OP_NOTE = "The backward pass of `fst.sparse_conv2d` for the weight alone, decay included."
+MEMORY_NOTE = (
+    "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
+    "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
+    "parameters left out."
+)
+BREAKDOWN_NOTES = {
+    "cpu": "The median one of three profiled steps: own time of operators, in ms. "
+    "Profiling makes a step longer; the shares are what counts.",
+    "cuda": "The median one of three profiled steps: time of the kernels that operators "
+    "launch, in ms. What a step takes beyond their sum, no kernel is running.",
+}
+
+
+@dataclass
+class Measurements:
+    """What was measured; empty what was skipped.
+
+    Attributes:
+        breakdown: contestant -> category -> milliseconds.
+    """
+
+    device: str
+    layers: list[LayerTimes] = field(default_factory=list)
+    steps: StepTimes | None = None
+    breakdown: dict[str, dict[str, float]] = field(default_factory=dict)
+    memory: dict[str, StepMemory] = field(default_factory=dict)
+
+
+def describe(
+    header: Mapping[str, Any], found: Measurements, charts: Sequence[str] = ()
+) -> Document:
+    """The report; ``charts`` are file names beside it."""
+    made = [[key, str(value)] for key, value in header.items() if key != "command"]
+    tables = [Table("measured with", ["what", "value"], made)]
+    tables += _layer_tables(found) if found.layers else []
+    notes = _not_run(found.layers)
+    if found.steps is not None:
+        tables.append(_step_table(found.steps))
+        notes += [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
+    if found.breakdown:
+        tables.append(_breakdown_table(found.breakdown, BREAKDOWN_NOTES[found.device]))
+    if found.memory:
+        scratch = ", without oneDNN's scratch memory" if found.device == "cpu" else ""
+        tables.append(_memory_table(found.memory, MEMORY_NOTE.format(scratch=scratch)))
+    return Document(
+        "Times side by side",
+        command=header["command"],
+        tables=tables,
+        figures=[Figure(Path(chart).stem, chart) for chart in charts],
+        notes=notes,
+    )
+
+
+def _layer_tables(found: Measurements) -> list[Table]:
+    layers = found.layers
+    tables = []
+    for gemm in (part for part in (*GEMMS, OP) if part in layers[0].times):
+        titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
+        title = f"{gemm}: dense time over strategy's time"
+        note = OP_NOTE if gemm == OP else ""
+        tables.append(Table(title, titles, _ratio_rows(layers, gemm), note))
+    chosen = _decision_rows(layers)
+    if chosen:
+        titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
+        tables.append(Table("backends chosen, and why", titles, chosen))
+    return tables
+
+
+def _strategies(layers: Sequence[LayerTimes], gemm: str) -> list[str]:
+    return [
+        n for n in dict.fromkeys(n for layer in layers for n in layer.times[gemm]) if n != PLAIN
+    ]
+
+
+def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    strategies = _strategies(layers, gemm)
+    for layer in layers:
+        ratios = [_ratio(layer.ratio(gemm, name)) for name in strategies]
+        plain = _milliseconds(layer.times[gemm][PLAIN].median)
+        rows.append([layer.shape, layer.count, plain, *ratios])
+    groups = {
+        "3x3, geometric mean": [x for x in layers if x.shape.kernel == (3, 3)],
+        "all, geometric mean": layers,
+    }
+    for title, group in groups.items():
+        if not group:
+            continue
+        means = []
+        for name in strategies:
+            timed = [layer.ratio(gemm, name) for layer in group if name in layer.times[gemm]]
+            means.append(f"**{geometric_mean(timed):.2f}**" if timed else "")
+        rows.append([f"**{title}**", "", "", *means])
+    return rows
+
+
+def _ratio(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def _milliseconds(value: float) -> str:
+    """With three significant digits, but no fewer than the whole milliseconds."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _decision_rows(layers: Sequence[LayerTimes]) -> list[list[str]]:
+    """Equal decisions share a row."""
+    found: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for layer in layers:
+        for gemm, by_strategy in layer.decisions.items():
+            for strategy, by_operation in by_strategy.items():
+                for operation, decision in by_operation.items():
+                    times = _times(decision)
+                    key = (gemm, operation, decision.backend, decision.reason, times)
+                    found.setdefault(key, {}).setdefault(strategy, []).append(str(layer.shape))
+    rows = []
+    order = sorted(found.items(), key=lambda item: (PARTS.index(item[0][0]), item[0][1:3]))
+    for (gemm, operation, backend, reason, times), by_strategy in order:
+        merged: dict[tuple[str, ...], list[str]] = {}
+        for strategy, names in by_strategy.items():
+            merged.setdefault(tuple(names), []).append(strategy)
+        for names, strategies in merged.items():
+            where = f"all {len(layers)}" if len(names) == len(layers) > 1 else "; ".join(names)
+            rows.append([gemm, operation, backend, ", ".join(strategies), where, reason, times])
+    return rows
+
+
+def _times(decision: Decision) -> str:
+    return ", ".join(f"{name} {_milliseconds(t)}" for name, t in decision.times.items())
+
+
+def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
+    """One line for each contestant and reason why it did not run."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for layer in layers:
+        for name, reason in layer.failed.items():
+            found.setdefault((name, reason), []).append(str(layer.shape))
+    return [
+        f"{name} not run for {'; '.join(shapes)}: {reason}"
+        for (name, reason), shapes in found.items()
+    ]
+
+
+def _step_table(steps: StepTimes) -> Table:
+    titles = ["strategy", "ms (quartiles)", "dense time / time", "best dense time / time"]
+    titles += ["host ms (quartiles)"] if steps.host else []
+    titles.append("S(W) + S(Wᵀ), share of step")
+    rows = []
+    for name, timing in steps.step.items():
+        row = [name, timing, *(f"{ratio:.3f}" for ratio in steps.ratios(name))]
+        row += [steps.host[name]] if steps.host else []
+        pruning = steps.pruning.get(name)
+        rows.append([*row, f"{pruning.median / timing.median:.2%}" if pruning else ""])
+    return Table("training step (forward, backward, SGD)", titles, rows)
+
+
+def _breakdown_table(breakdown: Mapping[str, Mapping[str, float]], note: str) -> Table:
+    shown = [name for name in CATEGORIES if any(name in spent for spent in breakdown.values())]
+    rows = []
+    for contestant, spent in breakdown.items():
+        whole = sum(spent.values())
+        cells = (f"{spent[n]:.1f} ({spent[n] / whole:.0%})" if n in spent else "" for n in shown)
+        rows.append([contestant, *cells, f"{whole:.1f}"])
+    return Table("where the time of a step goes", ["strategy", *shown, "sum"], rows, note)
+
+
+def _memory_table(memory: Mapping[str, StepMemory], note: str) -> Table:
+    plain = memory[PLAIN]
+    rows = [
+        [
+            name,
+            f"{used.peak / 2**20:.1f}",
+            f"{used.peak / plain.peak:.3f}",
+            f"{used.saved / 2**20:.1f}",
+            f"{used.saved / plain.saved:.3f}",
+        ]
+        for name, used in memory.items()
+    ]
+    titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
+    return Table("memory of a training step", titles, rows, note)
+
+
+def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
+    """The report as plain data; times in milliseconds, memory in bytes."""
+    steps: dict[str, Any] = {}
+    if found.steps is not None:
+        parts = found.steps._asdict()
+        steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
+        steps["failed"] = found.steps.failed
+    return {
+        "header": dict(header),
+        "layers": [_layer_json(layer) for layer in found.layers],
+        "steps": steps,
+        "breakdown": found.breakdown,
+        "memory": _plain(found.memory),
+    }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value._asdict() for name, value in values.items()}
+
+
+def _layer_json(layer: LayerTimes) -> dict[str, Any]:
+    return {
+        "layer": str(layer.shape),
+        "count": layer.count,
+        "times": {gemm: _plain(times) for gemm, times in layer.times.items()},
+        "decisions": {
+            gemm: {strategy: _plain(decided) for strategy, decided in by_strategy.items()}
+            for gemm, by_strategy in layer.decisions.items()
+        },
+        "failed": layer.failed,
+    }

@@ -1,0 +1,242 @@
+"""Timing whole training steps: torch's and each strategy's, eager and compiled, in turns."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fst.attachment import attach
+from fst.backends import prefer
+from fst.backends.timing import Function, Timing, compare, sample
+from fst.conversion import convert
+from fst.lab.benchmark.layers import (
+    ALL_LISTED,
+    BY_LISTS,
+    CONTROL,
+    PLAIN,
+    backend_words,
+    summary,
+)
+from fst.layers.modules import sparse_layers
+from fst.ops import cpp
+from fst.rules.strategy import Strategy
+
+COMPILED = "compiled"
+RECOMPILE_LIMIT = 64  # contestants share the code of their layers
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained when whole steps are compared; each contestant trains a copy.
+
+    Attributes:
+        model: the dense model.
+        loss: its training loss on a fixed batch, for the model or a copy of it.
+        root: the part of a model that is converted.
+        selection: ``include``, ``exclude`` and other choices of `fst.convert`.
+        amp_dtype: autocast's type, or None without autocast.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+    root: Callable[[nn.Module], nn.Module] = lambda model: model
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    amp_dtype: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def converted(self, strategy: Strategy) -> set[str]:
+        """Names of the layers that are sparse under a strategy."""
+        model = copy.deepcopy(self.model)
+        convert(self.root(model), strategy, **self.selection)
+        return set(sparse_layers(model))
+
+    def contestant(
+        self, strategy: Strategy | None, compiled: bool = False
+    ) -> tuple[nn.Module, Function]:
+        """A copy of the model, converted unless ``strategy`` is None, and its training step.
+
+        ``compiled``: by torch.compile, which must make one graph of the model.
+        """
+        trained = copy.deepcopy(self.model).train()
+        parameters = (p for p in trained.parameters() if p.requires_grad)
+        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+        attached = None
+        if strategy is not None:
+            convert(self.root(trained), strategy, **self.selection)
+            root = self.root(trained)
+            attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
+        if compiled:
+            trained.compile(fullgraph=True)
+
+        def step() -> None:
+            enabled = self.amp_dtype is not None
+            with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
+                loss = self.loss(trained)
+            if attached is not None:
+                attached.report_loss(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return trained, step
+
+
+class Contestant(NamedTuple):
+    """A model and its training step.
+
+    Attributes:
+        strategy: None for the dense model.
+        preferred: backends that the step uses where they can compute.
+    """
+
+    model: nn.Module
+    step: Function
+    strategy: Strategy | None
+    preferred: dict[str, str]
+
+    def used(self) -> dict[str, str]:
+        """Those of the preferred backends that have computed something in eager code."""
+        decided = [
+            (operation, decision.backend)
+            for layer in sparse_layers(self.model).values()
+            for operation, decision in layer.run.decisions.items()
+        ]
+        return {o: name for o, name in self.preferred.items() if (o, name) in decided}
+
+
+class Contestants(NamedTuple):
+    """Those that run, by name, and why others do not.
+
+    Names: "torch" or the strategy; behind a comma "compiled" or the forced backends.
+    """
+
+    ready: dict[str, Contestant]
+    failed: dict[str, str]
+
+
+def contestants(
+    training: Training,
+    strategies: Mapping[str, Strategy],
+    *,
+    compiled: bool = False,
+    forced: Mapping[str, str] | None = None,
+) -> Contestants:
+    """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
+    those can compute, if asked for.
+
+    Beside strategies that draw positions there is `CONTROL`. Each has done one step. One that
+    cannot be compiled, or fails with the forced backends, is among
+    the failed ones; one in which no forced backend takes part is left out.
+    """
+    made = Contestants({}, {})
+    for name, strategy in {PLAIN: None, **strategies}.items():
+        made.ready[name] = _after_a_step(training, strategy)
+        if forced and strategy is not None:
+            title = f"{name}, {backend_words(forced)}"
+            try:
+                contestant = _after_a_step(training, strategy, preferred=forced)
+            except Exception as error:  # whatever kernels raise that have not run here before
+                made.failed[title] = _reason(error)
+            else:
+                if contestant.used():
+                    made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
+        if compiled:
+            torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+            title = f"{name}, {COMPILED}"
+            try:
+                made.ready[title] = _after_a_step(training, strategy, compiled)
+            except Exception as error:  # the compiler's many kinds
+                made.failed[title] = _reason(error)
+    if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
+        control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
+        if control.used():
+            made.ready[CONTROL] = control
+    return made
+
+
+def _after_a_step(
+    training: Training,
+    strategy: Strategy | None,
+    compiled: bool = False,
+    preferred: Mapping[str, str] | None = None,
+) -> Contestant:
+    model, plain_step = training.contestant(strategy, compiled)
+    preferred = dict(preferred or {})
+
+    def step() -> None:
+        with prefer(**preferred):
+            plain_step()
+
+    step()
+    return Contestant(model, step if preferred else plain_step, strategy, preferred)
+
+
+def _reason(error: Exception) -> str:
+    """What the compiler says was raised or not supported, else the error itself."""
+    debug = re.search(r"Developer debug context: (.+)", str(error))
+    if debug is None:
+        return summary(error)
+    raised = re.search(r'ConstantVariable\(str: "(.+)"\)', debug[1])
+    return raised[1] if raised else debug[1]
+
+
+class StepTimes(NamedTuple):
+    """Times of training steps.
+
+    Attributes:
+        step: contestant -> forward, backward and SGD.
+        host: contestant -> until the step's calls have returned; on CUDA alone.
+        pruning: contestant -> S(W) and S(Wᵀ) of all layers whose weight is trained.
+        failed: contestant -> why it did not run.
+    """
+
+    step: dict[str, Timing]
+    host: dict[str, Timing]
+    pruning: dict[str, Timing]
+    failed: dict[str, str]
+
+    def ratios(self, name: str) -> tuple[float, float]:
+        """Time of torch's eager step over this one's, and that of torch's fastest."""
+        dense = [PLAIN, f"{PLAIN}, {COMPILED}"]
+        best = min(self.step[other].median for other in dense if other in self.step)
+        return self.step[PLAIN].median / self.step[name].median, best / self.step[name].median
+
+
+def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes:
+    """Time a training step (forward, backward, SGD) of each contestant."""
+    device = training.device
+    steps = {name: contestant.step for name, contestant in made.ready.items()}
+    taken = sample(steps, repeats, device)
+    pruning = {
+        name: _pruning_of(contestant, training.amp_dtype)
+        for name, contestant in made.ready.items()
+        if contestant.strategy is not None and not name.endswith(COMPILED)
+    }
+    host = taken if device.type == "cuda" else {}
+    return StepTimes(
+        {name: Timing.of(samples.done) for name, samples in taken.items()},
+        {name: Timing.of(samples.returned) for name, samples in host.items()},
+        compare(pruning, repeats, device),
+        made.failed,
+    )
+
+
+def _pruning_of(contestant: Contestant, amp_dtype: torch.dtype | None) -> Function:
+    layers = [x for x in sparse_layers(contestant.model).values() if x.weight.requires_grad]
+
+    def prune() -> None:
+        with prefer(**contestant.preferred):
+            for layer in layers:
+                layer.pruned(amp_dtype or layer.weight.dtype)
+
+    return prune

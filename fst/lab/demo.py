@@ -1,0 +1,176 @@
+"""Dense training against sparse training on cluttered digits: minutes on two CPU cores.
+
+A small grid of `ablation`: every strategy trains the network of configs/demo.py from the
+same seeds. Printed and written to --out is what one decides by: accuracy, the time of a training
+step beside PyTorch's dense one, what is 2:4 at the end, and the multiply-adds each GEMM keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from fst.backends.timing import Timing, compare
+from fst.basics.arguments import user_errors
+from fst.basics.text import table
+from fst.checkpoint import write_text_atomically
+from fst.command_lines import lab as command_lines
+from fst.conversion import fold
+from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.model import sparse_root
+from fst.engine.packaged import config_path
+from fst.environment import cores, machine, versions
+from fst.lab.ablation.configs import make_runs
+from fst.lab.ablation.folders import RunFolder
+from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
+from fst.lab.ablation.plots import draw_training
+from fst.lab.ablation.results import Results, collect
+from fst.lab.ablation.run import TRAIN, Trainer
+from fst.lab.analysis.commands.macs import count_step
+from fst.lab.analysis.subject import Subject, from_config
+from fst.lab.arguments import command_of
+from fst.lab.benchmark import PLAIN, Training, contestants
+from fst.lab.reporting.document import Document, Table
+from fst.lab.reporting.markdown import markdown
+from fst.rules.strategy import GEMMS, Strategy
+from fst.strategies.registry import get_strategy
+from fst.verification import verify
+
+TITLE = "Sparse against dense training on cluttered digits"
+ACCURACY = Metric("accuracy/top1", "accuracy %")
+COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
+    arguments = command_lines.demo().parse_args(argv)
+    with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
+        return _demonstrate(arguments, command_of("demo", argv))
+
+
+def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
+    console, start = Console(), time.perf_counter()
+    torch.set_num_threads(arguments.threads)
+    grid = _grid(arguments, Path(config_path("fst::configs/demo.py")))
+    trainer = Trainer(
+        work_dir=arguments.out,
+        train=TRAIN,
+        jobs=max(1, cores() // arguments.threads),
+        threads=arguments.threads,
+        metric=ACCURACY.key,
+        console=console,
+    )
+    runs = make_runs(grid, list(grid.settings), grid.seeds)
+    for run in runs:
+        if trainer.folder(run).state(run) == "changed":
+            trainer.folder(run).put_aside()
+    if trainer.train(runs):
+        return 1
+    console.print("measuring …")
+    results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
+    document = _document(results, arguments, command)
+    print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
+    write_text_atomically(markdown(document), arguments.out / "table.md")
+    names = ", ".join(str(arguments.out / name) for name in ("table.md", "curves.png"))
+    console.print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
+    return 0
+
+
+def _grid(arguments: argparse.Namespace, config: Path) -> Grid:
+    """The strategies as settings of the demo's config."""
+    return Grid(
+        path=config,
+        title=TITLE,
+        description="",
+        base=config,
+        settings={
+            name: Setting(name, name, config, sparsity={"strategy": name})
+            for name in arguments.strategies
+        },
+        seeds=check_seeds(arguments.seeds, "--seeds"),
+        metrics=(ACCURACY,),
+        epochs=arguments.epochs,
+    )
+
+
+def _document(results: Results, arguments: argparse.Namespace, command: str) -> Document:
+    """The table and the curves of the trained runs, with what is needed to repeat them."""
+    strategies = {name: get_strategy(name) for name in results.grid.settings}
+    subjects = {name: _trained(arguments.out, name, arguments.seeds[0]) for name in strategies}
+    subject = next(iter(subjects.values()))
+    times = _step_times(subject, strategies, arguments.repeats)
+    rows = [
+        [
+            name,
+            str(results.summary(name, ACCURACY)),
+            _relative(times[name], times[PLAIN]),
+            _pattern(subject),
+            *_kept(subject),
+        ]
+        for name, subject in subjects.items()
+    ]
+    caption = (
+        f"Test accuracy after {arguments.epochs} epochs: mean ± standard deviation of "
+        f"{len(arguments.seeds)} seed(s). Time of a step: forward, backward and SGD, batch "
+        f"{subject.batch_shape[0]}, over PyTorch's dense step ({times[PLAIN]} ms): medians and "
+        f"quartiles of {arguments.repeats} turns in alternating order, {arguments.threads} "
+        "thread(s). 2:4 at the end: share of the convolutions' weights that lie in 2:4 layers of "
+        f"the folded model. {', '.join(GEMMS)}: the pruned operand and the share of the "
+        "convolutions' multiply-adds kept."
+    )
+    return Document(
+        title=TITLE,
+        command=command,
+        versions={**versions(), "machine": machine()},
+        tables=[Table("Accuracy, time and pruning", COLUMNS, rows, caption)],
+        figures=[draw_training(results, arguments.out)],
+    )
+
+
+def _trained(work_dir: Path, name: str, seed: int) -> Subject:
+    """The network of a strategy and a seed, with a batch of its training images."""
+    folder = RunFolder.of(work_dir, name, seed)
+    return from_config(str(folder.config), checkpoint=newest_checkpoint(folder.path))
+
+
+def _step_times(
+    subject: Subject, strategies: Mapping[str, Strategy], repeats: int
+) -> dict[str, Timing]:
+    """Milliseconds of PyTorch's and each strategy's training step, taken in turns."""
+    training = Training(
+        subject.model, lambda model: subject.loss(model, subject.batches[0]), sparse_root
+    )
+    ready = contestants(training, strategies).ready
+    return compare({name: ready[name].step for name in ready}, repeats, subject.device)
+
+
+def _relative(timing: Timing, plain: Timing) -> str:
+    """A time over PyTorch's median, with the quartiles."""
+    median, low, high = (value / plain.median for value in timing)
+    return f"{median:.2f} x ({low:.2f} to {high:.2f})"
+
+
+def _pattern(subject: Subject) -> str:
+    """The share of the convolutions' weights that lie in layers with 2:4 zeros, once folded."""
+    layers = verify(fold(sparse_root(subject.converted(subject.strategy)[0]))).layers
+    sizes = [math.prod(layer.shape) for layer in layers]
+    sparse = sum(
+        size for layer, size in zip(layers, sizes, strict=True) if layer.ok and layer.density < 1
+    )
+    return f"{100 * sparse / sum(sizes):.1f} %" if sparse else "nothing"
+
+
+def _kept(subject: Subject) -> list[str]:
+    """For each GEMM the pruned operand, and the share of multiply-adds that is left."""
+    report = count_step(subject, subject.strategy)
+    rules = {gemm: subject.strategy.rule(gemm) for gemm in GEMMS}
+    return [
+        f"{rule.operand} {100 * report.total(gemm).share_left:.0f} %" if rule else "dense"
+        for gemm, rule in rules.items()
+    ]

@@ -1,5 +1,0 @@
-"""What a converted model does: multiply-adds per layer and GEMM."""
-
-from fst.studies.analysis.macs import GemmMacs, LayerMacs, MacReport, Total, count_macs
-
-__all__ = ["GemmMacs", "LayerMacs", "MacReport", "Total", "count_macs"]

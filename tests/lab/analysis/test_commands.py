@@ -1,0 +1,161 @@
+"""Every subcommand of tools/analyze.py from end to end, on tiny data."""
+
+import pytest
+
+pytest.importorskip("mmengine")
+pytest.importorskip("matplotlib")
+
+import torch
+from timm import create_model
+
+import fst
+from fst.engine import cli
+from fst.lab.analysis.cli import COMMANDS, main
+from fst.lab.analysis.subject import from_config, from_name, images_of
+from fst.lab.reporting.document import load_document
+
+ON_DATA = {
+    "saliency": ["--strategies", "sdgp", "dy,axis=position", "--batches", "2"],
+    "macs": ["--strategy", "fst"],
+}
+FIGURES = {"saliency": 4}
+
+
+def check(folder, figures=1):
+    """The folder's document, after a look at every file."""
+    document = load_document(folder)
+    assert len(document.figures) == figures and document.tables
+    page = (folder / "analysis.md").read_text()
+    assert document.command in page and document.versions["torch"] == torch.__version__
+    for figure in document.figures:
+        assert figure.file in page
+        png = (folder / figure.file).read_bytes()
+        assert png.startswith(b"\x89PNG") and 2_000 < len(png) < 500_000
+    for table in document.tables:
+        assert table.title in page
+        assert all(column.replace("|", r"\|") in page for column in table.columns)
+        assert all(len(row) == len(table.columns) for row in table.rows) and table.rows
+    return document
+
+
+@pytest.mark.parametrize("command", ON_DATA)
+def test_on_a_config(command, write_config, tmp_path, capsys):
+    out = tmp_path / "deep" / "out"
+    arguments = [command, write_config("fst"), "--batch-size", "8", *ON_DATA[command]]
+    assert main([*arguments, "--out", str(out)]) == 0
+    document = check(out, figures=FIGURES.get(command, 1))
+    assert document.command.startswith(f"fst analyze {command} ")
+    assert str(out / "analysis.json") in capsys.readouterr().out
+
+
+def test_on_a_named_model(tmp_path):
+    arguments = ["--model", "fst:resnet9", "--size", "16", "--batch-size", "2", "--classes", "10"]
+    main(["macs", *arguments, "--out", str(tmp_path)])
+    check(tmp_path)
+
+
+def test_coverage_of_named_models(tmp_path):
+    names = ["timm:test_efficientnet", "fst:resnet9"]
+    main(["coverage", "--models", *names, "--size", "32", "--out", str(tmp_path)])
+    default, _, everything, left = check(tmp_path, figures=0).tables
+    model = create_model("test_efficientnet")
+    report = fst.convert(model, "fst")
+    cells = [names[0], len(report.layers), f"{report.coverage:.1%}"]
+    assert [default.rows[0][i] for i in (0, 1, 4)] == cells
+    assert [row[3] for row in default.rows] == [1, 1] and default.rows[0][2] > 0
+    assert [row[3] for row in everything.rows] == [0, 0]
+    assert left.rows and all(row[1] >= 1 for row in left.rows)
+
+
+def test_macs_of_a_config_without_data(write_config, tmp_path):
+    options = ["train_dataloader.dataset.split=nowhere"]
+    main(
+        ["macs", write_config(), "--random-images", "--size", "8", "--out", str(tmp_path)]
+        + ["--strategy", "sdgp", "--cfg-options", *options]
+    )
+    overview, *_ = check(tmp_path).tables
+    row = dict(zip(overview.columns, overview.rows[0], strict=True))
+    assert row["batch"] == "1x1x8x8"
+    assert "->" not in row["output"] and row["grad_input"].endswith(": 100.0% -> 50.0%")
+
+
+def test_macs_are_those_of_each_config_s_strategy(write_config, tmp_path):
+    configs = [write_config("dense"), write_config("sdgp")]
+    main(["macs", *configs, "--random-images", "--size", "8", "--out", str(tmp_path)])
+    overview, *_ = check(tmp_path, figures=0).tables
+    assert [row[2] for row in overview.rows] == ["dense", "sdgp"]
+    cells = [row[overview.columns.index("grad_input")] for row in overview.rows]
+    assert "->" not in cells[0] and cells[1].endswith("-> 50.0%")
+
+
+def test_macs_of_several_configs_and_strategies(write_config, tmp_path):
+    configs = [write_config("dense"), write_config("fst")]
+    options = "--random-images --size 8 --all --strategies fst sdgp".split()
+    main(["macs", *configs, *options, "--out", str(tmp_path)])
+    overview, *others = check(tmp_path, figures=0).tables
+    assert [row[2] for row in overview.rows] == ["fst", "sdgp"] * 2
+    assert len([table for table in others if table.title.endswith("by module")]) == 4
+    page = (tmp_path / "analysis.md").read_text()
+    assert "GMAC: share in sparse GEMMs" in page and "converted only if included" not in page
+
+
+def test_checkpoints_and_masks(write_config, tmp_path):
+    """tsm keeps its masks in the checkpoint; the analysed copy has them."""
+    path, work = write_config("tsm"), tmp_path / "run"
+    options = {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
+    cli.train(
+        [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
+    )
+    saved = torch.load(work / "epoch_3.pth", weights_only=False)
+    subject = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
+    assert [len(images_of(batch)) for batch in subject.batches] == [32, 32]
+    copied = subject.copied(subject.strategy).architecture
+    for name, entry in saved["sparsity"].items():
+        layer = copied.get_submodule(name)
+        assert torch.equal(layer.output_mask(), entry["kept_mask"].view(layer.weight.shape))
+        key = f"architecture.{name}.weight"
+        assert torch.equal(layer.weight, saved["state_dict"][key])
+    with pytest.raises(ValueError, match="does not fit the model"):
+        other = {**options, "model.architecture.num_classes": 7}
+        from_config(path, other, checkpoint=str(work / "epoch_3.pth"))
+
+
+def test_help_and_bad_arguments(write_config, tmp_path, capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as done:
+            main([name, "--help"])
+        assert done.value.code == 0 and "--out" in capsys.readouterr().out
+    config = write_config()
+    bad = [
+        (["saliency"], "either a config or --model"),
+        (["saliency", config, "--model", "resnet18"], "not both"),
+        (["saliency", config, "--batches", "99"], "batches=99"),
+        (["saliency", "missing.py"], "missing.py"),
+        (["saliency", config, "--checkpoint", "missing.pth"], "missing.pth"),
+        (["macs", "--model", "resnet81"], "resnet81"),
+        (["macs", "--model", "resnet18", "--checkpoint", "x"], "--checkpoint needs a config"),
+        (["macs", "--model", "resnet18", "--split", "val"], "--split needs a config"),
+        (["macs", config, "--classes", "7"], "--classes needs --model"),
+        (["macs", config, "--size", "99"], "--size needs --model or --random-images"),
+        (["macs", config, "--random-images", "--split", "val"], "neither --checkpoint nor --split"),
+        (["saliency", config, "--loss-scale", "0"], "'0' is not a positive number"),
+        (["saliency", config, "--loss-scale", "nan"], "'nan' is not a positive number"),
+        (["macs", config, "--strategy", "dy"], "no registered strategy"),
+        (["coverage", "--models", "timm:resnet81"], "resnet81"),
+        (["coverage", "--strategy", "fts"], "fst"),
+        (["coverage", "--size", "0"], "--size"),
+        (["saliency", config, "--strategies", "fts"], "fst"),
+        (["saliency", config, "--device", "quantum"], "quantum"),
+    ]
+    for arguments, message in bad:
+        with pytest.raises(SystemExit) as done:
+            main([*arguments, "--out", str(tmp_path / "out")])
+        assert done.value.code == 2
+        assert message in capsys.readouterr().err, arguments
+    assert not (tmp_path / "out").exists()
+
+
+def test_named_models():
+    subject = from_name("timm:resnet18", classes=5, size=32, batch_size=2, batches=2)
+    assert len(subject.batches) == 2 and images_of(subject.batches[0]).shape == (2, 3, 32, 32)
+    assert subject.loss(subject.model, subject.batches[0]).dim() == 0

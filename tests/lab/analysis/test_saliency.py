@@ -1,0 +1,193 @@
+"""Errors of pruned gradients against the slow float64 reference and against plain autograd."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fst
+from fst.lab.analysis import errors
+from fst.lab.analysis.approximations import parse
+from fst.lab.analysis.probe import GradientProbe, insert_probe
+from fst.lab.analysis.record import record_step
+from fst.lab.analysis.saliency import Precision, saliency
+from fst.rules.nm import NM
+
+
+def net():
+    torch.manual_seed(1)
+    layers = (nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 3))
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.Dropout(0.3), layers[2]).double()
+
+
+def loss(model, batch):
+    return model(batch).pow(2).mean()
+
+
+@pytest.fixture
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(3, 4, 6, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def relative(a, b):
+    return float(((a - b).norm() / b.norm()).detach())
+
+
+def pruned_magnitude(tensor, dim):
+    """2:4 by magnitude, by sorting."""
+    moved = tensor.movedim(dim, -1)
+    groups = moved.reshape(*moved.shape[:-1], -1, 4)
+    order = groups.abs().argsort(-1, descending=True)[..., :2]
+    kept = torch.zeros_like(groups).scatter(-1, order, 1.0)
+    return (groups * kept).reshape(moved.shape).movedim(-1, dim)
+
+
+def test_dense_has_no_error(batches):
+    found = saliency(net(), loss, batches, parse("dense"))
+    assert found.total.relative == pytest.approx(0, abs=1e-12)
+    assert [layer.name for layer in found.layers] == ["0", "2", "4"]
+    for layer in found.layers:
+        for error in layer.errors.values():
+            assert error == pytest.approx((0, 1, 1), abs=1e-12)
+    assert "local grad_input" not in found.layers[0].errors
+
+
+def test_sdgp_local_and_global_errors(batches):
+    """Against a hand-written backward pass of the same network."""
+    model = net()
+    found = saliency(model, loss, batches[:1], parse("sdgp,rule=magnitude"), seed=5)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        record = record_step(model, lambda: loss(model, batches[0]))
+    exact = {name: layer.calls[0] for name, layer in record.layers.items()}
+    weights = {name: model.get_submodule(name).weight.detach() for name in exact}
+
+    def grad_input(name, grad_output, prune):
+        shape, padding = exact[name].input.shape, model.get_submodule(name).padding
+        grad = pruned_magnitude(grad_output, 1) if prune else grad_output
+        return nn.grad.conv2d_input(shape, weights[name], grad, padding=padding)
+
+    by_name = {layer.name: layer.errors for layer in found.layers}
+    for name in ("2", "4"):
+        alone = grad_input(name, exact[name].grad_output, prune=True)
+        error = by_name[name]["local grad_input"].relative
+        assert error == pytest.approx(relative(alone, exact[name].grad_input))
+        assert by_name[name]["local grad_weight"].relative == pytest.approx(0, abs=1e-12)
+    last = grad_input("4", exact["4"].grad_output, prune=True)
+    dropout = exact["4"].input / F.conv2d(
+        exact["2"].input, weights["2"], model.get_submodule("2").bias, padding=1
+    )
+    middle = grad_input("2", last * dropout, prune=True)
+    error = by_name["2"]["global grad_input"].relative
+    assert error == pytest.approx(relative(middle, exact["2"].grad_input))
+    wrong = nn.grad.conv2d_weight(exact["2"].input, weights["2"].shape, last * dropout, padding=1)
+    right = record.layers["2"].grad_weight
+    assert by_name["2"]["global grad_weight"].relative == pytest.approx(relative(wrong, right))
+    assert by_name["4"]["global grad_weight"].relative == pytest.approx(0, abs=1e-12)
+    assert error > by_name["4"]["global grad_input"].relative
+
+
+def test_reference_forward_or_dense(batches):
+    """Only the forward pass of `srste` with backward="dense" differs from the dense model."""
+    approximation = parse("srste,backward=dense")
+    assert saliency(net(), loss, batches, approximation).total.relative < 1e-12
+    dense = saliency(net(), loss, batches, approximation, reference="dense", seed=2)
+    model, changed = net(), net()
+    fst.convert(changed, approximation.rule, exclude=[])
+    measured = []
+    for number, batch in enumerate(batches):
+        gradients = []
+        for one in (changed, model):
+            torch.manual_seed(2 + number)
+            one.zero_grad()
+            loss(one, batch).backward()
+            gradients.append([p.grad for p in one.parameters()])
+        measured.append(errors.error_of(*gradients))
+    assert dense.total == pytest.approx(errors.mean(measured), rel=1e-6)
+    with pytest.raises(ValueError, match="reference='own'"):
+        saliency(net(), loss, batches, approximation, reference="own")
+
+
+@pytest.mark.parametrize("name", fst.list_strategies())
+def test_every_strategy_can_be_measured(name, batches):
+    """Schedules, kept masks and random rules included; the model itself stays as it is."""
+    model = net().train()
+    before = copy.deepcopy(model.state_dict())
+    found = saliency(model, loss, batches, parse(name))
+    # maxq's masks scale what they keep
+    assert found.label == name and 0 <= found.total.relative < (100 if name == "maxq" else 1.5)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not fst.sparse_layers(model)
+
+
+def test_low_precision_and_loss_scale(batches):
+    images = [batch.float() for batch in batches]
+    model = net().float()
+    exact = saliency(model, loss, images, parse("dense"))
+    half = saliency(model, loss, images, parse("dense"), precision=Precision(torch.bfloat16))
+    assert exact.total.relative < 1e-6 < 1e-4 < half.total.relative < 0.1
+
+    def tiny(one, batch):
+        return loss(one, batch).float() * 1e-7
+
+    lost, kept = (
+        saliency(model, tiny, images, parse("dense"), precision=Precision(torch.float16, scale))
+        for scale in (1.0, 2.0**20)
+    )
+    assert lost.total.norm < 0.9 and kept.total.relative < 0.05
+    for layer in kept.layers[1:]:
+        assert all(error.relative < 0.05 for error in layer.errors.values())
+
+
+@pytest.mark.parametrize("axis", ["channel", "position"])
+@pytest.mark.parametrize("gemm", ["grad_input", "grad_weight", "both"])
+def test_probe(axis, gemm, batches):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, 3, padding=1).double()
+    probed = nn.Sequential(copy.deepcopy(layer))
+    insert_probe(probed, GradientProbe(NM("grad_output"), axis, gemm))
+    x, y = (batches[0].clone().requires_grad_() for _ in range(2))
+    output, exact = probed(x), layer(y)
+    assert torch.equal(output, exact)
+    grad_output = torch.randn_like(output)
+    output.backward(grad_output)
+    flat = grad_output if axis == "channel" else grad_output.flatten(2)
+    pruned = pruned_magnitude(flat, 1 if axis == "channel" else 2).view_as(grad_output)
+    to_input = pruned if gemm in ("grad_input", "both") else grad_output
+    to_weight = pruned if gemm in ("grad_weight", "both") else grad_output
+    wanted = torch.autograd.grad(exact, y, to_input, retain_graph=True)[0]
+    assert torch.allclose(x.grad, wanted)
+    wanted = torch.autograd.grad(exact, [layer.weight, layer.bias], to_weight)
+    assert torch.allclose(probed[0].weight.grad, wanted[0])
+    assert torch.allclose(probed[0].bias.grad, wanted[1])
+
+
+def test_contestants_are_parsed():
+    assert parse("fst,block=(2,2),restore=False").rule == fst.get_strategy(
+        "fst", block=(2, 2), restore=False
+    )
+    probe = parse("dy,n=1,m=8,rule=magnitude_rescaled,rescale=group,axis=position,gemm=both").rule
+    assert probe == GradientProbe(
+        NM("grad_output", 1, 8, "magnitude_rescaled", rescale="group"), "position", "both"
+    )
+    for text, message in (
+        ("fts", "fst"),
+        ("sdgp,o=2", "'o'"),
+        ("dy,axis=row", "axis='row'"),
+        ("dy,gemm=output", "gemm='output'"),
+        ("dy,group=2", "options of 'dy' are n, m"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse(text)
+    with pytest.raises(ValueError, match="no plain nn.Conv2d"):
+        insert_probe(nn.Linear(2, 2), probe)
+
+
+def test_a_mask_is_kept_for_all_batches(batches):
+    """A random forward mask is the same for the approximation and its reference."""
+    found = saliency(net(), loss, batches, parse("srste,rule=random,backward=dense"), seed=4)
+    assert found.total.relative < 1e-12

@@ -1,0 +1,307 @@
+"""tools/benchmark.py runs and reports what it measured; no speed is asserted."""
+
+import json
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst.backends import timing
+from fst.basics.machine import processor
+from fst.lab import benchmark
+from fst.lab.benchmark import breakdown
+from fst.lab.benchmark import cli as tool
+from fst.lab.benchmark.charts import layer_bars
+from fst.lab.benchmark.measurements import Measurements, as_json, describe
+from fst.lab.benchmark.run import strategy_of, time_layers
+from fst.ops import cpp
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+GEMMS = ("output", "grad_input", "grad_weight")
+
+
+def test_report(tmp_path, capsys):
+    out = tmp_path / "deep" / "report"
+    arguments = "--batch 2 --size 32 --repeats 3 --strategies fst sdgp"
+    arguments += " --force-backends grad_weight=torch"
+    tool.main([*arguments.split(), "--out", str(out)])
+    text = out.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out
+    assert "geometric mean" in text and "training step" in text and "--repeats 3" in text
+    report = json.loads(out.with_suffix(".json").read_text())
+    header = report["header"]
+    assert header["torch"] == torch.__version__ and header["autotuner"] == "off"
+    assert header["device"] == f"CPU, {processor()}"
+    assert header["instruction set"] == torch.backends.cpu.get_cpu_capability()
+    assert header["C++ kernels"] == (cpp.missing() or "built")
+    for name in ("device", "instruction set", "C++ kernels"):
+        assert f"| {name}" in text and header[name] in text
+    assert sum(layer["count"] for layer in report["layers"]) == 20
+    forced = "fst, grad_weight=torch"
+    for layer in report["layers"]:
+        # sdgp leaves the images' convolution dense
+        names = {"torch", "fst", *([] if layer["layer"].startswith("3->") else ["sdgp"])}
+        for gemm in GEMMS:
+            assert set(layer["times"][gemm]) - {forced} == names
+            assert all(t["median"] > 0 for t in layer["times"][gemm].values())
+        decided = layer["decisions"]["grad_weight"]["fst"].get("grad_weight")
+        assert (forced in layer["times"]["grad_weight"]) == (
+            decided.get("backend", "torch") != "torch"
+        )
+        if "sdgp" in names:
+            decided = layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]
+            assert decided["backend"] in ("cpp", "torch")
+    for measured in (report["steps"]["step"], report["breakdown"]):
+        assert set(measured) == {"torch", "fst", forced, "sdgp"}
+    assert set(report["memory"]) == {"torch", "fst", "sdgp"}
+    assert report["steps"]["failed"] == report["steps"]["host"] == {}
+    assert all(used["peak"] > used["saved"] > 0 for used in report["memory"].values())
+    assert "peak MiB" in text and "oneDNN" in text
+    assert "backends chosen" in text and "time of a step goes" in text
+    for chart in ("report.png", "report_layers.png"):
+        assert f"({chart})" in text
+        assert (out.parent / chart).read_bytes().startswith(b"\x89PNG")
+
+
+def test_op_as_a_user_calls_it(tmp_path, capsys):
+    out = tmp_path / "op"
+    arguments = "--measure op --batch 2 --size 32 --repeats 1 --strategies fst sampled"
+    arguments += " --processor-time"
+    tool.main([*arguments.split(), "--out", str(out)])
+    assert "## op: dense time over" in (text := capsys.readouterr().out)
+    assert "3x3, geometric mean" in text and "processor time of the process" in text
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert not report["steps"] and not report["memory"]
+    for layer in report["layers"]:
+        assert {*layer["times"]} == {"op"}
+        control = {"dense, our kernel"} if not cpp.missing() else set()
+        assert {*layer["times"]["op"]} == {"torch", "fst", "sampled"} | control
+    first = report["layers"][0]["decisions"]["op"]["fst"]
+    assert first["grad_weight"]["backend"] in ("cpp", "strided")
+
+
+@pytest.mark.system
+def test_the_roofline_script_times_every_backend(monkeypatch, capsys):
+    """One thread's matrix product and copy are the bound."""
+    script = ROOT / "benchmarks" / "roofline.py"
+    options = "--model fst:resnet9 --batch 2 --size 16 --repeats 1".split()
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(script), run_name="__main__")
+    assert done.value.code == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 3->128")]
+    assert {"torch", "fst"} < {row.split("|")[3].strip() for row in rows}
+    assert all("% of " in row for row in rows)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "report")
+    with pytest.raises(SystemExit) as ended:
+        tool.main(["--size", "32", "--out", out])
+    assert ended.value.code == 2
+    assert f"--out {out} cannot be written" in capsys.readouterr().err
+
+
+def test_a_model_by_name_needs_no_mmengine(tmp_path):
+    """What `benchmarks/gpu_check.sh` runs on machines without it."""
+    command = (
+        "import sys; sys.modules.update(dict.fromkeys(('mmengine', 'mmcv', 'mmdet')));"
+        "from fst.cli import main; sys.exit(main(['bench', *sys.argv[1:]]))"
+    )
+    options = "--model timm:test_resnet --size 32 --batch 2 --repeats 1 --measure steps "
+    options += f"--strategies dense --out {tmp_path}/out"
+    done = subprocess.run(
+        [sys.executable, "-c", command, *options.split()], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.md").is_file()
+
+
+def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
+    """As by `timeout`, while layers are timed."""
+    out = tmp_path / "report"
+    arguments = "--batch 2 --size 32 --repeats 3 --strategies fst --out".split()
+    command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *arguments, str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("layer 3 "):
+            process.terminate()
+            break
+    process.stderr.read()
+    assert process.wait() == 130
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert report["header"]["incomplete"] == "stopped before its end"
+    assert len(report["layers"]) >= 2 and not report["steps"]
+    assert "incomplete" in out.with_suffix(".md").read_text()
+
+
+def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
+    out = tmp_path / "report"
+    options = "--batch 2 --size 8 12 --repeats 3 --measure steps --strategies fst".split()
+    tool.main(["--model", "configs/demo_digits.py", *options, "--out", str(out)])
+    report = json.loads(out.with_suffix(".json").read_text())
+    assert report["header"]["config"] == "configs/demo_digits.py"
+    assert report["header"]["size"] == "8x12, padding included"
+    assert set(report["steps"]["step"]) == {"torch", "fst"} and report["layers"] == []
+
+
+def test_comparison_takes_turns_in_both_orders():
+    calls = []
+    functions = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = benchmark.compare(functions, repeats=2, device=torch.device("cpu"), warmup=1)
+    assert "".join(calls) == "abc" + "abc" + "cba"
+    assert timings.keys() == functions.keys()
+
+
+def test_on_cuda_the_cache_is_flushed_before_the_events(monkeypatch):
+    """With a stand-in for the device: what is called, in which order."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 7.0
+
+    def synchronize(device: torch.device) -> None:
+        log.append("synchronize")
+        time.sleep(0.05)
+
+    monkeypatch.setattr(timing, "CACHE_BYTES", 1)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda self: log.append("flush"))
+    done, returned = timing._cuda_clock(CPU)(lambda: log.append("call"))
+    assert log == ["flush"] * timing.FLUSHES + ["record", "call", "record", "synchronize"]
+    assert done == 7.0 and returned < 50
+
+
+def test_shapes_are_counted_with_their_input():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    )
+    shapes = benchmark.layer_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
+    assert [str(shape) for shape in shapes] == ["3->8 3x3 s2 17x21", "8->8 3x3 s1 8x10"]
+    assert list(shapes.values()) == [["0"], ["1", "2"]]
+    assert all(shape.batch == 5 for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("names", "category"),
+    [
+        (("aten::mkldnn_convolution", "aten::conv2d", "_SparseConv2d"), "convolution output"),
+        (("aten::convolution_backward", "ConvolutionBackward0"), "convolution gradients"),
+        (("aten::convolution", "_SparseConv2dBackward"), "convolution gradients"),
+        (("aten::topk", breakdown.LAYER), "pruning, folding, copies"),
+        (("aten::add", "_SparseConv2dBackward"), "pruning, folding, copies"),
+        (("fst::prune_weight", "CompiledFunction"), "pruning, folding, copies"),
+        (("fst::grad_weight", "CompiledFunctionBackward"), "convolution gradients"),
+        (("fst::conv2d_24", breakdown.LAYER), "convolution output"),
+        (("aten::native_batch_norm", "aten::batch_norm"), "batch norm"),
+        (("triton_poi_fused_relu", "Torch-Compiled Region: 0/0"), "compiled code"),
+        (("aten::add_", "torch::autograd::AccumulateGrad"), "decay, accumulation"),
+        (("aten::add_", "Optimizer.step#SGD.step"), "optimizer"),
+        (("aten::relu", breakdown.STEP), "other layers and loss"),
+        ((breakdown.STEP,), "outside operators"),
+    ],
+)
+def test_categories_of_operators(names, category):
+    assert breakdown.category(names) == category
+
+
+def test_geometric_mean():
+    assert benchmark.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_help_and_bad_arguments(capsys):
+    with pytest.raises(SystemExit) as done:
+        tool.main(["--help"])
+    assert done.value.code == 0 and "--strategies" in capsys.readouterr().out
+    bad = [["--strategies", "fts"], ["--model", "resnet81"], ["--batch", "0"], ["--size", "x"]]
+    bad += [["--threads", "-3"], ["--measure", "speed"], ["--size", "1", "2", "3"]]
+    bad += [["--layers", "all", "--model", "configs/demo_digits.py"]]
+    bad += [["--measure", "layers", "op"]]
+    bad += [["--force-backends", "grad_wait=triton"], ["--force-backends", "tritn"]]
+    for arguments in bad:
+        with pytest.raises(SystemExit):
+            tool.main(arguments)
+        error = capsys.readouterr().err
+        assert arguments[0].strip("-") in error and arguments[1] in error
+    with pytest.raises(SystemExit):
+        tool.main(["--model", "nowhere.py"])
+    assert "config 'nowhere.py' does not exist" in capsys.readouterr().err
+
+
+def test_strategies_with_options():
+    options = tool.parser().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
+    assert options.strategies == ["sampled,keep=0.25,center=False", "dense"]
+    made = strategy_of("fst,block=(2, 1),phase=random")
+    assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
+
+
+def test_bad_options_of_strategies(capsys):
+    with pytest.raises(SystemExit):
+        tool.parser().parse_args(["--strategies", "sampled,keeps=0.25"])
+    assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err
+
+
+def test_layers_that_stay_dense_are_not_timed():
+    """The first has too few channels, the last is excluded."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()),
+        nn.Conv2d(8, 16, 1),
+    )
+    images = torch.randn(2, 3, 8, 8)
+    training = benchmark.Training(
+        model, lambda trained: trained(images).sum(), selection={"exclude": ["4"]}
+    )
+    options = tool.parser().parse_args(["--repeats", "1"])
+    options.device = CPU
+    found = Measurements("cpu")
+    strategies = {"sdgp": fst.get_strategy("sdgp")}
+    time_layers(training, options, strategies, found, (*GEMMS, "pruning"))
+    tables = describe({"command": ""}, found).tables
+    title = "output: dense time over strategy's time"
+    (table,) = (table for table in tables if table.title == title)
+    cells = [row[table.columns.index("sdgp")] for row in table.rows]
+    assert [bool(cell) for cell in cells[:3]] == [False, True, False]
+    ratio = found.layers[1].ratio("output", "sdgp")
+    assert cells and f"**{ratio:.2f}**" in tables[1].rows[-1]
+    assert layer_bars(found).axes
+    first, second, _ = as_json({}, found)["layers"]
+    assert "sdgp" not in first["times"]["output"] and "sdgp" in second["times"]["output"]
+
+
+def test_linear_layers_are_timed_as_linear_layers():
+    """Those that would be converted, on tokens as the model sees them, against F.linear."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2))
+    model = nn.ModuleDict({"stem": model, "mlp": nn.Linear(8, 16), "head": nn.Linear(16, 4)})
+    tokens = torch.randn(2, 9, 8)
+    shapes = benchmark.layer_shapes(
+        model, lambda: model["head"](model["mlp"](tokens).mean(1)), "linear"
+    )
+    ((shape, names),) = shapes.items()
+    assert names == ["mlp"] and str(shape) == "8->16 linear, 9 tokens"
+    times = benchmark.time_layer(
+        shape,
+        1,
+        {"fst": fst.get_strategy("fst")},
+        device=CPU,
+        dtype=torch.float32,
+        memory_format=torch.channels_last,
+        repeats=2,
+    )
+    assert all(set(times.times[gemm]) == {"torch", "fst"} for gemm in GEMMS)
+    assert times.decisions["grad_weight"]["fst"]["grad_weight"].backend in ("cpp", "strided")

@@ -1,0 +1,218 @@
+"""Whole training steps side by side, their memory, and the backends they are timed with."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst import backends
+from fst.backends import registry
+from fst.lab import benchmark
+from fst.lab.benchmark import StepTimes, Timing, Training, breakdown
+from fst.lab.benchmark.memory import measure_memory, saved_bytes
+from fst.ops import sparse24
+from fst.ops.geometry import Geometry
+
+CPU = torch.device("cpu")
+
+
+def a_training(model: nn.Module, images: torch.Tensor, **options) -> Training:
+    return Training(model, lambda trained: trained(images).square().mean(), **options)
+
+
+def test_memory_is_that_of_model_optimizer_and_step():
+    """A model so large, on an image so small, that activations do not count."""
+    model = nn.Sequential(nn.Conv2d(64, 256, 3), nn.Conv2d(256, 256, 3))
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    training = a_training(model, torch.randn(1, 64, 5, 5))
+    strategies = {name: fst.get_strategy(name) for name in ("dense", "srste")}
+    memory = measure_memory(training, strategies)
+    assert memory.keys() == {"torch", "dense", "srste"}
+    # weights, gradients, momentum, and what the optimizer and the convolutions need besides
+    assert 3 * weights <= memory["torch"].peak < 5 * weights
+    assert memory["srste"].peak >= memory["dense"].peak + weights
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_saved_bytes_count_each_storage_once_and_no_parameter():
+    images = torch.randn(4, 8, 6, 6)
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
+    image = images.numel() * 4
+    training = a_training(model, images)
+    plain, step = training.contestant(None)
+    # the convolutions' inputs, and the last output for the loss
+    assert saved_bytes(plain, step) == 3 * image
+    trained, step = training.contestant(fst.get_strategy("fst_w"))
+    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4  # S(Wᵀ)
+    trained, step = training.contestant(fst.get_strategy("fst"))
+    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4
+
+
+def test_contestants_train_copies_and_convert_what_is_selected():
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))})
+    before = model["body"][0].weight.clone()
+    training = Training(
+        model,
+        lambda trained: trained["body"](torch.ones(1, 4, 7, 7)).sum(),
+        root=lambda trained: trained["body"],
+        selection={"exclude": "0"},
+    )
+    trained, step = training.contestant(fst.get_strategy("fst"))
+    step()
+    assert set(fst.sparse_layers(trained)) == {"body.1"} and not fst.sparse_layers(model)
+    assert torch.equal(model["body"][0].weight, before)
+    assert not torch.equal(trained["body"][0].weight, before)
+    assert all(p.grad is None for p in trained.parameters())
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1)
+    )
+
+
+@pytest.fixture
+def _traced_only(monkeypatch):
+    """Compiling runs the traced graph as it is, so that no compiler is needed."""
+    compile_module = nn.Module.compile
+
+    def traced(self, *, fullgraph: bool) -> None:
+        compile_module(self, backend="eager", fullgraph=fullgraph)
+
+    monkeypatch.setattr(nn.Module, "compile", traced)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
+    training = a_training(_model(), torch.randn(2, 4, 9, 9))
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
+    forced = {"grad_weight": "torch"}
+    made = benchmark.contestants(training, strategies, compiled=True, forced=forced)
+    eager = ["torch", "fst", "fst, grad_weight=torch", "tsm", "srste"]
+    compiled = ["torch, compiled", "fst, compiled", "srste, compiled"]
+    assert set(made.ready) == {*eager, *compiled}
+    assert made.failed.keys() == {"tsm, compiled"}
+    assert (
+        "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
+    )
+    chosen = [
+        layer.run.decisions["grad_weight"]
+        for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
+    ]
+    assert [d.backend for d in chosen] == ["torch"] * 3
+    times = benchmark.time_steps(made, training, repeats=2)
+    assert times.step.keys() == made.ready.keys()
+    assert times.pruning.keys() == {*strategies, "fst, grad_weight=torch"}
+    assert times.failed == made.failed and times.host == {}
+
+
+def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
+    def took(median: float) -> Timing:
+        return Timing(median, median, median)
+
+    times = {"torch": took(6), "torch, compiled": took(4), "fst": took(2)}
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 2)
+    times["torch, compiled"] = took(12)
+    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
+
+
+SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
+
+
+def test_forced_backends_are_one_contestant_more():
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
+    forced = {"grad_weight": "torch", "fold_grad_output": "torch"}
+    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
+    chosen = layer.decisions["grad_weight"]["fst"]
+    assert chosen["grad_weight"].backend == "strided" and layer.failed == {}
+    assert layer.decisions["grad_weight"]["srste"] == {}
+    assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
+    # fold_grad_output was chosen as it is forced, and srste asks for neither
+    found = {"torch", "fst", "srste", "fst, grad_weight=torch"}
+    assert set(layer.times["grad_weight"]) == found
+    assert set(layer.times["output"]) == {"torch", "fst", "srste"}
+
+
+def test_forced_backends_that_cannot_compute_say_why():
+    strategies = {"fst": fst.get_strategy("fst")}
+    forced = {"grad_weight": "triton"}
+    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
+    assert set(layer.times["grad_weight"]) == {"torch", "fst"}
+    reason = layer.failed["grad_weight: fst, grad_weight=triton"]
+    assert "triton" in reason
+
+
+@pytest.fixture
+def sparse_names(monkeypatch) -> dict[str, str]:
+    """Backends of 2:4 tensor cores that can run here: stand-ins that give zeros."""
+    names = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
+    for key in names.items():
+        usable = {**vars(registry._BACKENDS[key]), "missing": lambda: ""}
+        monkeypatch.setitem(registry._BACKENDS, key, backends.Backend(**usable))
+
+    def zeros(like: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        return like.new_zeros(size).contiguous(memory_format=torch.channels_last)
+
+    stand_ins = {
+        "pack": lambda weights, *_: [sparse24.PackedWeight(*[torch.zeros(1)] * 4)] * len(weights),
+        "convolve": lambda input, packed, bias, size, *_: zeros(input, size),
+        "input_gradient": lambda gradient, packed, size, *_: zeros(gradient, size),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(sparse24, name, stand_in)
+    return names
+
+
+def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
+    shape = SHAPE._replace(in_channels=64, out_channels=64)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    layer = benchmark.time_layer(
+        shape, 1, strategies, dtype=torch.bfloat16, forced=sparse_names, **TIMED
+    )
+    assert "output" not in layer.decisions["output"]["fst"] and layer.failed == {}
+    for gemm in ("output", "grad_input"):
+        extra = set(layer.times[gemm]) - {"torch", "fst", "sdgp"}
+        assert {name.split(",")[0] for name in extra} == {"fst"}
+
+
+def test_steps_use_forced_backends_where_they_can(sparse_names):
+    images = torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8))
+    training = a_training(model, images, amp_dtype=torch.bfloat16)
+    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
+    made = benchmark.contestants(training, strategies, forced=sparse_names)
+    words = ", ".join(f"{operation}={name}" for operation, name in sparse_names.items())
+    assert made.failed == {}
+    assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
+    layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
+    computed = {name: layer.run.decisions["output"].backend for name, layer in layers.items()}
+    assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
+    assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    training = a_training(_model(), torch.randn(16, 4, 20, 20))
+    strategy = fst.get_strategy("fst")
+    made = benchmark.contestants(training, {"fst": strategy})
+    spent = {name: breakdown.break_down(one, CPU) for name, one in made.ready.items()}
+    begin = time.perf_counter()
+    made.ready["fst"].step()
+    assert sum(spent["fst"].values()) < 50 * (time.perf_counter() - begin) * 1e3
+    for name, parts in spent.items():
+        assert parts.keys() <= set(breakdown.CATEGORIES)
+        assert {"convolution output", "convolution gradients", "batch norm", "optimizer"} <= set(
+            parts
+        )
+        assert ("pruning, folding, copies" in parts) == (name == "fst")
+    assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
+    fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
+    assert sum(fitted.values()) == pytest.approx(100)
+    waiting = breakdown.parts_of_step(100.0, {"optimizer": 40.0}, "cuda")
+    assert waiting == {"optimizer": 40.0, breakdown.IDLE: 60.0}
+    assert breakdown.parts_of_step(20.0, {"optimizer": 40.0}, "cuda") == {"optimizer": 20.0}
