@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("sit
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-ROOMS = ("rules", "strategies", "export", "integrations")
+ROOMS = ("rules", "strategies", "exporting", "integrations")
 MODULES = (
-    *("attach", "convert", "functional", "metrics", "patterns", "report", "state", "verify"),
-    "zeros",
+    *("attachment", "budgets", "conversion", "functional", "measures", "report", "state"),
+    *("verification", "zeros"),
 )
 
 

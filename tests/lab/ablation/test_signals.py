@@ -37,6 +37,7 @@ def start(tmp_path, stand_in):
             sys.stdout = sys.stderr = open(tmp_path / "printed", "a", buffering=1)
             # ignored where the tests run in the background of a shell
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
             load_grid = cli.load_grid
 
             def begun(path):
