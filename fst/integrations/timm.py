@@ -63,6 +63,7 @@ class SparseStandardised(SparseConv2d):
     eps: float
     gain: nn.Parameter
     scale: float
+    multiplies_parameter = False
 
     @classmethod
     def obstacle(cls, strategy: Strategy) -> str | None:
@@ -85,10 +86,6 @@ class SparseStandardised(SparseConv2d):
             momentum=0.0,
             eps=self.eps,
         ).reshape_as(weight)
-
-    @property
-    def multiplies_parameter(self) -> bool:
-        return False
 
     @property
     def folded_class(self) -> type[nn.Module]:

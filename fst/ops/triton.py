@@ -14,6 +14,7 @@ from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
 from fst.basics.errors import UsageError
+from fst.ops.cpp.pruning import like_weight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
@@ -119,7 +120,7 @@ def prune_weight(
             f"the Triton kernels cannot prune weight: dtype {weight.dtype}, shape "
             f"{tuple(weight.shape)}, strides {weight.stride()}, into {dtype}."
         )
-    results = _like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    results = like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
     made = iter(results)
     pruned = next(made) if n_output else None
     transposed = next(made) if n_grad_input else None
@@ -132,18 +133,7 @@ def prune_weight(
     return results
 
 
-@register_fake("fst::prune_weight")
-def _like_weight(
-    weight: Tensor,
-    groups: int,
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    kinds = [dtype] * (bool(n_output) + bool(n_grad_input)) + [torch.bool] * bool(n_output)
-    return [torch.empty_like(weight, dtype=kind) for kind in kinds]
+register_fake("fst::prune_weight", like_weight)
 
 
 def takes_block(block: tuple[int, int] | None) -> bool:

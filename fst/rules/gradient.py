@@ -25,6 +25,7 @@ class WholeGradient(Rule):
 
     operand: str = "grad_output"
     density: float = 0.5
+    is_whole = True
 
     def __post_init__(self) -> None:
         if self.operand != "grad_output":
@@ -34,10 +35,6 @@ class WholeGradient(Rule):
         _check_number("density", self.density)
         if not 0 < self.density <= 1:
             raise ValueError(f"density={self.density} must be above 0 and at most 1.")
-
-    @property
-    def is_whole(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,7 @@ class Reuse(WholeGradient):
 
     threshold: float = 1e-7
     warmup: int = 0
+    has_memory = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,10 +111,6 @@ class Reuse(WholeGradient):
         previous = grad_output[0].detach().clone()
         memory.update(previous=previous, threshold=threshold, steps=steps + 1)
         return result
-
-    @property
-    def has_memory(self) -> bool:
-        return True
 
     @property
     def simulation(self) -> str:

@@ -187,6 +187,7 @@ class Transposable(Rule):
     m: int = 4
     interval: int = 40
     group_order: str = "channel"
+    as_output = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,10 +206,6 @@ class Transposable(Rule):
             return mask.reshape(weight.shape)
         mask = transposable_mask(grouped.permute(0, 3, 4, 1, 2), self.n, self.m)
         return mask.permute(0, 3, 4, 1, 2).flatten(0, 1)
-
-    @property
-    def as_output(self) -> bool:
-        return True
 
     @property
     def keeps_mask_for(self) -> int:
@@ -232,13 +229,10 @@ class SameAsOutput(Rule):
     """grad_input uses the weight exactly as the output GEMM pruned it (not a mask of Wᵀ's own)."""
 
     operand: str = "weight"
+    as_output = True
 
     def __post_init__(self) -> None:
         one_of("operand", self.operand, ("weight",))
-
-    @property
-    def as_output(self) -> bool:
-        return True
 
     def __str__(self) -> str:
         return f"{self.operand} as in output"

@@ -50,6 +50,8 @@ class Sampled(Rule):
     keep: float | None = 0.5
     center: bool = True
     noise: float | None = None
+    samples = True
+    is_random = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,14 +100,6 @@ class Sampled(Rule):
             return torch.tensor(seed % UNIT / UNIT, dtype=torch.float64)
         on = device if generator is None else generator.device
         return torch.rand((), generator=generator, dtype=torch.float64, device=on)
-
-    @property
-    def samples(self) -> bool:
-        return True
-
-    @property
-    def is_random(self) -> bool:
-        return True
 
     @property
     def has_memory(self) -> bool:

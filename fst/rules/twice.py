@@ -23,6 +23,7 @@ class TwicePruned(NM):
 
     operand: str = "weight"
     order: Tensor | None = field(default=None, compare=False)
+    after_output = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,10 +38,6 @@ class TwicePruned(NM):
         grouped = weight.unflatten(0, (groups, -1))
         mask = self._mask(grouped.index_select(1, self.order), 1, generator)
         return mask.index_select(1, self.order.argsort()).flatten(0, 1)
-
-    @property
-    def after_output(self) -> bool:
-        return True
 
     def pattern(self, gemm: str) -> Pattern | None:
         return None

@@ -23,15 +23,12 @@ class _Valued(NM):
     """N:M by magnitude in output, with values of its own."""
 
     operand: str = "weight"
+    changes_values = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("operand", self.operand, ("weight",))
         one_of("rule", self.rule, ("magnitude",))
-
-    @property
-    def changes_values(self) -> bool:
-        return True
 
     def pattern(self, gemm: str) -> Pattern | None:
         return None

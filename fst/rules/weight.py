@@ -32,6 +32,7 @@ class Unstructured(Rule):
 
     operand: str = "weight"
     sparsity: float = 0.5
+    simulation = "unstructured: no hardware path, dense arithmetic on pruned values"
 
     def __post_init__(self) -> None:
         one_of("operand", self.operand, ("weight",))
@@ -45,10 +46,6 @@ class Unstructured(Rule):
     @property
     def density(self) -> float:
         return 1 - self.sparsity
-
-    @property
-    def simulation(self) -> str:
-        return "unstructured: no hardware path, dense arithmetic on pruned values"
 
     def __str__(self) -> str:
         return f"{self.operand} unstructured, sparsity {self.sparsity:g}"
@@ -66,6 +63,7 @@ class KernelPatterns(Rule):
     operand: str = "weight"
     patterns: int = 4
     connectivity: float = 0.375
+    simulation = "kernel patterns need a compiler's kernels: dense arithmetic on pruned values"
 
     def __post_init__(self) -> None:
         one_of("operand", self.operand, ("weight",))
@@ -82,10 +80,6 @@ class KernelPatterns(Rule):
     @property
     def density(self) -> float:
         return 4 / 9 * (1 - self.connectivity)
-
-    @property
-    def simulation(self) -> str:
-        return "kernel patterns need a compiler's kernels: dense arithmetic on pruned values"
 
     def __str__(self) -> str:
         kernels = f"{self.connectivity:g} of the kernels pruned"

@@ -41,7 +41,7 @@ def takes_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> b
     return is_dense(grad_output)
 
 
-def _like_weight(
+def like_weight(
     weight: Tensor,
     groups: int,
     n_output: int,
@@ -50,12 +50,13 @@ def _like_weight(
     m_grad_input: int,
     dtype: torch.dtype,
 ) -> list[Tensor]:
+    """Empty results of `prune_weight`."""
     pruned = [dtype] * (bool(n_output) + bool(n_grad_input))
     kinds = pruned + [torch.bool] * bool(n_output)
     return [torch.empty_like(weight, dtype=kind) for kind in kinds]
 
 
-@operator(like=_like_weight)
+@operator(like=like_weight)
 def prune_weight(
     weight: Tensor,
     groups: int,
@@ -72,7 +73,7 @@ def prune_weight(
         raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
     for n, m in ((n_output, m_output), (n_grad_input, m_grad_input)):
         _check_pattern(n, m, least=0)
-    results = _like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    results = like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
     if weight.numel():
         rows, channels, taps = len(weight) // groups, weight.shape[1], weight[0, 0].numel()
         pointers = iter([result.data_ptr() for result in results])
