@@ -14,6 +14,7 @@ from torch import Tensor
 import fst
 from fst.backends import force
 from fst.ops import cpp
+from fst.ops.positions import noise
 from fst.rules.sampled import UNIT, Sampled, _lengths
 from fst.rules.strategy import Strategy
 from tests.cases import CASES, Case, Operands, error
@@ -300,3 +301,15 @@ def test_bad_options(options, message):
 def test_noise_is_a_promise_for_grad_weight_alone():
     with pytest.raises(ValueError, match="noise=0.1 is a promise for grad_weight"):
         Strategy("test", grad_input=Sampled(keep=None, noise=0.1))
+
+
+def test_the_noise_of_the_draw_is_no_variance_between_batches():
+    """The halves' difference has both; what the draw has added is known and taken away."""
+    first, second = torch.randn(2, 4, 3, 3, 3, dtype=torch.float64)
+    between = float((first - second).square().sum())
+    memory = {"added": 0.25 * between}
+    noise.learn(memory, first, second)
+    assert memory["variance"] == pytest.approx(0.75 * between)
+    memory["added"] = 2 * between
+    noise.learn(memory, first, second)
+    assert memory["variance"] == pytest.approx((1 - noise.NEW) * 0.75 * between)
