@@ -26,6 +26,7 @@ from fst.layers.channels import fit_channels
 from tests.strategy_settings import DEFAULTS, SETTINGS
 
 STEPS, SAVED_AT = 5, 3
+PLANNED = 40  # steps of the training that these are the first of: schedules need some
 EVENTFUL = {  # for the default rows that do nothing within so few steps
     "tsm-interval2": lambda: fst.get_strategy("tsm", interval=2),
     "dpf-interval2": lambda: fst.get_strategy("dpf", interval=2),
@@ -79,7 +80,7 @@ class Training:
         kind = torch.optim.Adam if strategy.name == "step" else torch.optim.SGD  # it needs Adam
         options = {} if strategy.name == "step" else {"momentum": 0.9}
         self.optimizer = kind(self.model.parameters(), lr=0.05, **options)
-        lengths = {"total_steps": STEPS, "steps_per_epoch": 2}
+        lengths = {"total_steps": PLANNED, "steps_per_epoch": 2}
         self.attachment = fst.attach(self.model, self.optimizer, **lengths)
         self.losses: list[str] = []
 

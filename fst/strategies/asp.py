@@ -31,7 +31,7 @@ class OneShot(HeldMasks):
         hold_at_zero(layers, run)
 
     def __str__(self) -> str:
-        return "mask of the trained model, kept"
+        return "mask of the trained model, frozen"  # in checkpoints, which compare the words
 
 
 @register_strategy("asp")

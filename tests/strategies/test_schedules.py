@@ -216,7 +216,7 @@ def test_reports_say_what_is_simulated_and_why():
     assert "unstructured: no hardware path" in report("rigl")
     assert "kernel patterns need a compiler" in report("clicktrain")
     assert "filters zeroed after each epoch" in report("asfp")
-    assert "mask of the trained model, kept" in report("asp")
+    assert "mask of the trained model, frozen" in report("asp")
 
 
 def test_masks_have_the_weights_memory_format():
