@@ -29,6 +29,12 @@ from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
 from fst.ops import cpp
 
+SIZE_OPTIONS = {  # of networks that are built for one size of images
+    "torchvision:vit_b_16": "image_size",
+    "timm:vit_small_patch16_224": "img_size",
+    "timm:swin_tiny_patch4_window7_224": "img_size",
+}
+
 
 def main() -> None:
     """Print a table, a row for each network as it is measured."""
@@ -59,7 +65,8 @@ def main() -> None:
 def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
     """Name, milliseconds of both, their ratio, and how many layers are sampled."""
     try:
-        plain = build_architecture(*source_and_name(name), num_classes=100)
+        options = {SIZE_OPTIONS[name]: arguments.size} if name in SIZE_OPTIONS else {}
+        plain = build_architecture(*source_and_name(name), num_classes=100, **options)
     except (RuntimeError, ValueError) as error:
         return name, "", "", str(error).splitlines()[0], ""
     converted = copy.deepcopy(plain)

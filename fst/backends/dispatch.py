@@ -103,8 +103,7 @@ demanded._dynamo_marked_constant = True
 
 def circumstances() -> tuple[object, ...]:
     """What decides, besides the operands, which backend is chosen on a CPU."""
-    named = (registry.forced("grad_weight"), registry.forced("grad_input"))
-    return *named, os.environ.get(autotune.VARIABLE), torch.get_num_threads()
+    return registry.demands(), os.environ.get(autotune.VARIABLE), torch.get_num_threads()
 
 
 def note(operation: str, backend: str, reason: str) -> None:

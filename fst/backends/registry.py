@@ -169,6 +169,11 @@ def forced(operation: str) -> str | None:
     return _FORCED.get(operation, names.get(operation))
 
 
+def demands() -> tuple[object, ...]:
+    """What `forced` and `preferred` answer by: equal where their answers are."""
+    return os.environ.get(VARIABLE), *_FORCED.items(), *_PREFERRED.items()
+
+
 def preferred(operation: str) -> str | None:
     """Name of the backend that `prefer` names, or None."""
     return _PREFERRED.get(operation)

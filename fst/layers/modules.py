@@ -7,6 +7,7 @@ references held elsewhere stay valid.
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from fst.layers import checks
 from fst.layers.remembered import LayerState, RunState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, convolve_pruned, exact_key, linear_as_conv
+from fst.ops.conv import Call, ExactKey, convolve_pruned, exact_key, linear_as_conv
 from fst.rules.strategy import Strategy
 
 Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
@@ -65,20 +66,32 @@ class SparseLayer(PrunableWeight):
         _LIVING.pop(self, None)
         self.__class__ = self.folded_class
 
-    def _call(self, input: Tensor, where: Window = (1, 0, 1)) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        """As the dense layer's; by its own code where sampling was measured to gain nothing."""
+        key = None
+        if self.strategy.only_samples and not torch.compiler.is_compiling():
+            key = exact_key(input, self._parameters.get("weight"))
+        if key is not None and key in self.run.exact:
+            return self.dense_class.forward(self, input)
+        return self._sparse_forward(input, key)
+
+    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+        raise NotImplementedError
+
+    def _call(
+        self, input: Tensor, where: Window = (1, 0, 1), key: ExactKey | None = None
+    ) -> Tensor:
         """The layer's output: the operands, then the op.
 
         Args:
             where: stride, padding and dilation as in `F.conv2d`.
+            key: of a call that may turn out to be faster exactly.
         """
         if torch.compiler.is_compiling():
             return self._traced_call(input, where)
         checks.refuse_sharded_weight(self.layer_name, self.weight)
         weight, dtype = self._operands(input)
         run = self.run
-        key = exact_key(input, dtype) if self.strategy.only_samples else None
-        if key in run.exact:
-            return self._exactly(input, weight, where)
         trains = self.training and torch.is_grad_enabled()
         if trains:
             self._begin_training_call()
@@ -127,10 +140,6 @@ class SparseLayer(PrunableWeight):
             run.start()
         checks.refuse_endless_step(name, strategy, run)
         run.calls += 1
-
-    def _exactly(self, input: Tensor, weight: Tensor, where: Window) -> Tensor:
-        """The layer's output as the dense layer computes it."""
-        return F.conv2d(input, weight, self.bias, *where, self.conv_groups)
 
     def _draws(
         self, device: torch.device, trains: bool
@@ -186,13 +195,13 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def conv_groups(self) -> int:
         return int(self.groups)  # of NumPy's integers too
 
-    def forward(self, input: Tensor) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if self.padding_mode == "zeros":
-            return self._call(input, (self.stride, self.padding, self.dilation))
+            return self._call(input, (self.stride, self.padding, self.dilation), key)
         edges = self._reversed_padding_repeated_twice
         input = F.pad(input, edges, mode=self.padding_mode)
-        return self._call(input, (self.stride, 0, self.dilation))
+        return self._call(input, (self.stride, 0, self.dilation), key)
 
 
 class SparseLinear(SparseLayer, nn.Linear):
@@ -203,13 +212,9 @@ class SparseLinear(SparseLayer, nn.Linear):
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
 
-    def forward(self, input: Tensor) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
-        return linear_as_conv(input, self.weight, self._call)
-
-    def _exactly(self, input: Tensor, weight: Tensor, where: Window) -> Tensor:
-        output = F.linear(input.permute(0, 2, 3, 1), weight[:, :, 0, 0], self.bias)
-        return output.permute(0, 3, 1, 2)
+        return linear_as_conv(input, self.weight, functools.partial(self._call, key=key))
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fst.backends import dispatch
-from fst.basics.autocast import without_autocast
+from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops import gemms
 from fst.ops.arguments import UNTRACEABLE, check_linear
@@ -19,6 +20,8 @@ from fst.ops.positions import sampled
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
+
+ExactKey = tuple[Any, ...]
 
 
 class Call(NamedTuple):
@@ -39,8 +42,8 @@ class Call(NamedTuple):
     generator: torch.Generator | None = None
     seed: int | None = None
     memory: dict[str, Any] | None = None
-    exact: set[tuple[Any, ...]] | None = None
-    key: tuple[Any, ...] = ()
+    exact: set[ExactKey] | None = None
+    key: ExactKey = ()
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -155,10 +158,19 @@ def _pruned_twice(
     return dy_input, pruned(rule, "grad_weight") if need_weight else grad_output
 
 
-def exact_key(input: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
-    """What decides, for one layer and one strategy, whether sampling is faster."""
-    last = input.is_contiguous(memory_format=torch.channels_last)
-    return input.shape, dtype, last, torch.is_grad_enabled(), dispatch.circumstances()
+def exact_key(input: Tensor, weight: Tensor | None) -> ExactKey | None:
+    """What decides, for one layer and one strategy, whether sampling is faster.
+
+    None where a layer must not run as the dense one: an unchecked input, a weight that its layer
+    computes, transforms of torch.func.
+    """
+    if type(input) is not Tensor or type(weight) is not Parameter:
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return None
+    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    dtypes = input.dtype, weight.dtype, autocast_dtype(input.device)
+    return input.shape, dtypes, last, torch.is_grad_enabled(), dispatch.circumstances()
 
 
 def linear_as_conv(

@@ -11,6 +11,7 @@ GEMM. How a rule is computed is the business of `fst.ops`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fst.basics.values import check_integer, is_number, one_of
 from fst.rules.nm import SameAsOutput, Transposable
@@ -129,7 +130,7 @@ class Strategy:
         rules = (self.grad_weight, self.grad_input)
         return next((rule for rule in rules if isinstance(rule, Sampled)), None)
 
-    @property
+    @cached_property
     def only_samples(self) -> bool:
         """Whether the strategy is dense but for a number of positions that it keeps."""
         rules = (self.grad_input, self.grad_weight)
