@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -99,11 +98,6 @@ def demanded(operation: str, names: tuple[str, ...]) -> str | None:
 
 
 demanded._dynamo_marked_constant = True
-
-
-def circumstances() -> tuple[object, ...]:
-    """What decides, besides the operands, which backend is chosen on a CPU."""
-    return registry.demands(), os.environ.get(autotune.VARIABLE), torch.get_num_threads()
 
 
 def note(operation: str, backend: str, reason: str) -> None:

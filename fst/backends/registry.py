@@ -170,8 +170,8 @@ def forced(operation: str) -> str | None:
 
 
 def demands() -> tuple[object, ...]:
-    """What `forced` and `preferred` answer by: equal where their answers are."""
-    return os.environ.get(VARIABLE), *_FORCED.items(), *_PREFERRED.items()
+    """What `force` and `prefer` demand now, for all operations."""
+    return *_FORCED.items(), *_PREFERRED.items()
 
 
 def preferred(operation: str) -> str | None:

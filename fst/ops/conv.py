@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fst.backends import dispatch
+from fst.backends import dispatch, registry
 from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops import gemms
@@ -170,7 +170,7 @@ def exact_key(input: Tensor, weight: Tensor | None) -> ExactKey | None:
         return None
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     dtypes = input.dtype, weight.dtype, autocast_dtype(input.device)
-    return input.shape, dtypes, last, torch.is_grad_enabled(), dispatch.circumstances()
+    return input.shape, dtypes, last, torch.is_grad_enabled(), registry.demands()
 
 
 def linear_as_conv(
