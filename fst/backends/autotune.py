@@ -14,6 +14,9 @@ from torch import Tensor
 from fst.backends import cache, registry, timing
 
 LEAST_GAIN = 1.05
+LEAST_SAVED = (
+    0.2  # ms beside an exact candidate: what a call of the op costs more than the library's
+)
 REPEATS = 11
 LONG = 250.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
 MOST_DECIDED = 8192
@@ -91,7 +94,8 @@ def choose(
         candidates: backend -> function that runs it once on operands like the layer's.
         default: the candidate that is used where nothing is known.
         exact: the candidate that prunes nothing, where there is one. It is used unless another one
-            is faster: so times are measured on CPUs too, unless FST_AUTOTUNE=0 says otherwise.
+            is faster, by `LEAST_SAVED` at least: so times are measured on CPUs too, unless
+            FST_AUTOTUNE=0 says otherwise.
 
     Raises:
         ValueError: unknown operation or backend, or ``default`` is not among the candidates.
@@ -123,7 +127,8 @@ def choose(
         decision = Decision(operation, text, default, f"not measured ({VARIABLE} is off)", {})
     else:
         compared = {name: candidates[name] for name in (default, *others)}
-        found = _recalled_or_measured(operation, text, compared, device)
+        least = 0.0 if exact is None else LEAST_SAVED
+        found = _recalled_or_measured(operation, text, compared, device, least)
         if found is None:
             return Decision(operation, text, default, "not measured: a graph is captured", {})
         decision = found
@@ -134,7 +139,11 @@ def choose(
 
 
 def _recalled_or_measured(
-    operation: str, text: str, candidates: dict[str, Callable[[], object]], device: torch.device
+    operation: str,
+    text: str,
+    candidates: dict[str, Callable[[], object]],
+    device: torch.device,
+    least_saved: float,
 ) -> Decision | None:
     surroundings = cache.environment(device)
     known = _recalled(operation, text, surroundings)
@@ -142,7 +151,7 @@ def _recalled_or_measured(
         return known
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    decision = _measured(operation, text, candidates, device)
+    decision = _measured(operation, text, candidates, device, least_saved)
     cache.add(surroundings, decision._asdict())
     return decision
 
@@ -156,7 +165,11 @@ def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decisi
 
 
 def _measured(
-    operation: str, text: str, candidates: dict[str, Callable[[], object]], device: torch.device
+    operation: str,
+    text: str,
+    candidates: dict[str, Callable[[], object]],
+    device: torch.device,
+    least_saved: float,
 ) -> Decision:
     default, *others = candidates
     with torch.no_grad():
@@ -170,6 +183,9 @@ def _measured(
         reason = "measured: the default is the fastest"
     elif gain < LEAST_GAIN:
         reason = f"measured: {best} gains {gain - 1:.1%}, less than {LEAST_GAIN - 1:.0%}"
+        best = default
+    elif times[default] - times[best] < least_saved:
+        reason = f"measured: {best} saves less than the {least_saved} ms of its call"
         best = default
     else:
         reason = f"measured: {gain:.2f}x the speed of {default}"

@@ -69,7 +69,7 @@ class SparseLayer(PrunableWeight):
     def forward(self, input: Tensor) -> Tensor:
         """As the dense layer's; by its own code where sampling was measured to gain nothing."""
         key = None
-        if self.strategy.only_samples and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.strategy.only_samples:
             key = exact_key(input, self._parameters.get("weight"))
         if key is not None and key in self.run.exact:
             return self.dense_class.forward(self, input)

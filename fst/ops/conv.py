@@ -102,12 +102,14 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
         operands = (dy_weight, input, weight_grad_input, geometry)
         grad_input, grad_weight, grad_bias = gradients(*operands, needed)
     else:
-        step = sampled.Step(
-            grad_output, input, ctx.input_shape, weight_grad_input, geometry, ctx.start, call.memory
-        )
+        joint = need_input and dy_input is grad_output and _by_library(strategy, None)
+        operands = (grad_output, input, ctx.input_shape, weight_grad_input, geometry)
+        step = sampled.Step(*operands, ctx.start, call.memory, joint)
         if need_weight:
-            grad_weight, lists = gemms.grad_weight(dy_weight, step, rule, ctx.phase, call.generator)
-        if need_input:
+            grad_input, grad_weight, lists = gemms.grad_weight(
+                dy_weight, step, rule, ctx.phase, call.generator
+            )
+        if need_input and grad_input is None:
             grad_input = gemms.grad_input(dy_input, step, strategy.grad_input, lists)
     if need_bias and grad_bias is None:
         grad_bias = grad_output.sum((0, 2, 3))

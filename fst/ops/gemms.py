@@ -84,8 +84,9 @@ def grad_weight(
     rule: Rule | None,
     phase: int,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Lists | None]:
-    """dW (Cout, Cin/groups, kh, kw) of dY and X, and the lists of positions that it has drawn.
+) -> tuple[Tensor | None, Tensor, Lists | None]:
+    """dX if it was computed with dW, dW (Cout, Cin/groups, kh, kw) of dY and X, and the lists of
+    positions that dW was computed from.
 
     Args:
         grad_output: as this GEMM multiplies with it, (N, Cout, P, Q).
@@ -97,10 +98,12 @@ def grad_weight(
     if rule is not None and rule.operand == "input":
         size = (grad_output.shape[2], grad_output.shape[3])
         if rule.kept_positions(*size, phase) is not None:
-            return fixed.grad_weight(grad_output, input, weight, geometry, rule, phase), None
+            found = fixed.grad_weight(grad_output, input, weight, geometry, rule, phase)
+            return None, found, None
         kernel = (weight.shape[2], weight.shape[3])
-        return _of_pruned_columns(grad_output, input, kernel, geometry, rule, generator), None
-    return gradients(grad_output, input, weight, geometry, (False, True, False))[1], None
+        found = _of_pruned_columns(grad_output, input, kernel, geometry, rule, generator)
+        return None, found, None
+    return *gradients(grad_output, input, weight, geometry, (False, True, False))[:2], None
 
 
 def may_be_sparse(strategy: Strategy) -> bool:

@@ -33,6 +33,8 @@ class Step(NamedTuple):
         weight: (Cout, Cin/groups, kh, kw), as grad_input multiplies with it.
         start: (), where draws of positions start.
         memory: what a rule with ``noise`` remembers; None where nothing can be remembered.
+        joint: whether a dense grad_input is wanted too: the library computes both gradients in less
+            time than one after the other, so it is part of what is timed.
     """
 
     grad_output: Tensor
@@ -42,6 +44,7 @@ class Step(NamedTuple):
     geometry: Geometry
     start: Tensor
     memory: dict[str, Any] | None
+    joint: bool
 
     @property
     def positions(self) -> int:
@@ -84,28 +87,31 @@ def _score(step: Step, rule: Sampled, *, with_sums: bool) -> draw.Scored:
     return draw.score(rule, step.grad_output, *sizes, step.geometry, with_sums=with_sums)
 
 
-def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor, Lists | None]:
-    """dW (Cout, Cin/groups, kh, kw), and the lists that it was computed with; None if exactly."""
+def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor | None, Tensor, Lists | None]:
+    """dX if ``step.joint``, dW (Cout, Cin/groups, kh, kw), and the lists that it was computed with;
+    None if exactly.
+    """
     if rule.noise is not None:
-        return _with_noise(step, rule), None
+        return None, _with_noise(step, rule), None
     count, lists = draw.count_of(rule.density, step.positions), None
     if count == step.positions and not dispatch.demanded("grad_weight", LISTED):
         dispatch.note("grad_weight", EXACT, "all positions are kept")
-        return _exact_grad_weight(step), None
+        return *_exact(step), None
 
-    def exact() -> Tensor:
+    def exact() -> tuple[Tensor | None, Tensor]:
         nonlocal lists
         lists = None
-        return _exact_grad_weight(step)
+        return _exact(step)
 
-    def sampled(program: Program) -> Tensor:
+    def sampled(program: Program) -> tuple[Tensor | None, Tensor]:
         nonlocal lists
         lists = Lists(step, with_sums=rule.center)  # a candidate's time includes the choice
         sums = lists.scored(rule).sums
-        return _sampled_grad_weight(step, rule, lists.of(rule, count), sums, program)
+        found = _sampled_grad_weight(step, rule, lists.of(rule, count), sums, program)
+        return _gradients(step, (True, False, False))[0] if step.joint else None, found
 
     candidates = {EXACT: exact, **_programs("grad_weight", step, sampled)}
-    return _run("grad_weight", candidates, step, (str(rule), count)), lists
+    return *_run("grad_weight", candidates, step, (str(rule), count, step.joint)), lists
 
 
 def grad_input(step: Step, rule: Sampled, lists: Lists | None) -> Tensor:
@@ -127,9 +133,12 @@ def grad_input(step: Step, rule: Sampled, lists: Lists | None) -> Tensor:
     return _run("grad_input", candidates, step, (str(rule), count, lists is None))
 
 
-def _exact_grad_weight(step: Step) -> Tensor:
-    args = (step.grad_output, step.input, step.weight, step.geometry)
-    return gradients(*args, ONLY_WEIGHT)[1]
+def _exact(step: Step) -> tuple[Tensor | None, Tensor]:
+    return _gradients(step, (step.joint, True, False))[:2]
+
+
+def _gradients(step: Step, wanted: tuple[bool, bool, bool]) -> Any:
+    return gradients(step.grad_output, step.input, step.weight, step.geometry, wanted)
 
 
 def _sampled_grad_weight(
@@ -168,7 +177,7 @@ def _with_noise(step: Step, rule: Sampled) -> Tensor:
     """
     middle, memory = step.grad_output.shape[0] // 2, step.memory
     if not middle or memory is None:
-        return _exact_grad_weight(step)
+        return _gradients(step, ONLY_WEIGHT)[1]
     halves = (step.part(slice(0, middle)), step.part(slice(middle, None)))
     scored = [_score(half, rule, with_sums=rule.center) for half in halves]
     scores = torch.cat([half.scores for half in scored])
@@ -177,7 +186,7 @@ def _with_noise(step: Step, rule: Sampled) -> Tensor:
 
     def exact() -> tuple[Tensor, Tensor]:
         memory["share"], memory["added"] = 1.0, 0.0
-        return _exact_grad_weight(halves[0]), _exact_grad_weight(halves[1])
+        return _gradients(halves[0], ONLY_WEIGHT)[1], _gradients(halves[1], ONLY_WEIGHT)[1]
 
     def sampled(program: Program) -> tuple[Tensor, Tensor]:
         drawn = draw.choose(rule, scores, count, step.start)
