@@ -41,10 +41,19 @@ def timed(monkeypatch):
     return milliseconds, log
 
 
-def _choose(key: int = 0, names=("strided", "torch"), default: str = "strided"):
+def _choose(key: int = 0, names=("strided", "torch"), default: str = "strided", exact=None):
     layer = autotune.LayerKey.of(torch.empty(2, key + 1))
     candidates = {name: lambda: None for name in names}
-    return backends.choose("grad_weight", layer, candidates, default, CPU)
+    return backends.choose("grad_weight", layer, candidates, default, CPU, exact=exact)
+
+
+@pytest.mark.parametrize(
+    ("exact", "other", "chosen"),
+    [(1.0, 0.5, "torch"), (1.0, 0.85, "dense"), (0.3, 0.15, "dense"), (10.0, 9.6, "dense")],
+)
+def test_sampling_must_save_what_the_op_costs_too(exact, other, chosen, timed):
+    timed[0].update(dense=exact, torch=other)
+    assert _choose(names=("dense", "torch"), default="torch", exact="dense").backend == chosen
 
 
 @pytest.mark.parametrize(
