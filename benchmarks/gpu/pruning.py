@@ -162,7 +162,7 @@ def measure_weights(
         "copy": lambda: [w.clone() for w in weights],
         "torch S(W), S(Wt)": lambda: _prune_each(weights, strategy, dtype),
         "triton S(W), S(Wt), masks": lambda: [
-            ops.prune_weight(weight, 1, 2, 4, 2, 4, dtype) for weight in weights
+            ops.prune_weight(weight, 1, (2, 4, 2, 4), dtype) for weight in weights
         ],
     }
     count = sum(w.numel() for w in weights)

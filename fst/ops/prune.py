@@ -55,17 +55,17 @@ def prune_weight(
     }
     patterns = kernel_patterns(strategy) if mask is None else None
     if patterns is not None:
-        numbers = (*patterns[0], *patterns[1], dtype)
+        numbers = (*patterns[0], *patterns[1])
         from_kernel = functools.partial(_from_kernel, weight, strategy, dtype)
         if cpp.takes_weight(weight, dtype):  # the default where it has been built
             by_cpp = cpp.prune_weight
             candidates = {
-                cpp.BACKEND: lambda: from_kernel(by_cpp(weight, groups, *numbers)),
+                cpp.BACKEND: lambda: from_kernel(by_cpp(weight, groups, numbers, dtype)),
                 **candidates,
             }
         if triton.takes_weight(weight, dtype):
             by_triton = triton.prune_weight
-            candidates["triton"] = lambda: from_kernel(by_triton(weight, groups, *numbers))
+            candidates["triton"] = lambda: from_kernel(by_triton(weight, groups, numbers, dtype))
     rules = (strategy.output, strategy.grad_input)
     drawn = any(rule is not None and rule.is_random for rule in rules)
     options = (*map(str, rules), groups, str(dtype))

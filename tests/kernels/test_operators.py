@@ -29,14 +29,14 @@ def test_operators_agree_with_their_declarations(device):
         check(ops.prune_grad_output, arguments, test_utils=CHECKS)
     check(ops.fold_grad_output, (_gradient(device), (1, 2), (0, 1, 0, 2)), test_utils=CHECKS)
     weight = torch.randn(8, 4, 3, 3, device=device)
-    check(ops.prune_weight, (weight, 1, 2, 4, 2, 4, torch.bfloat16), test_utils=CHECKS)
+    check(ops.prune_weight, (weight, 1, (2, 4, 2, 4), torch.bfloat16), test_utils=CHECKS)
 
 
 def test_no_graph_breaks(device):
     def step(grad_output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         pruned = ops.prune_grad_output(grad_output, 2, 4, "magnitude", "", 1, None)
         (folded,) = ops.fold_grad_output(pruned, (1, 2), (0, 1, 0, 2))
-        output = ops.prune_weight(weight, 1, 2, 4, 2, 4, torch.float32)[0]
+        output = ops.prune_weight(weight, 1, (2, 4, 2, 4), torch.float32)[0]
         return folded.sum() + output.sum()
 
     operands = (_gradient(device), torch.randn(8, 4, 3, 3, device=device))

@@ -201,7 +201,7 @@ def test_operators_agree_with_their_declarations():
     arguments = (values, 2, 4, "magnitude_rescaled", "sample_channel", 1, None)
     check(operators.prune_grad_output_cpp, arguments, test_utils=CHECKS)
     for patterns in ((2, 4, 2, 4), (0, 1, 2, 4), (2, 4, 0, 1)):
-        arguments = (torch.randn(8, 4, 3, 3), 1, *patterns, torch.bfloat16)
+        arguments = (torch.randn(8, 4, 3, 3), 1, patterns, torch.bfloat16)
         check(operators.prune_weight_cpp, arguments, test_utils=CHECKS)
     for wrong, reason in (
         ((values.double(), 2, 4, "magnitude", "", 1, None), "float64"),
