@@ -105,7 +105,7 @@ def pruning_functions(
 
     def shift() -> None:
         for (*_, grad_output), lattices in zip(placed, kept, strict=True):
-            rule.fold(grad_output, lattices, 0)
+            rule.summed(grad_output, lattices, 0)
 
     return {
         "S(W)": lambda: weights(layers, of_weight),

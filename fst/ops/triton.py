@@ -129,7 +129,7 @@ def _fours(lattices: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(lattices[i : i + 4]) for i in range(0, len(lattices), 4)]
 
 
-def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
+def _like_sums(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
     """Uninitialised (N, C, rows, columns) of each lattice, in the memory format of grad_output."""
     samples, channels, height, width = grad_output.shape
     found = []
@@ -141,15 +141,15 @@ def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
     return found
 
 
-@_operator(like=_folded)
-def fold_grad_output(
+@_operator(like=_like_sums)
+def sum_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:
-    """`fst.ops.positions.fold_grad_output` with restoration; lattices are flattened fours."""
+    """`fst.ops.positions.sum_grad_output` with restoration; lattices are flattened fours."""
     _check_dtypes("grad_output", grad_output)
-    results = _folded(grad_output, lattices)
+    results = _like_sums(grad_output, lattices)
     with _on(grad_output):
-        _kernels("fold").fold(grad_output, results, tuple(block), _fours(lattices))
+        _kernels("pair_sums").sum_into(grad_output, results, tuple(block), _fours(lattices))
     return results
 
 

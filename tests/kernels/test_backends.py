@@ -223,7 +223,7 @@ def test_a_record_takes_the_latest_decision_of_each_operation(timed):
         with backends.force(grad_weight="torch"):
             assert dispatch.run("grad_weight", candidates, tensors) == "second"
         with dispatch.recording(None):
-            dispatch.run("fold_grad_output", {"torch": lambda: None}, tensors)
+            dispatch.run("sum_grad_output", {"torch": lambda: None}, tensors)
     dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors)
     assert record.keys() == {"grad_weight"}
     assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("torch", "forced")

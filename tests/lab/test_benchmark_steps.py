@@ -127,13 +127,13 @@ TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
 
 def test_forced_backends_are_one_contestant_more():
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    forced = {"grad_weight": "torch", "fold_grad_output": "torch"}
+    forced = {"grad_weight": "torch", "sum_grad_output": "torch"}
     layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
     chosen = layer.decisions["grad_weight"]["fst"]
     assert chosen["grad_weight"].backend == "strided" and layer.failed == {}
     assert layer.decisions["grad_weight"]["srste"] == {}
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
-    # fold_grad_output was chosen as it is forced, and srste asks for neither
+    # sum_grad_output was chosen as it is forced, and srste asks for neither
     found = {"torch", "fst", "srste", "fst, grad_weight=torch"}
     assert set(layer.times["grad_weight"]) == found
     assert set(layer.times["output"]) == {"torch", "fst", "srste"}

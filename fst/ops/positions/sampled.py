@@ -13,6 +13,7 @@ from fst.backends import dispatch
 from fst.ops import cpp
 from fst.ops.geometry import Geometry, gradients, input_gradient
 from fst.ops.positions import draw, native, noise, products
+from fst.ops.positions.products import Listed
 from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
 
@@ -127,7 +128,8 @@ def grad_input(step: Step, rule: Sampled, lists: Lists | None) -> Tensor:
 
     def sampled(program: Program) -> Tensor:
         drawn = (lists or Lists(step, with_sums=False)).of(rule, count)
-        return program(step.grad_output, step.weight, *drawn, step.input_shape, step.geometry)
+        listed, where = Listed(*drawn), (step.input_shape, step.geometry)
+        return program(step.grad_output, step.weight, listed, *where)
 
     candidates = {EXACT: exact, **_programs("grad_input", step, sampled)}
     return _run("grad_input", candidates, step, (str(rule), count, lists is None))
@@ -147,7 +149,7 @@ def _sampled_grad_weight(
     """dW over the drawn positions, with what the mean of the input contributes."""
     mean = mean_of(step.input) if rule.center else None
     maps = (step.grad_output, step.input, step.weight)
-    total = program(*maps, *drawn, None, mean, step.geometry)
+    total = program(*maps, Listed(*drawn, mean=mean), step.geometry)
     return total if mean is None else _with_share_of_mean(total, sums, mean, step.geometry.groups)
 
 
