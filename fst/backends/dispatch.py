@@ -79,8 +79,8 @@ def run(
         return candidates[_without_measuring(operation, default, tuple(candidates))]()
     if tunable:
         key = autotune.LayerKey.of(*tensors, options=options)
-        device = tensors[0].device
-        decision = autotune.choose(operation, key, candidates, default, device, exact=exact)
+        question = autotune.Question(operation, key, candidates, tensors[0].device, exact)
+        decision = autotune.choose(question)
     else:
         name = _without_measuring(operation, default, tuple(candidates))
         forced = registry.demanded(operation, candidates) is not None

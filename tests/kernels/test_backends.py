@@ -41,10 +41,10 @@ def timed(monkeypatch):
     return milliseconds, log
 
 
-def _choose(key: int = 0, names=("strided", "torch"), default: str = "strided"):
+def _choose(key: int = 0, names=("strided", "torch")):
     layer = autotune.LayerKey.of(torch.empty(2, key + 1))
     candidates = {name: lambda: None for name in names}
-    return backends.choose("grad_weight", layer, candidates, default, CPU)
+    return backends.choose(backends.Question("grad_weight", layer, candidates, CPU))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_candidate_that_raises_is_left_out_with_its_reason(timed):
     def choose():
         layer = autotune.LayerKey.of(torch.empty(3))
         candidates = {"strided": lambda: None, "torch": too_large, "dense": lambda: None}
-        return backends.choose("grad_weight", layer, candidates, "strided", CPU)
+        return backends.choose(backends.Question("grad_weight", layer, candidates, CPU))
 
     milliseconds["dense"] = 0.5
     decision = choose()
@@ -240,8 +240,6 @@ def test_unknown_and_unusable_names():
         pass
     with pytest.raises(ValueError, match="'pruning' is unknown"):
         backends.backends("pruning")
-    with pytest.raises(ValueError, match="default='dense'"):
-        _choose(default="dense")
     if not torch.cuda.is_available():
         sparse = backends.backend("output", "mma_sp")
         assert "no CUDA device" in sparse.missing()

@@ -89,7 +89,7 @@ def measure_positions(
 
 def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     size = torch.sym_min(n, len(scores))
-    return scores.newempty_maps(size, dtype=torch.int32), scores.newempty_maps(size)
+    return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
 
 
 @operator(like=_like_drawn)
