@@ -95,7 +95,7 @@ def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
             taken[key].append(step(key))
         order.reverse()
     layers = fst.sparse_layers(converted).values()
-    found = [layer.run.decisions.get("grad_weight") for layer in layers]
+    found = [layer.passing.decisions.get("grad_weight") for layer in layers]
     sampled = sum(decision is not None and decision.backend != "dense" for decision in found)
     before, after = (statistics.median(taken[key]) for key in models)
     ratio = round(before / after, 3)

@@ -52,7 +52,7 @@ def current_record() -> Record | None:
     return None if torch.compiler.is_compiling() else _RUNNING.record
 
 
-def run(
+def compute(
     operation: str,
     candidates: Mapping[str, Callable[[], Result]],
     tensors: tuple[Tensor, ...],

@@ -219,16 +219,16 @@ def test_a_record_takes_the_latest_decision_of_each_operation(timed):
     candidates = {"strided": lambda: "first", "torch": lambda: "second"}
     tensors = (torch.empty(2, 3),)
     with dispatch.recording(record):
-        assert dispatch.run("grad_weight", candidates, tensors) == "first"
+        assert dispatch.compute("grad_weight", candidates, tensors) == "first"
         with backends.force(grad_weight="torch"):
-            assert dispatch.run("grad_weight", candidates, tensors) == "second"
+            assert dispatch.compute("grad_weight", candidates, tensors) == "second"
         with dispatch.recording(None):
-            dispatch.run("sum_grad_output", {"torch": lambda: None}, tensors)
-    dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors)
+            dispatch.compute("sum_grad_output", {"torch": lambda: None}, tensors)
+    dispatch.compute("prune_grad_output", {"torch": lambda: None}, tensors)
     assert record.keys() == {"grad_weight"}
     assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("torch", "forced")
     with dispatch.recording(record):
-        dispatch.run("prune_grad_output", {"torch": lambda: None}, tensors, tunable=False)
+        dispatch.compute("prune_grad_output", {"torch": lambda: None}, tensors, tunable=False)
     assert record["prune_grad_output"].reason == "not measured: it draws random numbers"
 
 

@@ -53,7 +53,7 @@ def test_dispatch_runs_what_is_forced(device):
             "torch": lambda: grad_output * 0,
             "triton": lambda: ops.prune_grad_output(grad_output, 2, 4, "magnitude", "", 1, None),
         }
-        return dispatch.run("prune_grad_output", candidates, (grad_output,), tunable=tunable)
+        return dispatch.compute("prune_grad_output", candidates, (grad_output,), tunable=tunable)
 
     compiled = torch.compile(prune, fullgraph=True, backend="aot_eager")
     for function in (prune, compiled, lambda x: prune(x, tunable=False)):
@@ -82,6 +82,6 @@ def test_a_forced_backend_that_does_not_fit_is_an_error(device):
     with backends.force(sum_grad_output="triton"):
         for tunable in (True, False):
             with pytest.raises(RuntimeError, match="'triton' is forced but cannot compute"):
-                dispatch.run(
+                dispatch.compute(
                     "sum_grad_output", {"torch": lambda: values}, (values,), tunable=tunable
                 )

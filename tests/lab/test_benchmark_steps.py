@@ -101,7 +101,7 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
         "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
     )
     chosen = [
-        layer.run.decisions["grad_weight"]
+        layer.passing.decisions["grad_weight"]
         for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
     ]
     assert [d.backend for d in chosen] == ["torch"] * 3
@@ -191,7 +191,7 @@ def test_steps_use_forced_backends_where_they_can(sparse_names):
     assert made.failed == {}
     assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
     layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
-    computed = {name: layer.run.decisions["output"].backend for name, layer in layers.items()}
+    computed = {name: layer.passing.decisions["output"].backend for name, layer in layers.items()}
     assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
     assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
 

@@ -143,5 +143,7 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
                 for layer in layers:
                     _step_of_layer(layer, images)
                 optimizer.step()
-    backends = {decision.backend for layer in layers for decision in layer.run.decisions.values()}
+    backends = {
+        decision.backend for layer in layers for decision in layer.passing.decisions.values()
+    }
     assert ("triton" in backends) == kernels

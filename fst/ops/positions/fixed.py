@@ -71,7 +71,7 @@ def grad_weight(
             geometry.groups,
         )
     tensors, options = (grad_output, input, weight), (str(rule), lattices, geometry)
-    return dispatch.run("grad_weight", candidates, tensors, options)
+    return dispatch.compute("grad_weight", candidates, tensors, options)
 
 
 def sum_grad_output(
@@ -84,7 +84,7 @@ def sum_grad_output(
     candidates = {"torch": lambda: rule.summed(grad_output, lattices, phase)}
     if triton.takes_block(block) and triton.takes(grad_output.dtype):
         candidates["triton"] = lambda: triton.sum_grad_output(grad_output, block, _flat(lattices))
-    return dispatch.run("sum_grad_output", candidates, (grad_output,), (block, lattices))
+    return dispatch.compute("sum_grad_output", candidates, (grad_output,), (block, lattices))
 
 
 def _flat(lattices: Iterable[Lattice]) -> list[int]:

@@ -242,4 +242,4 @@ def _run(
     gemm: str, candidates: dict[str, Callable[[], Any]], step: Step, options: tuple[Any, ...]
 ) -> Any:
     options = (*options, tuple(step.input_shape), *step.geometry)
-    return dispatch.run(gemm, candidates, (step.grad_output, step.weight), options, exact=EXACT)
+    return dispatch.compute(gemm, candidates, (step.grad_output, step.weight), options, exact=EXACT)
