@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from paper import add_pattern, drawing, main
+from paper import Precision, add_pattern, add_precision, drawing, main
+from record import LayerRecord, record_step
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
-from fst.command_lines.analyze import add_precision, add_subject
+from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.lab.analysis.commands.options import (
     subject_of,
 )
-from fst.lab.analysis.record import LayerRecord, record_step
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.saliency import Precision
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input

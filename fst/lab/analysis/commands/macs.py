@@ -11,13 +11,11 @@ from torch import nn
 
 from fst.engine.model import sparse_root
 from fst.lab.analysis import plots
-from fst.lab.analysis.approximations import parse
 from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
-from fst.lab.analysis.probe import GradientProbe
-from fst.lab.analysis.record import same_draws
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject
+from fst.lab.analysis.subject import Subject, same_draws
+from fst.lab.arguments import named_options
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 
@@ -50,10 +48,8 @@ class Counted(NamedTuple):
 
 def run(options: argparse.Namespace) -> Result:
     """Count one step of each config under each strategy."""
-    rules = {text: parse(text).rule for text in options.strategies}
-    for text, rule in rules.items():
-        if isinstance(rule, GradientProbe):
-            raise ValueError(f"--strategies {text}: this is no registered strategy.")
+    named = {text: named_options(text) for text in options.strategies}
+    rules = {text: get_strategy(name, **given) for text, (name, given) in named.items()}
     counted, titles = [], []
     for config in options.configs or [None]:
         options.config = config

@@ -2,13 +2,14 @@
 
 import math
 
+import errors
 import pytest
 import torch
 import torch.nn.functional as F
+from record import conv_names, record_step
 from torch import nn
 
-from fst.lab.analysis import errors
-from fst.lab.analysis.record import conv_names, record_step, same_draws
+from fst.lab.analysis.subject import same_draws
 
 
 class Shared(nn.Module):
