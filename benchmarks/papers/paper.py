@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from fst.basics.arguments import add_traceback, positive, positive_number, user_errors
+from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
 from fst.command_lines.options import DTYPES
 from fst.lab.analysis.result import Result
@@ -64,6 +65,17 @@ def add_pattern(parser: argparse.ArgumentParser) -> None:
     """--n and --m."""
     parser.add_argument("--n", type=positive, default=2, help="kept per group (default: 2)")
     parser.add_argument("--m", type=positive, default=4, help="group size (default: 4)")
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
 
 
 def add_precision(parser: argparse.ArgumentParser, what: str) -> None:

@@ -209,7 +209,7 @@ def test_the_parts_of_a_step_add_up_to_it():
         assert {"convolution output", "convolution gradients", "batch norm", "optimizer"} <= set(
             parts
         )
-        assert ("pruning, folding, copies" in parts) == (name == "fst")
+        assert ("pruning, sums, copies" in parts) == (name == "fst")
     assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
     fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
     assert sum(fitted.values()) == pytest.approx(100)
