@@ -86,7 +86,7 @@ _FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether programs of one result are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
+    """Whether backends of one result are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
 
     On a CPU the choice changes rounding, so a rule of thumb that never varies is the default.
     Against an exact candidate times are measured on CPUs too, see `choose`.

@@ -12,7 +12,7 @@ def _nothing_missing() -> str:
 
 
 def _register(operation: str, name: str, computes: str, *, accelerated: bool | None = None) -> None:
-    """A program of PyTorch's operators: verified, and never missing."""
+    """A backend of PyTorch's operators: verified, and never missing."""
     register_backend(Backend(operation, name, computes, True, _nothing_missing, accelerated))
 
 

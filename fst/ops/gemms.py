@@ -1,4 +1,4 @@
-"""The three GEMMs of a convolution, each by the program that is chosen for it."""
+"""The three GEMMs of a convolution, each by the backend that is chosen for it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Alternating(Rule):
             return int(self.phase)
         if torch.compiler.is_compiling():
             raise UsageError(
-                "phase='random' chooses between programs at each step, which torch.compile "
+                "phase='random' chooses between graphs at each step, which torch.compile "
                 "cannot trace; use phase=0 or phase=1."
             )
         if seed is not None:

@@ -31,9 +31,9 @@ def grad_weight(
     lattices = rule.kept_positions(*size, phase)
     assert lattices is not None  # the rule knows its positions
 
-    def summed(program: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
+    def summed(multiply: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
         kept = sum_grad_output(grad_output, rule, lattices, phase)
-        parts = [program(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
+        parts = [multiply(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
         if not parts:
             return weight.new_zeros(weight.shape, dtype=grad_output.dtype)
         return functools.reduce(Tensor.add_, parts)
