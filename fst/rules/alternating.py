@@ -86,7 +86,7 @@ class Alternating(Rule):
             restored[:, :, 1:] += flat[:, :, :-1]
             if (height * width) % 2 and height * width > 1:
                 restored[:, :, -2] += flat[:, :, -1]
-        return super().fold(restored.unflatten(2, (height, width)), kept, phase)
+        return super().summed(restored.unflatten(2, (height, width)), kept, phase)
 
     def _in_rows(self, width: int) -> bool:
         """Whether no pair crosses the end of a row."""
