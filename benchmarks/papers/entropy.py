@@ -132,7 +132,7 @@ def draw(layers: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[float
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=4, batch_size=32, needs_data=True)
+    add_subject(parser, batches=4, batch_size=32)
     add_layers(parser, COUNT)
     parser.add_argument(
         "--per",

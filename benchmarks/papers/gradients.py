@@ -123,7 +123,7 @@ def draw(rows: Mapping[str, Tensor], channels: Sequence[int]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32, needs_data=True)
+    add_subject(parser, batches=1, batch_size=32)
     add_layers(parser, None)
     add_pattern(parser)
     add_precision(parser, "the training step")

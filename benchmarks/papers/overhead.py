@@ -142,7 +142,7 @@ def draw(names: Sequence[str], shares: Sequence[float]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32, needs_data=False)
+    add_subject(parser, batches=1, batch_size=32)
     add_pattern(parser)
     add_precision(parser, "the training step")
     parser.add_argument(

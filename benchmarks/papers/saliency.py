@@ -216,7 +216,7 @@ def _add(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    add_subject(parser, batches=4, batch_size=32, needs_data=True)
+    add_subject(parser, batches=4, batch_size=32)
     parser.add_argument(
         "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
     )

@@ -211,7 +211,7 @@ def draw(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=16, needs_data=True)
+    add_subject(parser, batches=1, batch_size=16)
     parser.add_argument(
         "--show",
         nargs="+",

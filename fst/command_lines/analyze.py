@@ -52,7 +52,6 @@ def add_subject(
     *,
     batches: int,
     batch_size: int,
-    needs_data: bool,
     several: bool = False,
 ) -> None:
     """A model with batches: a config (or ``several``), or --model on random images."""
@@ -69,8 +68,7 @@ def add_subject(
         "--model",
         metavar="[SOURCE:]NAME",
         help="instead of a config: a classifier of torchvision (the default), timm or fst, with "
-        "random weights on random images, such as resnet18 or timm:resnet50"
-        + ("; its numbers say nothing about real images" if needs_data else ""),
+        "random weights on random images, such as resnet18 or timm:resnet50",
     )
     parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
     parser.add_argument(
@@ -78,12 +76,11 @@ def add_subject(
         type=positive,
         help="height and width of random images (default: 224; a detector's own)",
     )
-    if not needs_data:
-        parser.add_argument(
-            "--random-images",
-            action="store_true",
-            help="use the config's model with random weights on random images: needs no data",
-        )
+    parser.add_argument(
+        "--random-images",
+        action="store_true",
+        help="use the config's model with random weights on random images: needs no data",
+    )
     parser.add_argument(
         "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
     )
@@ -118,7 +115,7 @@ def _coverage(parser: argparse.ArgumentParser) -> None:
 
 def _macs(parser: argparse.ArgumentParser) -> None:
     """Multiply-adds per layer and GEMM of a training step (FST, Figure 2)."""
-    add_subject(parser, batches=1, batch_size=1, needs_data=False, several=True)
+    add_subject(parser, batches=1, batch_size=1, several=True)
     parser.add_argument(
         "--strategies",
         "--strategy",
