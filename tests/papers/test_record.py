@@ -65,7 +65,7 @@ def test_names():
     model = Shared()
     assert conv_names(model) == ["first", "twice", "frozen"]
     assert conv_names(model, ["f*"]) == ["first", "frozen"]
-    with pytest.raises(ValueError, match="'nothing' matches no convolution of: first"):
+    with pytest.raises(ValueError, match="'nothing' matches no convolution. There are: first"):
         conv_names(model, ["nothing"])
     with pytest.raises(ValueError, match="no 2-D convolution"):
         conv_names(nn.Linear(2, 2))
