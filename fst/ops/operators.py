@@ -35,9 +35,8 @@ def register(
         given = signature.bind(*arguments, **named).arguments
         return like(**{name: given[name] for name in wanted})
 
-    _OPERATORS.define(
-        name + infer_schema(inspect.unwrap(function), mutates_args=()), tags=tuple(tags)
-    )
+    schema = infer_schema(inspect.unwrap(function), mutates_args=())
+    _OPERATORS.define(name + schema, tags=tuple(tags))
     _OPERATORS.impl(name, function, device)
     register_fake(f"fst::{name}", fake, lib=_OPERATORS)
     return getattr(torch.ops.fst, name).default

@@ -74,15 +74,11 @@ def measure_positions(
     if not scores.numel():
         return scores, sums.zero_()
     geometry = (samples, *input_size[-2:], rows, columns, *kernel, *stride, *padding, *dilation)
+    maps = (grad_output.data_ptr(), KINDS[grad_output.dtype], channels)
     call(
         "fst_measure_positions",
-        *(
-            grad_output.data_ptr(),
-            KINDS[grad_output.dtype],
-            channels,
-            is_channels_last(grad_output),
-        ),
-        *(integers(*geometry), scores.data_ptr(), sums.data_ptr() if with_sums else None),
+        *(*maps, is_channels_last(grad_output), integers(*geometry)),
+        *(scores.data_ptr(), sums.data_ptr() if with_sums else None),
     )
     return scores, sums
 
