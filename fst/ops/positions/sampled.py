@@ -111,7 +111,7 @@ def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor | None, Tensor, Lists
         found = _sampled_grad_weight(step, rule, lists.of(rule, count), sums, product)
         return _gradients(step, (True, False, False))[0] if step.joint else None, found
 
-    candidates = {EXACT: exact, **_products("grad_weight", step, sampled)}
+    candidates = {EXACT: exact, **_candidates("grad_weight", step, sampled)}
     return *_run("grad_weight", candidates, step, (str(rule), count, step.joint)), lists
 
 
