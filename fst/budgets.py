@@ -17,8 +17,9 @@ needs no data. Groups of fewer than m stay dense; the code forms groups across t
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -142,7 +143,10 @@ def _search(
             f"most {MAX_M}) leaves less."
         )
     densities = erk_densities([layers[i].shape for i in full], left)
-    next_of = _Domino(layers, full, densities, m) if criterion == "domino" else _Erk(densities)
+    next_of: Callable[[Sequence[int], Sequence[float]], int]
+    next_of = functools.partial(_by_erk, densities)
+    if criterion == "domino":
+        next_of = _Domino(layers, full, densities, m)
     spent = float(sum(costs))
     while spent > goal * (1 + 1e-9):
         after = [steps[steps.index(chosen[i]) + 1] if chosen[i] > 1 else 0 for i in full]
@@ -154,16 +158,9 @@ def _search(
     return chosen
 
 
-class _Erk:
+def _by_erk(densities: Sequence[float], after: Sequence[int], shares: Sequence[float]) -> int:
     """The layer that is furthest above its ERK density, as a ratio."""
-
-    def __init__(self, densities: Sequence[float]) -> None:
-        self.densities = densities
-
-    def __call__(self, after: Sequence[int], shares: Sequence[float]) -> int:
-        return max(
-            (i for i, n in enumerate(after) if n), key=lambda i: shares[i] / self.densities[i]
-        )
+    return max((i for i, n in enumerate(after) if n), key=lambda i: shares[i] / densities[i])
 
 
 class _Domino:

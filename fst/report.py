@@ -220,7 +220,7 @@ def describe_layer(layer: SparseLayer) -> LayerReport:
 
 
 def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
-    strategy, decision = layer.strategy, layer.run.decisions.get(gemm)
+    strategy, decision = layer.strategy, layer.passing.decisions.get(gemm)
     rule, schedule = strategy.rule(gemm), strategy.schedule
     if gemm == "grad_weight" and not layer.weight.requires_grad:
         return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
@@ -274,8 +274,8 @@ def backends_table(model: nn.Module) -> str:
     for name, layer in layers.items():
         reports = describe_layer(layer).gemms
         computed = [gemm for gemm, report in reports.items() if report.mode != NOT_COMPUTED]
-        for operation in dict.fromkeys([*computed, *layer.run.decisions]):
-            decision = layer.run.decisions.get(operation)
+        for operation in dict.fromkeys([*computed, *layer.passing.decisions]):
+            decision = layer.passing.decisions.get(operation)
             row = ("torch", NO_CHOICE, "")
             if decision is not None:
                 row = (decision.backend, decision.reason, _times(decision))

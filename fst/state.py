@@ -50,8 +50,8 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         _check_entry(name, layer, state[name])
     for name, layer in layers.items():
         layer.state.restore(state[name], layer.weight.device)
-        layer.run.forget_calls()
-        layer.run.has_loaded_state = True
+        layer.passing.forget_calls()
+        layer.passing.has_loaded_state = True
         if not layer.strategy.keeps_masks:
             layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
 

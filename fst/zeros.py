@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from fst.basics.selectors import selected
 from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.values import check_module
 from fst.layers.modules import SparseLayer
@@ -57,7 +57,7 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
     Args:
         plain: a folded model, or any with zeros; its convolutions' and linear layers' weights are
             held.
-        include: glob patterns on parameter names such as "layer1.*.weight".
+        include: which weights, by name, such as "layer1" with all below it or "*.conv1.weight".
 
     Returns:
         A handle with the masks and ``remove()``.
@@ -69,7 +69,6 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
     """
     check_module(plain)
     refuse_sharded(plain, "hold", ORDER)
-    patterns = [include] if isinstance(include, str) else list(include)
     weights: dict[str, nn.Parameter] = {}
     for name, module in plain.named_modules():
         if isinstance(module, SparseLayer):
@@ -79,16 +78,8 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
         weight = module._parameters.get("weight")
         if isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and weight is not None:
             weights[f"{name}.weight" if name else "weight"] = weight
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in weights):
-            raise ValueError(
-                f"include={pattern!r} matches no weight of: {', '.join(weights) or 'no layer'}."
-            )
-    chosen = {
-        name: weight
-        for name, weight in weights.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns) and bool((weight == 0).any())
-    }
+    names = selected("include", include, weights, "weight")
+    chosen = {n: w for n, w in weights.items() if n in names and bool((w == 0).any())}
     if not chosen:
         raise ValueError(
             f"{type(plain).__name__} has no zero in a weight of include={include!r}: nothing to "

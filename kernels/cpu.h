@@ -184,6 +184,18 @@ inline bool ascending(const int32_t* index, int64_t count, int64_t end) {
   return !bad;
 }
 
+// Calls function(format, geometry) for a list of its positions, in the format of `kind`.
+template <class Function>
+Status on_list(const int32_t* index, int64_t count, const int64_t* geometry, int64_t kind,
+               Function function) {
+  Geometry g;
+  std::memcpy(&g, geometry, sizeof(g));
+  if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
+  Status status = DONE;
+  with_format(kind, [&](auto format) { status = function(format, g); });
+  return status;
+}
+
 // Calls with a number of vectors as a constant.
 template <class Function>
 void with_vectors(int64_t vectors, const Function& function) {

@@ -222,18 +222,13 @@ FST_EXPORT int fst_list_grad_input(const void* grad_output, const void* weight, 
                                    const int32_t* index, const float* scale, int64_t count,
                                    const int64_t* geometry, int64_t in, int64_t out, int64_t groups,
                                    const int64_t* layouts, void* result, int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
+  return on_list(index, count, geometry, kind, [&](auto format, const Geometry& g) {
     using T = decltype(format);
     using Int = typename T::Int;
     const GradInput<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(weight),
                             layouts[1] != 0, index, scale, count, g, in, out, groups,
                             Map(groups * in, g.height * g.width, layouts[0]),
                             Map(groups * out, g.positions(), layouts[0])};
-    status = task.run(threads, static_cast<Int*>(result));
+    return task.run(threads, static_cast<Int*>(result));
   });
-  return status;
 }

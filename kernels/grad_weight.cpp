@@ -348,18 +348,13 @@ FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, 
                                     const float* mean, const int64_t* geometry, int64_t in,
                                     int64_t out, int64_t groups, const int64_t* layouts,
                                     void* result, int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
+  return on_list(index, count, geometry, kind, [&](auto format, const Geometry& g) {
     using T = decltype(format);
     using Int = typename T::Int;
     const GradWeight<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(input),
                              mean, {index, weight, source, count}, g, in, out, groups,
                              Map(groups * in, g.height * g.width, layouts[0]),
                              Map(groups * out, places, layouts[1])};
-    status = task.run(threads, layouts[2], static_cast<Int*>(result));
+    return task.run(threads, layouts[2], static_cast<Int*>(result));
   });
-  return status;
 }

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fold import Lattice, kept_sum_constants
 from .grad_weight_triton import _grad_weight_kernel, _sum_kernel
 from .launch import INT32, Launch, last_offset
+from .pair_sums import Lattice, kept_sum_constants
 
 # What is assumed where there is no GPU to ask: the multiprocessors of an H100 or H200, and the
 # shared memory of an A100 for one program.
@@ -34,7 +34,8 @@ class Problem(NamedTuple):
     Attributes:
         block: (height, width) of the block of which one output position is kept.
         restore: whether grad_output of the dropped positions is added to that of the kept one.
-        lattices: (row, row step, column, column step) of the kept positions, as in `fold.fold`.
+        lattices: (row, row step, column, column step) of the kept positions, as in
+            `pair_sums.sum_into`.
         windows: the same for each lattice, of where a kept position's window begins in its input;
             rows and columns before the first are padding.
         dilation: of the window.

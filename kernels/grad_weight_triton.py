@@ -1,11 +1,11 @@
-"""Triton: the weight gradient of a strided convolution, grad_output folded while it is loaded."""
+"""Triton: the weight gradient of a strided convolution, grad_output summed while it is loaded."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .fold_triton import kept_sum
+from .pair_sums_triton import kept_sum
 from .select_triton import INTERPRETED, rounded
 
 
@@ -102,7 +102,7 @@ def _grad_weight_kernel(
         j = (k % COLUMNS).to(INDEX)
         sample = sample.to(INDEX)
         counted = at + tl.arange(0, K)[:, None] < end
-        folded = kept_sum(
+        summed = kept_sum(
             grad_ptr,
             sample * grad_sample,
             i,
@@ -123,7 +123,7 @@ def _grad_weight_kernel(
             FLAT_SHIFT,
             LAST,
         )
-        folded = rounded(folded, grad_ptr.dtype.element_ty)
+        summed = rounded(summed, grad_ptr.dtype.element_ty)
         down = i * window_row_step
         right = j * window_column_step
         y = (top + down).to(UNSIGNED)
@@ -133,9 +133,9 @@ def _grad_weight_kernel(
         place = sample * x_sample + down * x_row + right * x_column
         seen = tl.load(x_ptr + place, mask=valid, other=0.0)
         if INTERPRETED:  # whose products of bfloat16 are those of their bits
-            folded = folded.to(tl.float32)
+            summed = summed.to(tl.float32)
             seen = seen.to(tl.float32)
-        total = tl.dot(tl.trans(folded), seen, total, input_precision="ieee")
+        total = tl.dot(tl.trans(summed), seen, total, input_precision="ieee")
 
     m = tl.program_id(0) % tiles * M + tl.arange(0, M)[:, None]
     out_ptr += (first_slice + tl.program_id(1)).to(tl.int64) * slice_size

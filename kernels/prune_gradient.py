@@ -87,12 +87,7 @@ def prune_launch(
         result,
         grad_output if seed is None else seed,
         grad_output if scale is None else scale,
-        layout.positions // unit,
-        layout.channels,
-        layout.channels // groups,
-        layout.sample // unit,
-        layout.channel // unit,
-        layout.position,
+        *_sizes(layout, groups, unit),
         out.sample // unit,
         out.channel // unit,
         out.position,
@@ -106,6 +101,18 @@ def prune_launch(
         "SCALE": 2 if scale is not None else 1 if by_group else 0,
     }
     return Launch(_prune_kernel, (layout.samples * grid[0], grid[1]), arguments, constants)
+
+
+def _sizes(layout: Layout, groups: int, unit: int) -> tuple[int, ...]:
+    """What the kernels know of grad_output; positions and strides in units of a vector's."""
+    return (
+        layout.positions // unit,
+        layout.channels,
+        layout.channels // groups,
+        layout.sample // unit,
+        layout.channel // unit,
+        layout.position,
+    )
 
 
 def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
@@ -134,12 +141,7 @@ def sums_launch(grad_output: Tensor, n: int, m: int, groups: int) -> tuple[Launc
     arguments = (
         grad_output,
         sums,
-        layout.positions // unit,
-        layout.channels,
-        layout.channels // groups,
-        layout.sample // unit,
-        layout.channel // unit,
-        layout.position,
+        *_sizes(layout, groups, unit),
         chunks,
         triton.cdiv(tiles, chunks),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import fold, grad_weight, prune_gradient, prune_weight
+from . import grad_weight, pair_sums, prune_gradient, prune_weight
 from .launch import Launch
 
 SIZE = (256, 64, 56, 56)
@@ -40,10 +40,10 @@ def _sums(last: bool) -> Launch:
     return prune_gradient.sums_launch(grad_output, 2, 4, 1)[0]
 
 
-def _fold(last: bool) -> Launch:
+def _pair_sum(last: bool) -> Launch:
     half = (*SIZE[:3], SIZE[3] // 2)
     operands = (_meta(size, torch.bfloat16, last) for size in (SIZE, half))
-    return fold.fold_launch(*operands, (1, 2), (0, 1, 0, 2))
+    return pair_sums.sum_launch(*operands, (1, 2), (0, 1, 0, 2))
 
 
 def _grad_weight(
@@ -71,7 +71,7 @@ SAMPLES: dict[str, Callable[[bool], Launch]] = {
     "grad_output 2:4 random": _prune_gradient(2, 4, "random"),
     "grad_output 4:8": _prune_gradient(4, 8),
     "sums for rescaling 2:4": _sums,
-    "pair sum": _fold,
+    "pair sum": _pair_sum,
     "grad_weight 64->64 3x3": _grad_weight((64, 64), 56, 3),
     "grad_weight 512->512 3x3": _grad_weight((512, 512), 7, 3),
     "grad_weight 64->256 1x1": _grad_weight((64, 256), 56, 1),

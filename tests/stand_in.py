@@ -52,7 +52,7 @@ def _prune_gradient(grad_output, n, m, rule, rescale, groups, seed):
     return nm.prune_grad_output(grad_output, "grad_input", groups).contiguous()
 
 
-def _fold(grad_output, results, block, lattices):
+def _sum_into(grad_output, results, block, lattices):
     assert lattices == [(0, block[0], 0, block[1])]
     results[0].copy_(F.avg_pool2d(grad_output, block, ceil_mode=True, divisor_override=1))
 
@@ -62,5 +62,5 @@ def stand_ins() -> dict[str, object]:
     return {
         "prune_weight": PruneWeight(),
         "prune_gradient": SimpleNamespace(prune=_prune_gradient),
-        "fold": SimpleNamespace(fold=_fold),
+        "pair_sums": SimpleNamespace(sum_into=_sum_into),
     }

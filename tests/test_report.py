@@ -69,7 +69,7 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     if cpp.missing():
         reason = "no other verified backend can run here"
         assert ("prune_weight", "torch", "all 3", reason) in cells
-    assert not copy.deepcopy(model)[0].run.decisions
+    assert not copy.deepcopy(model)[0].passing.decisions
 
 
 def test_an_accelerated_backend_changes_the_report(monkeypatch):
@@ -79,7 +79,7 @@ def test_an_accelerated_backend_changes_the_report(monkeypatch):
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
     fst.convert(model, "wg")
     assert describe_layer(model[0]).gemms["grad_weight"].mode == "simulated"
-    model[0].run.decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
+    model[0].passing.decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
     gemm = describe_layer(model[0]).gemms["grad_weight"]
     assert (gemm.mode, gemm.reason) == ("accelerated", "fast: half of it")
 

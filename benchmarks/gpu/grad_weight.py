@@ -168,7 +168,7 @@ class Operands:
         self.size = (layer.size, layer.size)
         lattices = RULE.kept_positions(*self.size, 0)
         (self.lattice,) = lattices
-        (self.folded,) = fixed.fold_grad_output(self.grad_output, RULE, lattices, 0)
+        (self.sums,) = fixed.sum_grad_output(self.grad_output, RULE, lattices, 0)
 
     def contestants(self) -> dict[str, Function]:
         """The library's dense kernel, the half of it with and without its sums, the own kernel."""
@@ -176,9 +176,9 @@ class Operands:
             DENSE: self._dense,
             HALF: lambda: self._forced("strided", "torch"),
             "cuDNN strided, triton pair sum": lambda: self._forced("strided", "triton"),
-            "cuDNN strided, sums not counted": self._from_folded,
+            "cuDNN strided, sums not counted": self._from_sums,
             "triton, fused": lambda: self._forced("triton", "torch"),
-            "triton, sums not counted": lambda: self._own(self.folded, self.input, 2),
+            "triton, sums not counted": lambda: self._own(self.sums, self.input, 2),
             "triton, dense": lambda: self._own(self.grad_output, self.input, 1),
         }
 
@@ -191,13 +191,13 @@ class Operands:
 
     def model(self, name: str) -> dict[str, float]:
         """FLOPs and bytes of a contestant, each operand moved once; workspaces do not count."""
-        share = 1.0 if name.endswith("dense") else self.folded.numel() / self.grad_output.numel()
+        share = 1.0 if name.endswith("dense") else self.sums.numel() / self.grad_output.numel()
         read = self.input.numel() * (share if self.weight.shape[2] == 1 else 1)
         moved = self.grad_output.numel() + read + self.weight.numel()
         if name.endswith("pair sum"):
-            moved += 2 * self.folded.numel()
+            moved += 2 * self.sums.numel()
         elif name.endswith("not counted"):
-            moved -= self.grad_output.numel() - self.folded.numel()
+            moved -= self.grad_output.numel() - self.sums.numel()
         products = self.weight[0].numel() * self.grad_output.numel()
         return {"flops": 2 * share * products, "bytes": moved * self.weight.itemsize}
 
@@ -206,14 +206,14 @@ class Operands:
             self.grad_output, self.input, self.weight, self.geometry, (False, True, False)
         )[1]
 
-    def _forced(self, name: str, fold: str) -> Tensor:
-        with backends.force(grad_weight=name, fold_grad_output=fold):
+    def _forced(self, name: str, sums: str) -> Tensor:
+        with backends.force(grad_weight=name, sum_grad_output=sums):
             operands = (self.grad_output, self.input, self.weight, self.geometry)
             return fixed.grad_weight(*operands, RULE, 0)
 
-    def _from_folded(self) -> Tensor:
+    def _from_sums(self) -> Tensor:
         where = (self.lattice, self.size, self.geometry)
-        return strided.grad_weight(self.folded, self.input, self.weight, *where)
+        return strided.grad_weight(self.sums, self.input, self.weight, *where)
 
     def _own(self, grad_output: Tensor, input: Tensor, step: int) -> Tensor:
         """The own kernel at all positions of grad_output, whose windows are ``step`` apart."""

@@ -1,4 +1,4 @@
-"""Bandwidth of the pruning and folding kernels against a copy, torch and SDGP's kernel design.
+"""Bandwidth of the pruning and summing kernels against a copy, torch and SDGP's kernel design.
 
     python benchmarks/gpu/pruning.py --batch 256
     TRITON_INTERPRET=1 python benchmarks/gpu/pruning.py --smoke     # does it run, on a CPU
@@ -58,7 +58,7 @@ def main() -> None:
         like = like.to(device, memory_format=layout)
         name = {"shape": list(like.shape), "memory_format": str(layout)}
         few = [(1, 4)] if options.smoke else PATTERNS
-        for group in (gradient_contestants(like, few), fold_contestants(like)):
+        for group in (gradient_contestants(like, few), sum_contestants(like)):
             rows += measure(name, like, group, repeats, options.smoke)
     for layout in formats:
         rows += measure_weights(device, layout, repeats, options.smoke)
@@ -120,15 +120,15 @@ def sdgp_design() -> ModuleType:
     return sources.load("extension").build("fst_prune_baseline", files)
 
 
-def fold_contestants(like: Tensor) -> Iterator[tuple[str, Function, float]]:
+def sum_contestants(like: Tensor) -> Iterator[tuple[str, Function, float]]:
     """As `gradient_contestants`: pair sums read all and write half."""
     rule, (height, width) = Alternating(), like.shape[2:]
     kept = rule.kept_positions(height, width, 0)
     numbers = [number for lattice in kept for number in lattice]
     share = 1 + math.ceil(width / 2) / width
     yield "copy", torch.clone, 2
-    yield "torch pair sum", lambda x: rule.fold(x, kept, 0), share
-    yield "triton pair sum", lambda x: ops.fold_grad_output(x, rule.block, numbers), share
+    yield "torch pair sum", lambda x: rule.summed(x, kept, 0), share
+    yield "triton pair sum", lambda x: ops.sum_grad_output(x, rule.block, numbers), share
 
 
 def measure(
@@ -162,7 +162,7 @@ def measure_weights(
         "copy": lambda: [w.clone() for w in weights],
         "torch S(W), S(Wt)": lambda: _prune_each(weights, strategy, dtype),
         "triton S(W), S(Wt), masks": lambda: [
-            ops.prune_weight(weight, 1, 2, 4, 2, 4, dtype) for weight in weights
+            ops.prune_weight(weight, 1, (2, 4, 2, 4), dtype) for weight in weights
         ],
     }
     count = sum(w.numel() for w in weights)

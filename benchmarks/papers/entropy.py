@@ -14,15 +14,15 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 from paper import add_layers, drawing, main, spread, visit_inputs
+from record import conv_names
 from torch import Tensor
 
 from fst.basics.arguments import positive
 from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.lab.analysis.commands.options import subject_of
-from fst.lab.analysis.record import conv_names, same_draws
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject, images_of
+from fst.lab.analysis.subject import Subject, images_of, same_draws
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
 
 _CHUNK = 16  # samples whose joint histograms are held at once
@@ -132,7 +132,7 @@ def draw(layers: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[float
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=4, batch_size=32, needs_data=True)
+    add_subject(parser, batches=4, batch_size=32)
     add_layers(parser, COUNT)
     parser.add_argument(
         "--per",

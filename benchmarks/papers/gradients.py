@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import matplotlib
 import torch
+from errors import Error, error_of
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from paper import add_layers, add_pattern, bare, drawing, main
+from paper import Precision, add_layers, add_pattern, add_precision, bare, drawing, main
+from record import LayerRecord, conv_names, record_step
 from torch import Tensor, nn
 
-from fst.command_lines.analyze import add_precision, add_subject
+from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.lab.analysis.commands.options import (
     subject_of,
 )
-from fst.lab.analysis.errors import Error, error_of
-from fst.lab.analysis.record import LayerRecord, conv_names, record_step, same_draws
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.saliency import Precision
+from fst.lab.analysis.subject import same_draws
 from fst.lab.arguments import amp_dtype
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
@@ -123,7 +123,7 @@ def draw(rows: Mapping[str, Tensor], channels: Sequence[int]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32, needs_data=True)
+    add_subject(parser, batches=1, batch_size=32)
     add_layers(parser, None)
     add_pattern(parser)
     add_precision(parser, "the training step")

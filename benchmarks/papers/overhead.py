@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from paper import add_pattern, drawing, main
+from paper import Precision, add_pattern, add_precision, drawing, main
+from record import LayerRecord, record_step
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
-from fst.command_lines.analyze import add_precision, add_subject
+from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.lab.analysis.commands.options import (
     subject_of,
 )
-from fst.lab.analysis.record import LayerRecord, record_step
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.saliency import Precision
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input
@@ -105,7 +104,7 @@ def pruning_functions(
 
     def shift() -> None:
         for (*_, grad_output), lattices in zip(placed, kept, strict=True):
-            rule.fold(grad_output, lattices, 0)
+            rule.summed(grad_output, lattices, 0)
 
     return {
         "S(W)": lambda: weights(layers, of_weight),
@@ -143,7 +142,7 @@ def draw(names: Sequence[str], shares: Sequence[float]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32, needs_data=False)
+    add_subject(parser, batches=1, batch_size=32)
     add_pattern(parser)
     add_precision(parser, "the training step")
     parser.add_argument(

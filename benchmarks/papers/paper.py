@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +18,9 @@ from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
+from fst.command_lines.options import DTYPES
 from fst.lab.analysis.result import Result
+from fst.lab.analysis.subject import Batch, Loss
 from fst.lab.reporting.figures import SMALL, style
 
 
@@ -60,6 +65,59 @@ def add_pattern(parser: argparse.ArgumentParser) -> None:
     """--n and --m."""
     parser.add_argument("--n", type=positive, default=2, help="kept per group (default: 2)")
     parser.add_argument("--m", type=positive, default=4, help="group size (default: 4)")
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
+    """--dtype and --loss-scale."""
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help=f"autocast of {what} (default: float32)"
+    )
+    parser.add_argument(
+        "--loss-scale",
+        type=positive_number,
+        default=1.0,
+        help="the loss is multiplied by it, the gradients are divided by it (default: 1)",
+    )
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the approximation's step is computed; the exact one is in the model's own dtype.
+
+    Attributes:
+        dtype: autocast's, or None for no autocast.
+        scale: the loss is multiplied by it for the backward pass.
+    """
+
+    dtype: torch.dtype | None = None
+    scale: float = 1.0
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context to run in."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.dtype)
+
+    def loss_of(self, loss: Loss, model: nn.Module, batch: Batch) -> Callable[[], Tensor]:
+        """The loss of a model and a batch, computed like this when it is called."""
+        device = next(model.parameters()).device
+
+        def computed() -> Tensor:
+            with self.autocast(device):
+                return loss(model, batch)
+
+        return computed
 
 
 def drawing(width: float, height: float) -> Figure:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from errors import error_of
 from matplotlib.figure import Figure
 from paper import add_layers, bare, drawing, main, spread, visit_inputs
+from record import LayerRecord, conv_names, record_step
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
@@ -23,15 +25,8 @@ from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
 from fst.lab.analysis.commands.options import subject_of
-from fst.lab.analysis.errors import error_of
-from fst.lab.analysis.record import (
-    LayerRecord,
-    conv_names,
-    record_step,
-    same_draws,
-)
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject
+from fst.lab.analysis.subject import Subject, same_draws
 from fst.lab.benchmark.layers import padded_input
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
@@ -216,7 +211,7 @@ def draw(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=16, needs_data=True)
+    add_subject(parser, batches=1, batch_size=16)
     parser.add_argument(
         "--show",
         nargs="+",

@@ -4,7 +4,7 @@ The semantics never depend on it. A backend that is ``unverified`` has not yet r
 is made for; it runs only where it is asked for by `force`.
 """
 
-from fst.backends.autotune import Decision, LayerKey, choose, decisions, forget_decisions
+from fst.backends.autotune import Decision, LayerKey, Question, choose, decisions, forget_decisions
 from fst.backends.registry import (
     OPERATIONS,
     Backend,
@@ -23,6 +23,7 @@ __all__ = [
     "Backend",
     "Decision",
     "LayerKey",
+    "Question",
     "backend",
     "backends",
     "choose",

@@ -42,6 +42,29 @@ class LayerKey(NamedTuple):
         return cls(tuple(described), options)
 
 
+class Question(NamedTuple):
+    """Which of some backends shall compute an operation for a layer.
+
+    Attributes:
+        candidates: backend -> function that runs it once on operands like the layer's; the first
+            other than ``exact`` is the default, which is used where nothing is known.
+        exact: the candidate that prunes nothing, where there is one. It is used unless another one
+            is faster, by `LEAST_SAVED` at least: so times are measured on CPUs too, unless
+            FST_AUTOTUNE=0 says otherwise.
+    """
+
+    operation: str
+    key: LayerKey
+    candidates: Candidates
+    device: torch.device
+    exact: str | None = None
+
+    @property
+    def default(self) -> str:
+        """The candidate that computes where nothing is measured."""
+        return next(name for name in self.candidates if name != self.exact)
+
+
 class Decision(NamedTuple):
     """Which backend computes an operation for one key, and why.
 
@@ -63,7 +86,7 @@ _FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether programs of one result are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
+    """Whether backends of one result are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs only.
 
     On a CPU the choice changes rounding, so a rule of thumb that never varies is the default.
     Against an exact candidate times are measured on CPUs too, see `choose`.
@@ -74,44 +97,27 @@ def enabled(device: torch.device) -> bool:
     return value == "1" if value else device.type == "cuda"
 
 
-def choose(
-    operation: str,
-    key: LayerKey,
-    candidates: Candidates,
-    default: str,
-    device: torch.device,
-    *,
-    exact: str | None = None,
-) -> Decision:
-    """Decide which candidate computes ``operation`` for the layer that ``key`` describes.
+def choose(question: Question) -> Decision:
+    """Decide which candidate computes the operation for the layer that the key describes.
 
     A forced backend wins. Else verified candidates are timed in turns, in both orders, and one
-    other than ``default`` is chosen if its median is at least 5 % faster; one that raises is left
+    other than the default is chosen if its median is at least 5 % faster; one that raises is left
     out, and the reason says with what. Nothing is measured while a CUDA graph is captured, or where
     `enabled` is False.
 
-    Args:
-        candidates: backend -> function that runs it once on operands like the layer's.
-        default: the candidate that is used where nothing is known.
-        exact: the candidate that prunes nothing, where there is one. It is used unless another one
-            is faster, by `LEAST_SAVED` at least: so times are measured on CPUs too, unless
-            FST_AUTOTUNE=0 says otherwise.
-
     Raises:
-        ValueError: unknown operation or backend, or ``default`` is not among the candidates.
+        ValueError: unknown operation or backend.
         RuntimeError: the forced backend cannot run here, or not for this key.
     """
+    operation, key, candidates, device, exact = question
     demanded = registry.demanded(operation, candidates)
     tuning = enabled(device) if exact is None else os.environ.get(VARIABLE) != "0"
-    if exact is not None and tuning:
-        default = exact
+    default = exact if exact is not None and tuning else question.default
     settings = tuple(cache.settings(device).values())
     quick = (operation, key, tuple(candidates), default, device, settings, demanded, tuning)
     known = _DECIDED.get(quick)
     if known is not None:
         return known
-    if default not in candidates:
-        raise ValueError(f"default={default!r} is not among the candidates {sorted(candidates)}.")
     text = json.dumps(key._asdict())
     others = [
         name

@@ -52,7 +52,7 @@ def current_record() -> Record | None:
     return None if torch.compiler.is_compiling() else _RUNNING.record
 
 
-def run(
+def compute(
     operation: str,
     candidates: Mapping[str, Callable[[], Result]],
     tensors: tuple[Tensor, ...],
@@ -79,8 +79,8 @@ def run(
         return candidates[_without_measuring(operation, default, tuple(candidates))]()
     if tunable:
         key = autotune.LayerKey.of(*tensors, options=options)
-        device = tensors[0].device
-        decision = autotune.choose(operation, key, candidates, default, device, exact=exact)
+        question = autotune.Question(operation, key, candidates, tensors[0].device, exact)
+        decision = autotune.choose(question)
     else:
         name = _without_measuring(operation, default, tuple(candidates))
         forced = registry.demanded(operation, candidates) is not None

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import torch
 
-from fst.basics.arguments import add_traceback, positive, positive_number, usable_device
-from fst.command_lines.options import DTYPES, add_cfg_options
-from fst.strategies.registry import list_strategies
+from fst.basics.arguments import add_traceback, positive, usable_device
+from fst.command_lines.options import add_cfg_options
 
 SPLITS = ("train", "val", "test")
-REFERENCES = ("forward", "dense")
-PROBE = "dy"  # among strategies: a pruning of grad_output alone
 NETWORKS = (
     "torchvision:resnet50",
     "torchvision:vgg16_bn",
@@ -40,14 +37,6 @@ NETWORKS = (
 )
 DECAYS = (0.0, 2e-5, 6e-5, 2e-4, 6e-4, 2e-3, 6e-3, 2e-2)
 RATIO = (0.60, 0.95)  # of flip rates, sparse over dense
-COMPARED = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
-APPROXIMATIONS_HELP = (
-    f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
-    "pruning of grad_output alone, with the options n=2, m=4, "
-    "rule=magnitude|random|magnitude_rescaled, "
-    "rescale=sample_channel|channel|group, axis=channel|position (along which groups run) and "
-    "gemm=grad_input|grad_weight|both (which GEMM sees the pruned one)"
-)
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:
@@ -63,7 +52,6 @@ def add_subject(
     *,
     batches: int,
     batch_size: int,
-    needs_data: bool,
     several: bool = False,
 ) -> None:
     """A model with batches: a config (or ``several``), or --model on random images."""
@@ -80,8 +68,7 @@ def add_subject(
         "--model",
         metavar="[SOURCE:]NAME",
         help="instead of a config: a classifier of torchvision (the default), timm or fst, with "
-        "random weights on random images, such as resnet18 or timm:resnet50"
-        + ("; its numbers say nothing about real images" if needs_data else ""),
+        "random weights on random images, such as resnet18 or timm:resnet50",
     )
     parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
     parser.add_argument(
@@ -89,12 +76,11 @@ def add_subject(
         type=positive,
         help="height and width of random images (default: 224; a detector's own)",
     )
-    if not needs_data:
-        parser.add_argument(
-            "--random-images",
-            action="store_true",
-            help="use the config's model with random weights on random images: needs no data",
-        )
+    parser.add_argument(
+        "--random-images",
+        action="store_true",
+        help="use the config's model with random weights on random images: needs no data",
+    )
     parser.add_argument(
         "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
     )
@@ -114,19 +100,6 @@ def add_subject(
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
 
 
-def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
-    """--dtype and --loss-scale."""
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help=f"autocast of {what} (default: float32)"
-    )
-    parser.add_argument(
-        "--loss-scale",
-        type=positive_number,
-        default=1.0,
-        help="the loss is multiplied by it, the gradients are divided by it (default: 1)",
-    )
-
-
 def _coverage(parser: argparse.ArgumentParser) -> None:
     """What share of a network becomes N:M, what is exempt, and what stays dense."""
     parser.add_argument(
@@ -142,7 +115,7 @@ def _coverage(parser: argparse.ArgumentParser) -> None:
 
 def _macs(parser: argparse.ArgumentParser) -> None:
     """Multiply-adds per layer and GEMM of a training step (FST, Figure 2)."""
-    add_subject(parser, batches=1, batch_size=1, needs_data=False, several=True)
+    add_subject(parser, batches=1, batch_size=1, several=True)
     parser.add_argument(
         "--strategies",
         "--strategy",
@@ -156,22 +129,6 @@ def _macs(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="convert what the strategy or the config leaves dense, fully connected layers too",
     )
-
-
-def _saliency(parser: argparse.ArgumentParser) -> None:
-    """Per layer: error and cosine of the gradients under each strategy, alone and accumulated."""
-    add_subject(parser, batches=4, batch_size=32, needs_data=True)
-    parser.add_argument(
-        "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
-    )
-    parser.add_argument(
-        "--reference",
-        choices=REFERENCES,
-        default="forward",
-        help="what is exact: the dense backward pass of the strategy's own forward pass, so that "
-        "only backward pruning counts, or a dense model (default: forward)",
-    )
-    add_precision(parser, "the pruned steps; the exact ones are in float32")
 
 
 def _pareto(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +191,6 @@ def _factor(text: str) -> float:
 SUBCOMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "coverage": _coverage,
     "macs": _macs,
-    "saliency": _saliency,
     "pareto": _pareto,
     "decay": _decay,
 }

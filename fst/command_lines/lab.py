@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fst.basics.arguments import add_traceback, positive
-from fst.command_lines.options import OptionAction, add_cfg_options
+from fst.basics.arguments import positive
+from fst.command_lines.options import OptionAction, add_cfg_options, command
 from fst.strategies.registry import list_strategies
 
 CLUSTERS = ("slurm", "local")  # of submitit
@@ -15,9 +15,9 @@ DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 def ablate() -> argparse.ArgumentParser:
     """`fst ablate`."""
-    parser = argparse.ArgumentParser(
-        prog="fst ablate",
-        description="Train a grid of settings and seeds, and compare them with published numbers. "
+    parser = command(
+        "ablate",
+        "Train a grid of settings and seeds, and compare them with published numbers. "
         "The same command goes on where an earlier one stopped.",
     )
     parser.add_argument(
@@ -58,15 +58,14 @@ def ablate() -> argparse.ArgumentParser:
         help="of a job, as submitit names them: timeout_min=240 gpus_per_node=1 cpus_per_task=8 "
         "slurm_partition=... (submitit's own limit is 5 minutes)",
     )
-    add_traceback(parser)
     return parser
 
 
 def demo() -> argparse.ArgumentParser:
     """`fst demo`."""
-    parser = argparse.ArgumentParser(
-        prog="fst demo",
-        description="Train dense and sparse networks on cluttered digits and compare them.",
+    parser = command(
+        "demo",
+        "Train dense and sparse networks on cluttered digits and compare them.",
     )
     parser.add_argument(
         "--strategies",
@@ -86,15 +85,14 @@ def demo() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
     )
-    add_traceback(parser)
     return parser
 
 
 def report() -> argparse.ArgumentParser:
     """`fst report`."""
-    parser = argparse.ArgumentParser(
-        prog="fst report",
-        description="Write one self-contained HTML page about training runs, which come first, "
+    parser = command(
+        "report",
+        "Write one self-contained HTML page about training runs, which come first, "
         "and ablations and analyses.",
     )
     parser.add_argument(
@@ -107,5 +105,4 @@ def report() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
     parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
-    add_traceback(parser)
     return parser

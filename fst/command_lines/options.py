@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fst.basics.arguments import add_traceback
+
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+def command(name: str, description: str) -> argparse.ArgumentParser:
+    """The parser of `fst NAME`, with --traceback."""
+    parser = argparse.ArgumentParser(prog=f"fst {name}", description=description)
+    add_traceback(parser)
+    return parser
 
 
 class OptionAction(argparse.Action):

@@ -6,16 +6,14 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, positive
-from fst.command_lines.options import add_cfg_options
+from fst.command_lines.options import add_cfg_options, command
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
 
 
 def train() -> argparse.ArgumentParser:
     """`fst train`."""
-    parser = argparse.ArgumentParser(
-        prog="fst train", description="Train a model, sparsely if the config says so."
-    )
+    parser = command("train", "Train a model, sparsely if the config says so.")
     _run_options(parser)
     parser.add_argument(
         "--resume",
@@ -35,9 +33,7 @@ def train() -> argparse.ArgumentParser:
 
 def test() -> argparse.ArgumentParser:
     """`fst test`."""
-    parser = argparse.ArgumentParser(
-        prog="fst test", description="Evaluate a checkpoint on the config's test data."
-    )
+    parser = command("test", "Evaluate a checkpoint on the config's test data.")
     _run_options(parser)
     parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
     parser.add_argument(
@@ -56,30 +52,25 @@ def test() -> argparse.ArgumentParser:
 
 def fold() -> argparse.ArgumentParser:
     """`fst fold`."""
-    parser = argparse.ArgumentParser(
-        prog="fst fold",
-        description="Write the pruned weights of a training checkpoint as a plain state_dict, "
+    parser = command(
+        "fold",
+        "Write the pruned weights of a training checkpoint as a plain state_dict, "
         "which the unconverted model of timm, torchvision, fst.models or mmdet loads.",
     )
-    parser.add_argument("config", help="config that the checkpoint was trained with")
-    parser.add_argument("checkpoint", help="training checkpoint")
-    parser.add_argument("out", help="file to write")
-    add_cfg_options(parser)
-    add_traceback(parser)
+    _trained_options(parser, "training checkpoint", "file to write")
     return parser
 
 
 def export() -> argparse.ArgumentParser:
     """`fst export`."""
-    parser = argparse.ArgumentParser(
-        prog="fst export",
-        description="Write the folded model of a checkpoint as ONNX, torch.export or safetensors, "
+    parser = command(
+        "export",
+        "Write the folded model of a checkpoint as ONNX, torch.export or safetensors, "
         "read it back and check it. A classifier's file takes normalised images and gives logits; "
         "a detector's gives what its head computes, before boxes are decoded and chosen.",
     )
-    parser.add_argument("config", help="config that the checkpoint was trained with")
-    parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
-    parser.add_argument("out", help="file to write: .onnx, .pt2 or .safetensors")
+    checkpoint = "training checkpoint, or file written by `fst fold`"
+    _trained_options(parser, checkpoint, "file to write: .onnx, .pt2 or .safetensors")
     parser.add_argument(
         "--size",
         type=positive,
@@ -90,8 +81,6 @@ def export() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fixed-batch", type=positive, metavar="N", help="the file takes N images, not any number"
     )
-    add_cfg_options(parser)
-    add_traceback(parser)
     return parser
 
 
@@ -138,4 +127,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         "changes to the config, such as train_cfg.max_epochs=3 "
         "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
     )
-    add_traceback(parser)
+
+
+def _trained_options(parser: argparse.ArgumentParser, checkpoint: str, out: str) -> None:
+    parser.add_argument("config", help="config that the checkpoint was trained with")
+    parser.add_argument("checkpoint", help=checkpoint)
+    parser.add_argument("out", help=out)
+    add_cfg_options(parser)

@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
 from fst.basics.sharding import is_flat, is_sharded
-from fst.layers.remembered import LayerState, RunState
+from fst.layers.remembered import LayerState, PassingState
 from fst.rules.strategy import Strategy
 
 MOST_CALLS = 1000  # of a layer in one step
 
 
-def require_attachment(name: str, strategy: Strategy, run: RunState) -> None:
+def require_attachment(name: str, strategy: Strategy, passing: PassingState) -> None:
     """Raise RuntimeError where a schedule works at steps and no optimizer is known."""
     acts = strategy.schedule is not None and strategy.schedule.acts_at_steps
-    if acts and run.start is None:
+    if acts and passing.start is None:
         raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} works at the optimizer's steps; "
             "call fst.attach(model, optimizer) before training."
@@ -54,11 +54,11 @@ def refuse_unshardable(layer: nn.Module, name: str, strategy: Strategy, state: L
         )
 
 
-def refuse_endless_step(name: str, strategy: Strategy, run: RunState) -> None:
+def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
-    if strategy.has_memory and run.calls >= MOST_CALLS:
+    if strategy.has_memory and passing.calls >= MOST_CALLS:
         raise UsageError(
-            f"layer {name!r} was called {run.calls} times in training without a step of an "
+            f"layer {name!r} was called {passing.calls} times in training without a step of an "
             f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."
         )
 

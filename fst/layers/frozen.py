@@ -23,13 +23,13 @@ def frozen(model: nn.Module) -> Iterator[None]:
     Raises:
         ValueError: ``model`` has no converted layer, or is frozen already.
     """
-    runs = [layer.run for layer in converted_layers(model).values()]
-    if any(run.frozen is not None for run in runs):
+    states = [layer.passing for layer in converted_layers(model).values()]
+    if any(passing.frozen is not None for passing in states):
         raise ValueError(f"{type(model).__name__} is frozen already: fst.frozen does not nest.")
     block = FrozenBlock()
     try:
-        for run in runs:
-            run.frozen_block = block
+        for passing in states:
+            passing.frozen_block = block
         yield
     finally:
         block.end()

@@ -22,7 +22,7 @@ from fst.basics.errors import UsageError
 from fst.basics.sharding import is_managed
 from fst.basics.values import check_module
 from fst.layers import checks
-from fst.layers.remembered import LayerState, RunState
+from fst.layers.remembered import LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import Call, ExactKey, convolve_pruned, exact_key, linear_as_conv
@@ -42,7 +42,7 @@ class SparseLayer(PrunableWeight):
         """Turn a layer of `dense_class` into this class; parameters, hooks and all else stay."""
         layer.__class__ = cls
         layer.__dict__.update(
-            strategy=strategy, layer_name=name, state=LayerState(), run=RunState()
+            strategy=strategy, layer_name=name, state=LayerState(), passing=PassingState()
         )
         _LIVING[layer] = None
         return layer
@@ -61,7 +61,7 @@ class SparseLayer(PrunableWeight):
         """Become `folded_class`, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
-        for name in ("strategy", "layer_name", "state", "run"):
+        for name in ("strategy", "layer_name", "state", "passing"):
             delattr(self, name)
         _LIVING.pop(self, None)
         self.__class__ = self.folded_class
@@ -71,7 +71,7 @@ class SparseLayer(PrunableWeight):
         key = None
         if not torch.compiler.is_compiling() and self.strategy.only_samples:
             key = exact_key(input, self._parameters.get("weight"))
-        if key is not None and key in self.run.exact:
+        if key is not None and key in self.passing.exact:
             return self.dense_class.forward(self, input)
         return self._sparse_forward(input, key)
 
@@ -91,19 +91,19 @@ class SparseLayer(PrunableWeight):
             return self._traced_call(input, where)
         checks.refuse_sharded_weight(self.layer_name, self.weight)
         weight, dtype = self._operands(input)
-        run = self.run
+        passing = self.passing
         trains = self.training and torch.is_grad_enabled()
         if trains:
             self._begin_training_call()
         strategy, stored = self.acting, self.multiplies_parameter
         input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
-        with dispatch.recording(run.decisions):
+        with dispatch.recording(passing.decisions):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
-            exact = None if key is None else run.exact
+            exact = None if key is None else passing.exact
             call = Call(geometry, strategy, self._decay_of_call(trains), *draws, exact, key)
             if trains and stored and strategy.decay and self.weight.requires_grad:
-                run.decay_mask = pruned.mask  # the decay waits for the optimizer's step
+                passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
             output = convolve_pruned(input, weight, self.bias, pruned, call)
         if trains and strategy.schedule is not None:
             strategy.schedule.called(self, input, output)
@@ -132,14 +132,14 @@ class SparseLayer(PrunableWeight):
 
     def _begin_training_call(self) -> None:
         """Start what is to start, and count the call; raises where the layer cannot train."""
-        name, strategy, run = self.layer_name, self.strategy, self.run
+        name, strategy, passing = self.layer_name, self.strategy, self.passing
         if is_managed(self):
             checks.refuse_unshardable(self, name, strategy, self.state)
-        checks.require_attachment(name, strategy, run)
-        if run.start is not None and "started" not in self.state.schedule_state:
-            run.start()
-        checks.refuse_endless_step(name, strategy, run)
-        run.calls += 1
+        checks.require_attachment(name, strategy, passing)
+        if passing.start is not None and "started" not in self.state.schedule_state:
+            passing.start()
+        checks.refuse_endless_step(name, strategy, passing)
+        passing.calls += 1
 
     def _draws(
         self, device: torch.device, trains: bool
@@ -149,7 +149,7 @@ class SparseLayer(PrunableWeight):
         The n-th call of a step remembers what the n-th call of the last one left. Nothing is
         remembered of a weight that needs no gradient: it has no steps.
         """
-        state, calls = self.state, self.run.calls
+        state, calls = self.state, self.passing.calls
         generator = seed = memory = None
         if self.strategy.is_random and state.seed is not None:
             generator = self.seeded_generator(device, calls, state.seed[1])
@@ -165,7 +165,7 @@ class SparseLayer(PrunableWeight):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "run": RunState()}
+        return {**self.__dict__, "passing": PassingState()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -175,11 +175,14 @@ class SparseLayer(PrunableWeight):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.run.has_loaded_weight |= f"{prefix}weight" in state_dict
+        self.passing.has_loaded_weight |= f"{prefix}weight" in state_dict
 
     def _replicate_for_data_parallel(self) -> SparseLayer:
         replica = super()._replicate_for_data_parallel()
-        replica.state, replica.run = copy.copy(self.state), RunState(start=self.run.start)
+        replica.state, replica.passing = (
+            copy.copy(self.state),
+            PassingState(start=self.passing.start),
+        )
         return replica
 
     def extra_repr(self) -> str:

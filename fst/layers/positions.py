@@ -10,7 +10,7 @@ def share_of_positions(layer: SparseLayer) -> float | None:
     """The share from which grad_weight was last computed; None where the strategy draws no
     positions, and before the first step.
     """
-    rule, decision = layer.strategy.grad_weight, layer.run.decisions.get("grad_weight")
+    rule, decision = layer.strategy.grad_weight, layer.passing.decisions.get("grad_weight")
     if rule is None or not rule.samples or decision is None:
         return None
     known: dict[str, float] = layer.state.memories.get(0, {})

@@ -1,4 +1,4 @@
-"""What a layer remembers: its state, which copies and checkpoints take along, and this run's."""
+"""What a layer remembers: its state, which copies and checkpoints take along, and what passes."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class FrozenBlock:
     def __init__(self) -> None:
         self._layers: dict[int, Frozen] | None = {}
 
-    def weights_of(self, run: RunState) -> Frozen | None:
-        """S(W) of the layer with this `RunState`; None after the block."""
+    def weights_of(self, passing: PassingState) -> Frozen | None:
+        """S(W) of the layer with this `PassingState`; None after the block."""
         layers = self._layers
-        return None if layers is None else layers.setdefault(id(run), {})
+        return None if layers is None else layers.setdefault(id(passing), {})
 
     def end(self) -> None:
         """No layer is frozen any more; a single assignment, so that no interrupt leaves some."""
@@ -92,7 +92,7 @@ class FrozenBlock:
 
 
 @dataclass
-class RunState:
+class PassingState:
     """What holds within a step, or while the model is attached; copies start without it.
 
     Attributes:

@@ -37,7 +37,7 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> Tensor:
     Returns W − S(W). ``scale``: by what the optimizer will divide the gradients, if it does.
     """
     weight, strategy = layer.weight, layer.acting
-    mask = layer.run.decay_mask
+    mask = layer.passing.decay_mask
     mask = layer.output_mask() if mask is None else mask
     pull = residual(weight, layer.laid_out(mask))
     if strategy.decay_mode == "decoupled":
@@ -82,12 +82,12 @@ def _before_step(
         return None
     _warn_of_lost_state(layers, optimizer)
     for layer in layers:
-        if layer.run.frozen is not None:
+        if layer.passing.frozen is not None:
             raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
-        layer.run.stepping, layer.run.has_gradient = weakref.ref(optimizer), False
+        layer.passing.stepping, layer.passing.has_gradient = weakref.ref(optimizer), False
     if not layers:
         return None
     return with_gradients(
@@ -104,12 +104,12 @@ def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
     lost = [
         layer
         for layer in layers
-        if layer.run.has_loaded_weight and not layer.run.has_loaded_state
+        if layer.passing.has_loaded_weight and not layer.passing.has_loaded_state
         if layer.strategy.keeps_masks or layer.strategy.has_memory
         if layer.state.step or optimizer.state.get(layer.stored_weight())
     ]
     for layer in layers:
-        layer.run.has_loaded_weight = layer.run.has_loaded_state = False
+        layer.passing.has_loaded_weight = layer.passing.has_loaded_state = False
     if lost:
         what = "masks" if lost[0].strategy.keeps_masks else "gradients of the last step"
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -153,7 +153,7 @@ def with_gradients(
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     """Whether another optimizer is stepping the weight, of whose step this one is a part."""
-    other = layer.run.stepping and layer.run.stepping()
+    other = layer.passing.stepping and layer.passing.stepping()
     if other is None or other is optimizer:
         return False
     frame = sys._getframe()  # an exception may have ended the other's step
@@ -178,7 +178,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Ten
         weight, strategy = layer.stored_weight(), layer.acting
         if weight.grad is None:
             continue
-        layer.run.has_gradient = True
+        layer.passing.has_gradient = True
         if strategy.gradient_decay:
             check_descends(optimizer, weight)
         elif strategy.decay and not layer.multiplies_parameter:
@@ -199,13 +199,13 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Ten
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for layer in held_by(optimizer):
-        run = layer.run
-        if run.stepping is None or run.stepping() is not optimizer:
+        passing = layer.passing
+        if passing.stepping is None or passing.stepping() is not optimizer:
             continue
-        run.stepping = run.decay_mask = None
-        if run.has_gradient:
-            layer.state.end_step(run.calls)
-            run.calls = 0
+        passing.stepping = passing.decay_mask = None
+        if passing.has_gradient:
+            layer.state.end_step(passing.calls)
+            passing.calls = 0
 
 
 def held_by(optimizer: Optimizer) -> Layers:
@@ -229,7 +229,7 @@ def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tens
     loose = {p.shape for p in parameters if is_sharded(p) and id(p) not in weights}
     for layer in layers:
         weight = layer.stored_weight()
-        if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.run.calls:
+        if weight is None or is_sharded(weight) or not is_managed(layer) or not layer.passing.calls:
             continue
         if weight.requires_grad and weight.shape in loose:
             raise UsageError(

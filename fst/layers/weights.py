@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fst.basics.sharding import laid_out_as, whole
-from fst.layers.remembered import LayerState, RunState
+from fst.layers.remembered import LayerState, PassingState
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.rules.strategy import Strategy
 
@@ -20,7 +20,7 @@ class PrunableWeight(nn.Module):
         strategy: what is pruned.
         layer_name: the layer's name in the converted model.
         state: what holds from step to step, and is copied and saved.
-        run: what holds within a step, or while the model is attached or frozen.
+        passing: what holds within a step, or while the model is attached or frozen.
     """
 
     weight: Tensor
@@ -28,7 +28,7 @@ class PrunableWeight(nn.Module):
     strategy: Strategy
     layer_name: str
     state: LayerState
-    run: RunState
+    passing: PassingState
 
     @property
     def conv_groups(self) -> int:
@@ -136,7 +136,7 @@ class PrunableWeight(nn.Module):
     def _prune(self, weight: Tensor, dtype: torch.dtype, *, trains: bool) -> PrunedWeight:
         """S(W) and S(Wᵀ) of ``weight``; inside `fst.frozen`, those of the block's first call."""
         compiled = torch.compiler.is_compiling()
-        frozen = None if compiled else self.run.frozen
+        frozen = None if compiled else self.passing.frozen
         if frozen is not None:
             key = dtype, torch.is_inference_mode_enabled()
             if key in frozen:

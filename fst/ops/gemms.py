@@ -1,4 +1,4 @@
-"""The three GEMMs of a convolution, each by the program that is chosen for it."""
+"""The three GEMMs of a convolution, each by the backend that is chosen for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def output(
     candidates: Candidates = {"torch": dense}
     if _is_sparse24(input, input.shape, size, weight, geometry):
         candidates[sparse24.BACKEND] = sparse
-    return dispatch.run("output", candidates, (input, weight), (*geometry, bias is not None))
+    return dispatch.compute("output", candidates, (input, weight), (*geometry, bias is not None))
 
 
 def grad_input(grad_output: Tensor, step: Step, rule: Rule | None, lists: Lists | None) -> Tensor:
@@ -75,7 +75,7 @@ def grad_input(grad_output: Tensor, step: Step, rule: Rule | None, lists: Lists 
     if _is_sparse24(read, input_shape, grad_output.shape, weight, geometry):
         candidates[sparse24.BACKEND] = sparse
     options = (*geometry, *input_shape[2:])
-    return dispatch.run("grad_input", candidates, (grad_output, weight), options)
+    return dispatch.compute("grad_input", candidates, (grad_output, weight), options)
 
 
 def grad_weight(

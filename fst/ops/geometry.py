@@ -40,6 +40,13 @@ def is_channels_last(maps: Tensor) -> bool:
     return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
 
 
+def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
+    """Uninitialised maps of the dtype and on the device of ``like``."""
+    format = torch.channels_last if channels_last else torch.contiguous_format
+    kind = {"dtype": like.dtype, "device": like.device}
+    return torch.empty(tuple(shape), memory_format=format, **kind)
+
+
 def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
     return F.conv2d(input, weight, bias, *geometry)

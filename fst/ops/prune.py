@@ -55,21 +55,21 @@ def prune_weight(
     }
     patterns = kernel_patterns(strategy) if mask is None else None
     if patterns is not None:
-        numbers = (*patterns[0], *patterns[1], dtype)
+        numbers = (*patterns[0], *patterns[1])
         from_kernel = functools.partial(_from_kernel, weight, strategy, dtype)
         if cpp.takes_weight(weight, dtype):  # the default where it has been built
             by_cpp = cpp.prune_weight
             candidates = {
-                cpp.BACKEND: lambda: from_kernel(by_cpp(weight, groups, *numbers)),
+                cpp.BACKEND: lambda: from_kernel(by_cpp(weight, groups, numbers, dtype)),
                 **candidates,
             }
         if triton.takes_weight(weight, dtype):
             by_triton = triton.prune_weight
-            candidates["triton"] = lambda: from_kernel(by_triton(weight, groups, *numbers))
+            candidates["triton"] = lambda: from_kernel(by_triton(weight, groups, numbers, dtype))
     rules = (strategy.output, strategy.grad_input)
     drawn = any(rule is not None and rule.is_random for rule in rules)
     options = (*map(str, rules), groups, str(dtype))
-    return dispatch.run("prune_weight", candidates, (weight,), options, tunable=not drawn)
+    return dispatch.compute("prune_weight", candidates, (weight,), options, tunable=not drawn)
 
 
 def _is_of_weight(rule: Rule | None) -> bool:
@@ -176,7 +176,7 @@ def prune_grad_output(
         candidates = candidates | by_cpp if rule.is_random else by_cpp | candidates
     if triton.takes_grad_output(m, kind, rescale, grad_output.dtype):
         candidates["triton"] = lambda: with_kernel(triton.prune_grad_output)
-    return dispatch.run(
+    return dispatch.compute(
         "prune_grad_output",
         candidates,
         (grad_output,),
@@ -210,4 +210,4 @@ def _along_positions(
             return pruned.squeeze(3).transpose(1, 2)
 
         candidates = {cpp.BACKEND: with_cpp, **candidates}
-    return dispatch.run(operation, candidates, (rows,), pattern)
+    return dispatch.compute(operation, candidates, (rows,), pattern)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from fst.backends import sources
 from fst.basics.errors import UsageError
-from fst.ops.geometry import Geometry
+from fst.ops import operators
+from fst.ops.geometry import Geometry, empty_maps
 
 BACKEND = "mma_sp"
 DTYPES = (torch.float16, torch.bfloat16)
@@ -43,15 +43,6 @@ def _extension() -> Any:
     return sources.load("sparse24.extension").extension()
 
 
-@custom_op("fst::pack_sparse24", mutates_args=())
-def _pack(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-    results = _empty(weights, groups, dtype)
-    kinds = [results[i :: len(PackedWeight._fields)] for i in range(len(PackedWeight._fields))]
-    _extension().pack(list(weights), list(groups), *kinds)
-    return results
-
-
-@_pack.register_fake
 def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     results = []
     for weight, group in zip(weights, groups, strict=True):
@@ -63,18 +54,33 @@ def _empty(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype)
     return results
 
 
+def _pack(weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    results = _empty(weights, groups, dtype)
+    kinds = [results[i :: len(PackedWeight._fields)] for i in range(len(PackedWeight._fields))]
+    _extension().pack(list(weights), list(groups), *kinds)
+    return results
+
+
+_PACK = operators.register("pack_sparse24", _pack, _empty)
+
+
 def pack(
     weights: Sequence[Tensor], groups: Sequence[int], dtype: torch.dtype
 ) -> list[PackedWeight]:
     """Select and pack S(W) and S(Wᵀ) of dense weights (Cout, Cin/groups, kh, kw), in one launch for
     every 44 of them.
     """
-    flat = _pack(weights, groups, dtype)
+    flat = _PACK(weights, groups, dtype)
     size = len(PackedWeight._fields)
     return [PackedWeight(*flat[i : i + size]) for i in range(0, len(flat), size)]
 
 
-@custom_op("fst::convolve_sparse24", mutates_args=())
+def _result(x: Tensor, shape: Sequence[int], transposed: bool) -> Tensor:
+    samples, inputs, outputs, height, width, rows, columns, *_ = shape
+    size = (samples, inputs, height, width) if transposed else (samples, outputs, rows, columns)
+    return empty_maps(size, x, True)
+
+
 def _convolve(
     x: Tensor,
     values: Tensor,
@@ -83,24 +89,7 @@ def _convolve(
     shape: Sequence[int],
     transposed: bool,
 ) -> Tensor:
-    _check(x, values, metadata, bias, shape, transposed)
-    y = _result(x, values, metadata, bias, shape, transposed)
-    numbers = _kernels().plan.numbers(_shape(shape), transposed=transposed)
-    if y.numel():
-        x = x.contiguous(memory_format=torch.channels_last)
-        _extension().convolve(y, x, values, metadata, bias, numbers)
-    return y
-
-
-def _check(
-    x: Tensor,
-    values: Tensor,
-    metadata: Tensor,
-    bias: Tensor | None,
-    shape: Sequence[int],
-    transposed: bool,
-) -> None:
-    """Raise where the kernels would read what is not there, or as something else."""
+    """Raises where the kernels would read what is not there, or as something else."""
     sizes = _shape(shape)
     weight = (sizes.out_channels, sizes.in_channels // sizes.groups, *sizes.kernel)
     packed = _kernels().layout.packed_shapes(weight, sizes.groups, transposed=transposed)
@@ -108,36 +97,36 @@ def _check(
     image, channels = (sizes.samples, read, *sizes.input), (written,)
     if transposed:
         image, channels = (sizes.samples, written, *sizes.output), (read,)
-    expected = {
-        "x": (x, image, x.dtype),
-        "values": (values, packed[0], x.dtype),
-        "metadata": (metadata, packed[1], torch.int32),
-        "bias": (bias, channels, x.dtype),
-    }
-    for name, (tensor, size, dtype) in expected.items():
+    _check("x", x, image, x.dtype, x.device)
+    for name, tensor, size, dtype in (
+        ("values", values, packed[0], x.dtype),
+        ("metadata", metadata, packed[1], torch.int32),
+        ("bias", bias, channels, x.dtype),
+    ):
         if tensor is None:
             continue
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (tuple(size), dtype, x.device):
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; "
-                f"it must have shape {tuple(size)}, {dtype}, on {x.device}."
-            )
-        if name != "x" and not tensor.is_contiguous():
+        _check(name, tensor, size, dtype, x.device)
+        if not tensor.is_contiguous():
             raise ValueError(f"{name} with strides {tensor.stride()} must be contiguous.")
+    y = _result(x, shape, transposed)
+    numbers = _kernels().plan.numbers(sizes, transposed=transposed)
+    if y.numel():
+        x = x.contiguous(memory_format=torch.channels_last)
+        _extension().convolve(y, x, values, metadata, bias, numbers)
+    return y
 
 
-@_convolve.register_fake
-def _result(
-    x: Tensor,
-    values: Tensor,
-    metadata: Tensor,
-    bias: Tensor | None,
-    shape: Sequence[int],
-    transposed: bool,
-) -> Tensor:
-    samples, inputs, outputs, height, width, rows, columns, *_ = shape
-    size = (samples, inputs, height, width) if transposed else (samples, outputs, rows, columns)
-    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+def _check(
+    name: str, tensor: Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if (tuple(tensor.shape), tensor.dtype, tensor.device) != (tuple(size), dtype, device):
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; "
+            f"it must have shape {tuple(size)}, {dtype}, on {device}."
+        )
+
+
+_CONVOLVE = operators.register("convolve_sparse24", _convolve, _result)
 
 
 def _shape(flat: Sequence[int]) -> Any:
@@ -179,7 +168,7 @@ def convolve(
     ``packed``: values and metadata of S(W).
     """
     shape = _flat(input.shape, output_shape, kernel, geometry)
-    return _convolve(input, *packed, bias, shape, False)
+    return _CONVOLVE(input, *packed, bias, shape, False)
 
 
 def input_gradient(
@@ -194,4 +183,4 @@ def input_gradient(
     ``packed``: values and metadata of S(Wᵀ).
     """
     shape = _flat(input_shape, grad_output.shape, kernel, geometry)
-    return _convolve(grad_output, *packed, None, shape, True)
+    return _CONVOLVE(grad_output, *packed, None, shape, True)

@@ -10,29 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
 from fst.basics.errors import UsageError
+from fst.ops import operators
 from fst.ops.cpp.pruning import like_weight
+from fst.ops.geometry import empty_maps, is_channels_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
 
-_OPERATORS = Library("fst", "FRAGMENT")
 
+def _operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as ``torch.ops.fst.NAME``, see `operators.register`."""
 
-def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function as ``torch.ops.fst.NAME``.
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        traced = torch._disable_dynamo(function)  # compiled code calls it as it is
+        return operators.register(function.__name__, traced, like)
 
-    PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
-    autograd differentiates.
-    """
-    name = function.__name__
-    _OPERATORS.define(name + infer_schema(function, mutates_args=()))
-    traced = torch._disable_dynamo(function)  # compiled code calls it as it is
-    _OPERATORS.impl(name, traced, "CompositeExplicitAutograd")
-    return getattr(torch.ops.fst, name).default
+    return register
 
 
 def takes(*dtypes: torch.dtype) -> bool:
@@ -69,7 +65,7 @@ def _on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
-@_operator
+@_operator(like=lambda grad_output: torch.empty_like(grad_output))
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:
@@ -89,38 +85,29 @@ def prune_grad_output(
         return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
 
 
-@register_fake("fst::prune_grad_output")
-def _(grad_output: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(grad_output)
-
-
-@_operator
+@_operator(like=like_weight)
 def prune_weight(
-    weight: Tensor,
-    groups: int,
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    dtype: torch.dtype,
+    weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
 ) -> list[Tensor]:
     """S(W), S(Wᵀ) and the bool mask of S(W), of a weight (Cout, Cin/groups, kh, kw).
 
-    A pattern with n = 0 is left out, and its tensors with it. Results have the weight's strides.
+    Results have the weight's strides.
+
+    Args:
+        patterns: n and m of S(W), n and m of S(Wᵀ); with n = 0 its tensors are left out.
 
     Raises:
         ValueError: a weight that `takes_weight` refuses, or groups of more than `MOST_M`.
     """
+    n_output, m_output, n_grad_input, m_grad_input = patterns
     if max(m_output, m_grad_input) > MOST_M:
-        raise ValueError(
-            f"m_output={m_output} and m_grad_input={m_grad_input} must be at most {MOST_M}."
-        )
+        raise ValueError(f"patterns={list(patterns)}: m must be at most {MOST_M}.")
     if not takes_weight(weight, dtype):
         raise ValueError(
             f"the Triton kernels cannot prune weight: dtype {weight.dtype}, shape "
             f"{tuple(weight.shape)}, strides {weight.stride()}, into {dtype}."
         )
-    results = like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    results = like_weight(weight, patterns, dtype)
     made = iter(results)
     pruned = next(made) if n_output else None
     transposed = next(made) if n_grad_input else None
@@ -133,55 +120,44 @@ def prune_weight(
     return results
 
 
-register_fake("fst::prune_weight", like_weight)
-
-
 def takes_block(block: tuple[int, int] | None) -> bool:
     """Whether the kernels sum grad_output over such blocks; (1, 1) is no sum."""
     return block in ((1, 1), (1, 2), (2, 2))
-
-
-@_operator
-def fold_grad_output(
-    grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
-) -> list[Tensor]:
-    """`fst.ops.positions.fold_grad_output` with restoration; lattices are flattened fours."""
-    _check_dtypes("grad_output", grad_output)
-    results = _folded(grad_output, lattices)
-    with _on(grad_output):
-        _kernels("fold").fold(grad_output, results, tuple(block), _fours(lattices))
-    return results
-
-
-@register_fake("fst::fold_grad_output")
-def _(grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]) -> list[Tensor]:
-    return _folded(grad_output, lattices)
 
 
 def _fours(lattices: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(lattices[i : i + 4]) for i in range(0, len(lattices), 4)]
 
 
-def _folded(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
+def _like_sums(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
     """Uninitialised (N, C, rows, columns) of each lattice, in the memory format of grad_output."""
     samples, channels, height, width = grad_output.shape
-    last = grad_output.is_contiguous(memory_format=torch.channels_last)
-    inner = last and not grad_output.is_contiguous()
-    return [
-        torch.empty(
-            samples,
-            channels,
-            (height - row + row_step - 1) // row_step,
-            (width - column + column_step - 1) // column_step,
-            dtype=grad_output.dtype,
-            device=grad_output.device,
-            memory_format=torch.channels_last if inner else torch.contiguous_format,
-        )
-        for row, row_step, column, column_step in _fours(lattices)
-    ]
+    found = []
+    for row, row_step, column, column_step in _fours(lattices):
+        rows = (height - row + row_step - 1) // row_step
+        columns = (width - column + column_step - 1) // column_step
+        shape = (samples, channels, rows, columns)
+        found.append(empty_maps(shape, grad_output, is_channels_last(grad_output)))
+    return found
 
 
-@_operator
+@_operator(like=_like_sums)
+def sum_grad_output(
+    grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
+) -> list[Tensor]:
+    """`fst.ops.positions.sum_grad_output` with restoration; lattices are flattened fours."""
+    _check_dtypes("grad_output", grad_output)
+    results = _like_sums(grad_output, lattices)
+    with _on(grad_output):
+        _kernels("pair_sums").sum_into(grad_output, results, tuple(block), _fours(lattices))
+    return results
+
+
+def _like_grad_weight(grad_output: Tensor, weight: Tensor) -> Tensor:
+    return torch.empty_like(weight, dtype=grad_output.dtype)
+
+
+@_operator(like=_like_grad_weight)
 def grad_weight(
     grad_output: Tensor,
     inputs: Sequence[Tensor],
@@ -199,7 +175,7 @@ def grad_weight(
     A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
     """
     _check_dtypes("grad_output and inputs", grad_output, *inputs)
-    result = torch.empty_like(weight, dtype=grad_output.dtype)
+    result = _like_grad_weight(grad_output, weight)
     kernels = _kernels("grad_weight")
     problem = kernels.Problem(
         tuple(block), restore, _fours(lattices), _fours(windows), tuple(dilation), groups
@@ -207,8 +183,3 @@ def grad_weight(
     with _on(grad_output):
         kernels.grad_weight(grad_output, inputs, result, problem)
     return result
-
-
-@register_fake("fst::grad_weight")
-def _(grad_output: Tensor, inputs: Sequence[Tensor], weight: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(weight, dtype=grad_output.dtype)

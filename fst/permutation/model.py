@@ -119,7 +119,7 @@ def _check_untrained(name: str, layer: SparseLayer) -> None:
             f"permute: layer {name!r} has begun to train, so its mask and the optimizer's momentum "
             "belong to the order of its channels: permute after fst.convert, before the first step."
         )
-    if layer.run.frozen is not None:
+    if layer.passing.frozen is not None:
         raise UsageError("permute: the model is within fst.frozen, which remembers its weights.")
 
 

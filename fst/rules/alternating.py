@@ -71,10 +71,10 @@ class Alternating(Rule):
             return width == 1
         return height == 1 if self.block == (2, 1) else height * width == 1
 
-    def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
+    def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output at the kept positions, with that of the dropped ones added (``restore``)."""
         if not self.restore:
-            return super().fold(grad_output, kept, phase)
+            return super().summed(grad_output, kept, phase)
         height, width = grad_output.shape[2:]
         if self._in_rows(width):
             return [_sum_blocks(grad_output, self.block, max(kept[0].row, kept[0].column))]
@@ -86,7 +86,7 @@ class Alternating(Rule):
             restored[:, :, 1:] += flat[:, :, :-1]
             if (height * width) % 2 and height * width > 1:
                 restored[:, :, -2] += flat[:, :, -1]
-        return super().fold(restored.unflatten(2, (height, width)), kept, phase)
+        return super().summed(restored.unflatten(2, (height, width)), kept, phase)
 
     def _in_rows(self, width: int) -> bool:
         """Whether no pair crosses the end of a row."""
@@ -97,7 +97,7 @@ class Alternating(Rule):
             return int(self.phase)
         if torch.compiler.is_compiling():
             raise UsageError(
-                "phase='random' chooses between programs at each step, which torch.compile "
+                "phase='random' chooses between graphs at each step, which torch.compile "
                 "cannot trace; use phase=0 or phase=1."
             )
         if seed is not None:
@@ -150,9 +150,9 @@ def _sum_blocks(grad_output: Tensor, block: tuple[int, int], phase: int) -> Tens
     size = grad_output.shape[axis]
     if phase == 0 or size % 2 == 0:
         return _sum_pool(grad_output, block)
-    folded = _sum_pool(grad_output.narrow(axis, 0, size - 1), block)
-    folded.select(axis, -1).add_(grad_output.select(axis, -1))
-    return folded
+    sums = _sum_pool(grad_output.narrow(axis, 0, size - 1), block)
+    sums.select(axis, -1).add_(grad_output.select(axis, -1))
+    return sums
 
 
 def _sum_pool(tensor: Tensor, block: tuple[int, int]) -> Tensor:

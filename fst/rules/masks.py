@@ -17,7 +17,7 @@ from torch.library import custom_op
 
 from fst.basics.text import suggest
 from fst.basics.values import is_integer
-from fst.rules.two_of_four import INTEGERS, empty_like, is_plain, slowest_axis, takes, two_of_four
+from fst.rules.two_of_four import INTEGERS, is_plain, slowest_axis, takes, two_of_four
 
 MAX_M = 32
 CPU_BLOCK = 2**22  # elements
@@ -111,7 +111,7 @@ def apply_mask(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` where kept, else 0. Inf and NaN stay visible even where they are dropped."""
     if not is_plain(tensor):
         return tensor * as_integers(mask)
-    factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
+    factor = torch.empty_like(tensor).copy_(as_integers(mask))
     return torch.mul(tensor, factor, out=factor)
 
 
@@ -119,7 +119,7 @@ def remove_kept(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` less what `apply_mask` keeps of it."""
     if not is_plain(tensor):
         return tensor * as_integers(~mask)
-    factor = empty_like(tensor, tensor.dtype).copy_(as_integers(mask))
+    factor = torch.empty_like(tensor).copy_(as_integers(mask))
     return torch.addcmul(tensor, tensor, factor, value=-1, out=factor)
 
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule
+from fst.rules.schedule import DENSE, Layers, PrunedLayer, Run, Schedule
 from fst.rules.weight import check_share
-
-DENSE: Mapping[str, Any] = {"dense": True}
-
-
-def dense(strategy: Any) -> Any:
-    """``strategy`` with nothing pruned, and no decay."""
-    return replace(strategy, output=None, grad_input=None, grad_weight=None, decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -72,11 +64,10 @@ class Phases(Schedule):
         return None
 
     def acting(self, strategy: Any, phase: Any) -> Any:
-        return dense(strategy) if phase == DENSE else self.changed(strategy, phase)
-
-    def changed(self, strategy: Any, phase: Any) -> Any:
-        """``strategy`` in a phase of `pruning`: with these options of the rule of output."""
-        return replace(strategy, output=replace(strategy.output, **phase)) if phase else strategy
+        """In a phase of `pruning`, ``strategy`` with these options of the rule of output."""
+        if not phase or phase == DENSE:
+            return super().acting(strategy, phase)
+        return replace(strategy, output=replace(strategy.output, **phase))
 
     def progress(self, run: Run, done: int, settled: float = 0.0) -> float:
         """Which share of the steps that prune is done, the last share ``settled`` of all steps

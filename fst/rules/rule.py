@@ -114,7 +114,7 @@ class Rule:
         """Whether grad_weight of a layer with such an output map is left as it is."""
         return False
 
-    def fold(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
+    def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output (N, Cout, P, Q) at each lattice of `kept_positions`."""
         return [lattice.of(grad_output) for lattice in kept]
 
@@ -176,9 +176,9 @@ class Rule:
 
     @property
     def summed_block(self) -> tuple[int, int] | None:
-        """Size of the blocks of positions that `fold` sums; (1, 1): it sums nothing.
+        """Size of the blocks of positions that `summed` sums; (1, 1): it sums nothing.
 
-        None: `fold` does something else, which no kernel computes.
+        None: `summed` does something else, which no kernel computes.
         """
         return None
 

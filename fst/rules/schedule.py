@@ -6,8 +6,8 @@ A `Schedule` holds options alone. Whatever it remembers lies in the layers' stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
@@ -16,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fst.basics.errors import UsageError
 from fst.basics.values import is_number
+
+DENSE: Mapping[str, Any] = {"dense": True}  # a phase in which nothing is pruned
 
 
 class Remembered(Protocol):
@@ -174,8 +176,13 @@ class Schedule:
     draws_masks: ClassVar[bool] = False
 
     def acting(self, strategy: Any, phase: Any) -> Any:
-        """What ``strategy`` is in ``phase``, which `PrunedLayer.enter` left in a layer's state."""
-        return strategy
+        """What ``strategy`` is in ``phase``, which `PrunedLayer.enter` left in a layer's state.
+
+        In the phase `DENSE` it prunes nothing and has no decay.
+        """
+        if phase != DENSE:
+            return strategy
+        return replace(strategy, output=None, grad_input=None, grad_weight=None, decay=0.0)
 
     def attached(self, layers: Layers, run: Run) -> None:
         """At the end of `fst.attach`: refuse now what cannot work, register hooks."""

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.basics.known import remember
-
 M = 4
 TIE_BITS = 8  # a magnitude counts so much more than the tie of two axes, 6 at most
 CPU_BLOCK = 2**20  # elements
@@ -42,14 +40,6 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
 
 
-def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`torch.empty_like`, by one operator less in the usual memory formats."""
-    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
-        size, strides = tensor.shape, tensor.stride()
-        return torch.empty_strided(size, strides, dtype=dtype, device=tensor.device)
-    return torch.empty_like(tensor, dtype=dtype)
-
-
 def slowest_axis(tensor: Tensor) -> int:
     """The axis along which blocks lie apart in memory."""
     return max(range(tensor.dim()), key=lambda d: (tensor.shape[d] > 1) * tensor.stride(d))
@@ -71,7 +61,7 @@ def two_of_four(tensor: Tensor, dims: tuple[int, ...]) -> list[Tensor]:
     if size % M:  # zeros at the end win nothing
         tail = [0, 0] * (tensor.dim() - 1 - dims[0]) + [0, -size % M]
         padded = two_of_four(F.pad(tensor, tail), dims)[0].narrow(dims[0], 0, size)
-        return [empty_like(tensor, torch.bool).copy_(padded)]
+        return [torch.empty_like(tensor, dtype=torch.bool).copy_(padded)]
     if tensor.device.type != "cpu" or count <= CPU_BLOCK:
         return _of_block(tensor, dims)
     found = [torch.empty_like(tensor, dtype=torch.bool) for _ in dims]
@@ -88,7 +78,7 @@ def _of_block(tensor: Tensor, dims: tuple[int, ...]) -> list[Tensor]:
     without_sign, infinity, ties = _constants(tensor, dims)
     magnitude = torch.bitwise_and(tensor.view(without_sign.dtype), without_sign)
     torch.minimum(magnitude, infinity, out=magnitude)
-    keys = empty_like(tensor, torch.int64).copy_(magnitude)
+    keys = torch.empty_like(tensor, dtype=torch.int64).copy_(magnitude)
     torch.add(ties, keys, alpha=TIE_BITS, out=keys)
     return [_from_second_on(keys, dim) for dim in dims]
 
@@ -126,5 +116,7 @@ def _constants(tensor: Tensor, dims: tuple[int, ...]) -> _Constants:
         ties,
     )
     if type(ties) is Tensor and not ties.is_inference():
-        remember(_KNOWN, key, made, MOST_KNOWN)
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = made
     return made

@@ -11,12 +11,11 @@ The recipe prunes the classifier too: ask for it with ``include`` of `fst.conver
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fst.basics.values import is_number
 from fst.rules.nm import NM, SameAsOutput
-from fst.rules.phases import DENSE, dense
-from fst.rules.schedule import HeldMasks, Layers, Run, hold_at_zero
+from fst.rules.schedule import DENSE, HeldMasks, Layers, Run, hold_at_zero
 from fst.rules.strategy import Strategy
 from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
@@ -101,9 +100,6 @@ class Alternation(HeldMasks):
         """Whether the phase at hand is sparse; None before the first one."""
         state = layers[0].state.schedule_state
         return state["phase"] != DENSE if "phase" in state else None
-
-    def acting(self, strategy: Any, phase: Any) -> Any:
-        return dense(strategy) if phase == DENSE else strategy
 
     def __str__(self) -> str:
         return (

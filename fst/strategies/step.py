@@ -26,8 +26,7 @@ from torch import Tensor
 from fst.basics.sharding import is_sharded
 from fst.basics.values import one_of
 from fst.rules.nm import NM, SameAsOutput
-from fst.rules.phases import DENSE, dense
-from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule
+from fst.rules.schedule import DENSE, Layers, PrunedLayer, Run, Schedule
 from fst.rules.strategy import Strategy
 from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
@@ -115,9 +114,6 @@ class HeldMoment(Schedule):
         if step <= self.earliest * run.total_steps:
             return False
         return bool(state["changes"].mean() < group["eps"])
-
-    def acting(self, strategy: Any, phase: Any) -> Any:
-        return dense(strategy) if phase == DENSE else strategy
 
     def __str__(self) -> str:
         share = f"{self.earliest:g} to {self.latest:g} of the training"

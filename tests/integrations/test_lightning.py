@@ -30,7 +30,9 @@ class Module(pl.LightningModule):
         return cross_entropy(self.model(images), labels)
 
     def validation_step(self, batch):
-        self.frozen += [layer.run.frozen is not None for layer in fst.sparse_layers(self).values()]
+        self.frozen += [
+            layer.passing.frozen is not None for layer in fst.sparse_layers(self).values()
+        ]
 
     test_step = validation_step
 

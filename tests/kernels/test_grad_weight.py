@@ -1,4 +1,4 @@
-"""The weight gradient that folds grad_output while it is loaded, against the float64 reference."""
+"""The weight gradient that sums grad_output while it is loaded, against the float64 reference."""
 
 from __future__ import annotations
 
@@ -201,31 +201,31 @@ def test_an_empty_batch_has_no_gradient(device):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_sums_are_rounded_as_those_of_a_folded_tensor(dtype, device):
-    """The same kernel, given the folded tensor, adds up the same products in the same order."""
+def test_sums_are_rounded_as_those_of_a_summed_tensor(dtype, device):
+    """The same kernel, given the summed tensor, adds up the same products in the same order."""
     input, weight, grad_output = CASES[0].operands(dtype, device)
     lattice, window, everywhere = (0, 1, 0, 2), (-1, 1, -1, 2), (0, 1, 0, 1)
-    (folded,) = ops.fold_grad_output(grad_output, (1, 2), lattice)
+    (summed,) = ops.sum_grad_output(grad_output, (1, 2), lattice)
     fused, unfused = (
         ops.grad_weight(tensor, [input], weight, block, restore, kept, window, (1, 1), 1)
         for tensor, block, restore, kept in (
             (grad_output, (1, 2), True, lattice),
-            (folded, (1, 1), False, everywhere),
+            (summed, (1, 1), False, everywhere),
         )
     )
     assert torch.equal(fused, unfused)
 
 
-def test_nothing_is_folded_before(device, monkeypatch):
-    """Neither the library's kernel nor a fold of its own runs."""
+def test_nothing_is_summed_before(device, monkeypatch):
+    """Neither the library's kernel nor a sum of its own runs."""
     operands = CASES[0].operands(torch.bfloat16, device)
 
     def forbidden(*_: object) -> None:
-        raise AssertionError("the fused kernel needs no folded tensor")
+        raise AssertionError("the fused kernel needs no summed tensor")
 
-    monkeypatch.setattr("fst.ops.positions.fixed.fold_grad_output", forbidden)
+    monkeypatch.setattr("fst.ops.positions.fixed.sum_grad_output", forbidden)
     gradient(CASES[0], RULES[0], operands, "triton")
-    with pytest.raises(AssertionError, match="no folded tensor"):
+    with pytest.raises(AssertionError, match="no summed tensor"):
         gradient(CASES[0], RULES[0], operands, "strided")
 
 

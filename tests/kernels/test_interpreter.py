@@ -19,7 +19,7 @@ ROOT = FOLDER.parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "test_fold.py",
+        "test_pair_sums.py",
         "test_grad_weight.py",
         "test_network.py",
         "test_operators.py",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fst
 from fst.backends import force
 
-KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "fold_grad_output"), "triton")
+KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "sum_grad_output"), "triton")
 
 
 def _net(strategy: fst.Strategy, device: torch.device) -> nn.Sequential:

@@ -201,7 +201,7 @@ def test_operators_agree_with_their_declarations():
     arguments = (values, 2, 4, "magnitude_rescaled", "sample_channel", 1, None)
     check(operators.prune_grad_output_cpp, arguments, test_utils=CHECKS)
     for patterns in ((2, 4, 2, 4), (0, 1, 2, 4), (2, 4, 0, 1)):
-        arguments = (torch.randn(8, 4, 3, 3), 1, *patterns, torch.bfloat16)
+        arguments = (torch.randn(8, 4, 3, 3), 1, patterns, torch.bfloat16)
         check(operators.prune_weight_cpp, arguments, test_utils=CHECKS)
     for wrong, reason in (
         ((values.double(), 2, 4, "magnitude", "", 1, None), "float64"),
@@ -231,7 +231,7 @@ def test_layers_use_them_by_default_and_say_so(strategy):
     model, gradients = _gradients(strategy)
     operations = {"sdgp": ["prune_grad_output"], "gx": ["prune_grad_output", "prune_columns"]}
     for operation in operations.get(strategy, ["prune_weight"]):
-        assert model[1].run.decisions[operation].backend == "cpp"
+        assert model[1].passing.decisions[operation].backend == "cpp"
     assert "cpp" in fst.report.backends_table(model)
     _, expected = _with_torch(_gradients, strategy)
     _, compiled = _gradients(strategy, compiled=True)
@@ -266,7 +266,7 @@ def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypa
         assert cpp.missing() == "not compiled: install GCC or Clang, then install FST again"
         assert "cpp" not in registry.possible("prune_weight")
         model, _ = _gradients("fst")
-        assert model[1].run.decisions["prune_weight"].backend == "torch"
+        assert model[1].passing.decisions["prune_weight"].backend == "torch"
         with pytest.raises(RuntimeError, match="cannot be forced here: not compiled"):
             backends.force(prune_weight="cpp").__enter__()
         assert "not compiled: install GCC or Clang" in backends.describe()

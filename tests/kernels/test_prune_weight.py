@@ -87,9 +87,9 @@ def test_what_does_not_fit_is_named(device):
         (weight.transpose(2, 3), r"strides \(72, 9, 1, 3\)"),
     ):
         with pytest.raises(ValueError, match=reason):
-            ops.prune_weight(wrong, 1, *patterns, torch.bfloat16)
-    with pytest.raises(ValueError, match="m_grad_input=16 must be at most 8"):
-        ops.prune_weight(weight, 1, 2, 4, 2, 16, torch.bfloat16)
+            ops.prune_weight(wrong, 1, patterns, torch.bfloat16)
+    with pytest.raises(ValueError, match=r"\[2, 4, 2, 16\]: m must be at most 8"):
+        ops.prune_weight(weight, 1, (2, 4, 2, 16), torch.bfloat16)
     assert kernel_patterns(of_patterns((2, 16), None)) is None
     with pytest.raises(ValueError, match="into torch.float64"):
-        ops.prune_weight(weight, 1, *patterns, torch.float64)
+        ops.prune_weight(weight, 1, patterns, torch.float64)

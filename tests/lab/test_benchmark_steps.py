@@ -101,7 +101,7 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
         "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
     )
     chosen = [
-        layer.run.decisions["grad_weight"]
+        layer.passing.decisions["grad_weight"]
         for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
     ]
     assert [d.backend for d in chosen] == ["torch"] * 3
@@ -127,13 +127,13 @@ TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
 
 def test_forced_backends_are_one_contestant_more():
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    forced = {"grad_weight": "torch", "fold_grad_output": "torch"}
+    forced = {"grad_weight": "torch", "sum_grad_output": "torch"}
     layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
     chosen = layer.decisions["grad_weight"]["fst"]
     assert chosen["grad_weight"].backend == "strided" and layer.failed == {}
     assert layer.decisions["grad_weight"]["srste"] == {}
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
-    # fold_grad_output was chosen as it is forced, and srste asks for neither
+    # sum_grad_output was chosen as it is forced, and srste asks for neither
     found = {"torch", "fst", "srste", "fst, grad_weight=torch"}
     assert set(layer.times["grad_weight"]) == found
     assert set(layer.times["output"]) == {"torch", "fst", "srste"}
@@ -191,7 +191,7 @@ def test_steps_use_forced_backends_where_they_can(sparse_names):
     assert made.failed == {}
     assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
     layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
-    computed = {name: layer.run.decisions["output"].backend for name, layer in layers.items()}
+    computed = {name: layer.passing.decisions["output"].backend for name, layer in layers.items()}
     assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
     assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
 
@@ -209,7 +209,7 @@ def test_the_parts_of_a_step_add_up_to_it():
         assert {"convolution output", "convolution gradients", "batch norm", "optimizer"} <= set(
             parts
         )
-        assert ("pruning, folding, copies" in parts) == (name == "fst")
+        assert ("pruning, sums, copies" in parts) == (name == "fst")
     assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
     fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
     assert sum(fitted.values()) == pytest.approx(100)

@@ -91,7 +91,7 @@ def test_a_frozen_weight_keeps_no_mask_for_a_decay():
     net = decaying(small_net())
     net[0].weight.requires_grad_(False)
     net(batch()).sum().backward()
-    assert net[0].run.decay_mask is None and net[2].run.decay_mask is not None
+    assert net[0].passing.decay_mask is None and net[2].passing.decay_mask is not None
 
 
 @pytest.mark.parametrize("row", [row for row in DETERMINISTIC if row in DEFAULTS])

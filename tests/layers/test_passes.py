@@ -59,11 +59,11 @@ def test_nothing_is_kept_of_a_weight():
     kept = [weakref.ref(saved) for saved in output.grad_fn.saved_tensors if saved is not None]
     del output, images
     assert all(ref() is None or ref() is layer.weight for ref in kept)
-    state = (*vars(layer.state).values(), *vars(layer.run).values())
+    state = (*vars(layer.state).values(), *vars(layer.passing).values())
     held = [value for value in state if isinstance(value, torch.Tensor)]
     assert [mask.dtype for mask in held] == [torch.bool]  # of this step, for its decay
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
-    assert layer.run.decay_mask is None
+    assert layer.passing.decay_mask is None
 
 
 def test_inference_mode_and_training_alternate():

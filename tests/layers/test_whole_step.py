@@ -121,7 +121,7 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
     overrides = {"prune_weight": True} if name == "sdgp" else {}
     strategy = fst.get_strategy(name, **overrides)
     operations = {
-        "fst": ("prune_weight", "fold_grad_output"),
+        "fst": ("prune_weight", "sum_grad_output"),
         "sdgp": ("prune_weight", "prune_grad_output"),
         "srste": ("prune_weight",),
         "wg": ("prune_weight",),
@@ -143,5 +143,7 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
                 for layer in layers:
                     _step_of_layer(layer, images)
                 optimizer.step()
-    backends = {decision.backend for layer in layers for decision in layer.run.decisions.values()}
+    backends = {
+        decision.backend for layer in layers for decision in layer.passing.decisions.values()
+    }
     assert ("triton" in backends) == kernels

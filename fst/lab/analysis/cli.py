@@ -12,7 +12,6 @@ from fst.lab.analysis.commands import (
     decay,
     macs,
     pareto,
-    saliency,
 )
 from fst.lab.arguments import command_of
 from fst.lab.reporting.figures import SMALL, style
@@ -20,7 +19,6 @@ from fst.lab.reporting.figures import SMALL, style
 COMMANDS: dict[str, ModuleType] = {
     "coverage": coverage,
     "macs": macs,
-    "saliency": saliency,
     "pareto": pareto,
     "decay": decay,
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from torch import Tensor
+from torch import Tensor, nn
 
 import fst
 from fst.checkpoint import load_checkpoint_safely
@@ -22,11 +23,29 @@ from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
 from fst.engine.sample import sample_step
 from fst.engine.trained import load_weights
-from fst.lab.analysis.approximations import one_step
-from fst.lab.analysis.record import Batch, Loss
 from fst.lab.arguments import source_and_name
+from fst.rules.strategy import Strategy
 
 SIZE = 224  # of random images
+Batch = Any
+Loss = Callable[[nn.Module, Batch], Tensor]  # the scalar that a training step derives
+
+
+def one_step(strategy: Strategy) -> Strategy:
+    """``strategy`` without what works across steps: its schedule, and the decay of weights.
+
+    Masks are then those that its rules give for the weights as they are.
+    """
+    return replace(strategy, decay=0.0, schedule=None)
+
+
+@contextmanager
+def same_draws(seed: int, device: torch.device) -> Iterator[None]:
+    """Within, torch's generators start from ``seed``; afterwards they are as before."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
 
 
 @dataclass
@@ -48,7 +67,7 @@ class Subject:
     model: BaseModel
     batches: list[Batch]
     loss: Loss
-    strategy: fst.Strategy | None = None
+    strategy: Strategy | None = None
     selectors: dict[str, Any] = field(default_factory=dict)
     masks: dict[str, Any] | None = None
     shape: tuple[int, ...] = ()
@@ -63,11 +82,11 @@ class Subject:
         """(N, C, H, W) as the model sees it, padding included."""
         return self.shape or tuple(images_of(self.batches[0]).shape)
 
-    def copied(self, strategy: fst.Strategy | None = None) -> BaseModel:
+    def copied(self, strategy: Strategy | None = None) -> BaseModel:
         """A copy of the model, `converted` if a strategy is given."""
         return copy.deepcopy(self.model) if strategy is None else self.converted(strategy)[0]
 
-    def converted(self, strategy: fst.Strategy) -> tuple[BaseModel, Mapping[str, str]]:
+    def converted(self, strategy: Strategy) -> tuple[BaseModel, Mapping[str, str]]:
         """A converted copy of the model, and why layers of it are left dense.
 
         It has the checkpoint's masks if the strategy is the config's, and its

@@ -18,7 +18,7 @@ LAYER = "fst: layer"
 CATEGORIES = (
     "convolution output",
     "convolution gradients",
-    "pruning, folding, copies",
+    "pruning, sums, copies",
     "batch norm",
     "other layers and loss",
     "compiled code",
@@ -44,7 +44,7 @@ def category(names: Sequence[str]) -> str:
         return _OPTIMIZER
     if inside("AccumulateGrad"):
         return _DECAY
-    if inside("fst::prune", "fst::fold", "fst::compress", "fst::pack"):
+    if inside("fst::prune", "fst::sum", "fst::compress", "fst::pack"):
         return _PRUNING
     if inside("convolution_backward", "conv_transpose", "ConvolutionBackward"):
         return _GRADIENTS

@@ -109,7 +109,7 @@ class Contestant(NamedTuple):
         decided = [
             (operation, decision.backend)
             for layer in sparse_layers(self.model).values()
-            for operation, decision in layer.run.decisions.items()
+            for operation, decision in layer.passing.decisions.items()
         ]
         return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 

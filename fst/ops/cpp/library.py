@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, infer_schema, register_fake
 
 from fst.backends import sources
 from fst.basics.errors import UsageError
+from fst.ops import operators
 
 BACKEND = "cpp"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
@@ -26,7 +26,6 @@ FUNCTIONS = {  # name -> arguments: p pointer, i integer
     "fst_list_grad_input": "ppippipiiippi",
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
-_OPERATORS = Library("fst", "FRAGMENT")
 
 
 def missing() -> str:
@@ -59,20 +58,14 @@ def _load() -> str:
 
 
 def operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of CPU tensors as ``torch.ops.fst.NAME_cpp``.
+    """Register a function of CPU tensors as ``torch.ops.fst.NAME_cpp``, see `operators.register`.
 
-    Args:
-        like: what makes empty results of the same arguments, for compilers.
+    The kernels read their operands where they lie, so a compiler must not move them.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = f"{function.__name__}_cpp"
-        schema = infer_schema(function, mutates_args=())
-        # The kernels read their operands where they lie: a compiler must not move them.
-        _OPERATORS.define(name + schema, tags=(torch.Tag.needs_fixed_stride_order,))
-        _OPERATORS.impl(name, function, "CPU")
-        register_fake(f"fst::{name}", like, lib=_OPERATORS)
-        return getattr(torch.ops.fst, name).default
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        return operators.register(f"{function.__name__}_cpp", function, like, "CPU", tags)
 
     return register
 
@@ -107,11 +100,6 @@ def is_plain(tensor: Tensor) -> bool:
 def is_dense(tensor: Tensor) -> bool:
     """Whether it is contiguous, or contiguous in channels_last."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
-
-
-def is_last(tensor: Tensor) -> bool:
-    """Whether a dense tensor is in channels_last."""
-    return not tensor.is_contiguous()
 
 
 def check_dense(name: str, tensor: Tensor, axes: str) -> None:

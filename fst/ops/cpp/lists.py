@@ -14,18 +14,16 @@ from torch import Tensor
 
 from fst.ops.cpp.library import (
     KINDS,
-    LAST,
     call,
     check_dense,
     check_groups,
     integers,
     is_dense,
-    is_last,
     is_plain,
     missing,
     operator,
 )
-from fst.ops.geometry import Geometry, output_shape
+from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
 
 MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 
@@ -39,13 +37,7 @@ def takes_lists(*operands: Tensor) -> bool:
 
 
 def _like_measured(
-    grad_output: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    with_sums: bool,
+    grad_output: Tensor, kernel: Sequence[int], with_sums: bool
 ) -> tuple[Tensor, Tensor]:
     samples, channels, rows, columns = grad_output.shape
     sums = (channels, *kernel) if with_sums else (0,)
@@ -78,20 +70,20 @@ def measure_positions(
     _check_operands(grad_output=grad_output)
     samples, channels, rows, columns = grad_output.shape
     _check_positions(samples, rows, columns)
-    arguments = (grad_output, input_size, kernel, stride, padding, dilation, with_sums)
-    scores, sums = _like_measured(*arguments)
+    scores, sums = _like_measured(grad_output, kernel, with_sums)
     if not scores.numel():
         return scores, sums.zero_()
     geometry = (samples, *input_size[-2:], rows, columns, *kernel, *stride, *padding, *dilation)
+    maps = (grad_output.data_ptr(), KINDS[grad_output.dtype], channels)
     call(
         "fst_measure_positions",
-        *(grad_output.data_ptr(), KINDS[grad_output.dtype], channels, is_last(grad_output)),
-        *(integers(*geometry), scores.data_ptr(), sums.data_ptr() if with_sums else None),
+        *(*maps, is_channels_last(grad_output), integers(*geometry)),
+        *(scores.data_ptr(), sums.data_ptr() if with_sums else None),
     )
     return scores, sums
 
 
-def _like_drawn(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     size = torch.sym_min(n, len(scores))
     return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
 
@@ -114,7 +106,7 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
         raise ValueError(f"start {start.dtype} {tuple(start.shape)} must be one float64.")
     if n < 0:
         raise ValueError(f"n={n} must not be negative.")
-    index, weight = _like_drawn(scores, n, start)
+    index, weight = _like_drawn(scores, n)
     if n >= len(scores):
         torch.arange(len(scores), out=index)
         weight.fill_(1)
@@ -128,26 +120,9 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
 
 
 def _like_grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    source: Tensor,
-    mean: Tensor,
-    weight_shape: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    channels_last: bool,
+    grad_output: Tensor, weight_shape: Sequence[int], channels_last: bool
 ) -> Tensor:
-    format = LAST if channels_last else torch.contiguous_format
-    return torch.empty(
-        tuple(weight_shape),
-        dtype=grad_output.dtype,
-        device=grad_output.device,
-        memory_format=format,
-    )
+    return empty_maps(weight_shape, grad_output, channels_last)
 
 
 @operator(like=_like_grad_weight)
@@ -200,14 +175,11 @@ def list_grad_weight(
         _check_source(source, index, rows)
     elif rows != samples * map[0] * map[1]:
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
-    result = _like_grad_weight(
-        *(grad_output, input, index, weight, source, mean, weight_shape),
-        *(stride, padding, dilation, groups, channels_last),
-    )
+    result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
         return result.zero_()
     numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
-    layouts = (is_last(input), is_last(grad_output), is_last(result))
+    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
         "fst_list_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
@@ -219,24 +191,8 @@ def list_grad_weight(
     return result
 
 
-def _like_grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    list_weight: Tensor,
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    format = LAST if is_last(grad_output) else torch.contiguous_format
-    return torch.empty(
-        tuple(input_size),
-        dtype=grad_output.dtype,
-        device=grad_output.device,
-        memory_format=format,
-    )
+def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
+    return empty_maps(input_size, grad_output, is_channels_last(grad_output))
 
 
 @operator(like=_like_grad_input)
@@ -277,14 +233,11 @@ def list_grad_input(
         )
     _check_positions(samples, *map)
     _check_list(index, list_weight)
-    result = _like_grad_input(
-        *(grad_output, weight, index, list_weight, input_size),
-        *(stride, padding, dilation, groups),
-    )
+    result = _like_grad_input(grad_output, input_size)
     if not len(index) or not result.numel():
         return result.zero_()
     numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
-    layouts = (is_last(grad_output), is_last(weight))
+    layouts = (is_channels_last(grad_output), is_channels_last(weight))
     call(
         "fst_list_grad_input",
         *(grad_output.data_ptr(), weight.data_ptr(), KINDS[weight.dtype]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,16 +43,9 @@ def takes_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> b
     return is_dense(grad_output)
 
 
-def like_weight(
-    weight: Tensor,
-    groups: int,
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    dtype: torch.dtype,
-) -> list[Tensor]:
+def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     """Empty results of `prune_weight`."""
+    n_output, _, n_grad_input, _ = patterns
     pruned = [dtype] * (bool(n_output) + bool(n_grad_input))
     kinds = pruned + [torch.bool] * bool(n_output)
     return [torch.empty_like(weight, dtype=kind) for kind in kinds]
@@ -58,22 +53,17 @@ def like_weight(
 
 @operator(like=like_weight)
 def prune_weight(
-    weight: Tensor,
-    groups: int,
-    n_output: int,
-    m_output: int,
-    n_grad_input: int,
-    m_grad_input: int,
-    dtype: torch.dtype,
+    weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
 ) -> list[Tensor]:
     """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weight` gives them."""
     check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
     check_groups(groups, len(weight))
     if dtype not in RESULTS.get(weight.dtype, ()):
         raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
-    for n, m in ((n_output, m_output), (n_grad_input, m_grad_input)):
-        _check_pattern(n, m, least=0)
-    results = like_weight(weight, groups, n_output, m_output, n_grad_input, m_grad_input, dtype)
+    n_output, m_output, n_grad_input, m_grad_input = patterns
+    _check_pattern(n_output, m_output, least=0)
+    _check_pattern(n_grad_input, m_grad_input, least=0)
+    results = like_weight(weight, patterns, dtype)
     if weight.numel():
         rows, channels, taps = len(weight) // groups, weight.shape[1], weight[0, 0].numel()
         pointers = iter([result.data_ptr() for result in results])
@@ -82,19 +72,13 @@ def prune_weight(
         call(
             "fst_prune_weight",
             *(weight.data_ptr(), KINDS[weight.dtype], KINDS[dtype], rows, channels, taps),
-            *(weight.stride(1) == 1, groups, n_output, m_output, n_grad_input, m_grad_input),
+            *(weight.stride(1) == 1, groups, *patterns),
             *(output, next(pointers, None), grad_input),
         )
     return results
 
 
-def _like_grad_output(
-    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
-) -> Tensor:
-    return torch.empty_like(grad_output)
-
-
-@operator(like=_like_grad_output)
+@operator(like=lambda grad_output: torch.empty_like(grad_output))
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
 ) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fst.ops import cpp
 from fst.ops.geometry import Geometry
 from fst.ops.positions import native
+from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
 from fst.rules.sampled import Positions, Sampled
 
@@ -79,25 +80,22 @@ def count_of(share: float, positions: int) -> int:
     return min(positions, -int(-share * positions * (1 - 1e-12) // 1))
 
 
-class Fixed(NamedTuple):
-    """The list of a lattice: which output positions, and which rows of the folded grad_output."""
+def fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Listed:
+    """The positions of ``lattice`` in ``samples`` output maps of that size.
 
-    places: Tensor
-    source: Tensor
-
-
-def fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Fixed:
-    """The positions of ``lattice`` in ``samples`` output maps of that size, both int32."""
+    ``source`` counts rows of what `Rule.summed` returns for it.
+    """
     if torch.compiler.is_compiling():
         return _fixed(lattice, samples, size, device)
     return _known(lattice, samples, size, device)
 
 
-def _fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Fixed:
+def _fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.device) -> Listed:
     height, width = size
     every = torch.arange(samples * height * width, dtype=torch.int32, device=device)
     index = lattice.of(every.view(samples, 1, height, width)).reshape(-1).contiguous()
-    return Fixed(index, torch.arange(len(index), dtype=torch.int32, device=device))
+    source = torch.arange(len(index), dtype=torch.int32, device=device)
+    return Listed(index, source=source)
 
 
 _known = functools.lru_cache(FIXED_KNOWN)(_fixed)

@@ -31,22 +31,21 @@ def grad_weight(
     lattices = rule.kept_positions(*size, phase)
     assert lattices is not None  # the rule knows its positions
 
-    def summed(program: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
-        folded = fold_grad_output(grad_output, rule, lattices, phase)
-        parts = [program(f, p) for f, p in zip(folded, lattices, strict=True) if f.numel()]
+    def summed(multiply: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
+        kept = sum_grad_output(grad_output, rule, lattices, phase)
+        parts = [multiply(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
         if not parts:
             return weight.new_zeros(weight.shape, dtype=grad_output.dtype)
         return functools.reduce(Tensor.add_, parts)
 
-    def by_list(folded: Tensor, lattice: Lattice, product: Callable[..., Tensor]) -> Tensor:
+    def by_list(sums: Tensor, lattice: Lattice, product: Callable[..., Tensor]) -> Tensor:
         listed = draw.fixed(lattice, len(input), size, input.device)
-        grads, source = folded, listed.source
         if rule.summed_block == (1, 1):
-            grads, source = grad_output, None
-        return product(grads, input, weight, listed.places, None, source, None, geometry)
+            sums, listed = grad_output, listed._replace(source=None)
+        return product(sums, input, weight, listed, geometry)
 
-    def by_stride(folded: Tensor, lattice: Lattice) -> Tensor:
-        return strided.grad_weight(folded, input, weight, lattice, size, geometry)
+    def by_stride(sums: Tensor, lattice: Lattice) -> Tensor:
+        return strided.grad_weight(sums, input, weight, lattice, size, geometry)
 
     candidates = {
         "strided": lambda: summed(by_stride),
@@ -72,20 +71,20 @@ def grad_weight(
             geometry.groups,
         )
     tensors, options = (grad_output, input, weight), (str(rule), lattices, geometry)
-    return dispatch.run("grad_weight", candidates, tensors, options)
+    return dispatch.compute("grad_weight", candidates, tensors, options)
 
 
-def fold_grad_output(
+def sum_grad_output(
     grad_output: Tensor, rule: Rule, lattices: tuple[Lattice, ...], phase: int
 ) -> Sequence[Tensor]:
     """grad_output (N, Cout, P, Q) at each lattice, with what the rule adds to it."""
     block = rule.summed_block
     if block is None or block == (1, 1):
-        return rule.fold(grad_output, lattices, phase)
-    candidates = {"torch": lambda: rule.fold(grad_output, lattices, phase)}
+        return rule.summed(grad_output, lattices, phase)
+    candidates = {"torch": lambda: rule.summed(grad_output, lattices, phase)}
     if triton.takes_block(block) and triton.takes(grad_output.dtype):
-        candidates["triton"] = lambda: triton.fold_grad_output(grad_output, block, _flat(lattices))
-    return dispatch.run("fold_grad_output", candidates, (grad_output,), (block, lattices))
+        candidates["triton"] = lambda: triton.sum_grad_output(grad_output, block, _flat(lattices))
+    return dispatch.compute("sum_grad_output", candidates, (grad_output,), (block, lattices))
 
 
 def _flat(lattices: Iterable[Lattice]) -> list[int]:

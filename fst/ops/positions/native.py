@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fst.ops import cpp
 from fst.ops.geometry import Geometry, is_channels_last
+from fst.ops.positions.products import Listed
 
 
 def takes_scores(scores: Tensor) -> bool:
@@ -16,35 +17,22 @@ def takes_scores(scores: Tensor) -> bool:
 
 
 def grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    scale: Tensor | None,
-    source: Tensor | None,
-    mean: Tensor | None,
-    geometry: Geometry,
+    grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
     """As `products.grad_weight`."""
+    index, scale, source, mean = listed
     if not cpp.takes_lists(grad_output):  # sums of some positions, which lie apart
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
     if scale is None:
         scale = torch.ones(len(index))
     source = index.new_empty(0) if source is None else source
     mean = scale.new_empty(0) if mean is None else mean
-    lists = (index, scale, source, mean)
-    return cpp.list_grad_weight(
-        grad_output, input, *lists, weight.shape, *geometry, is_channels_last(weight)
-    )
+    operands = (grad_output, input, index, scale, source, mean)
+    return cpp.list_grad_weight(*operands, weight.shape, *geometry, is_channels_last(weight))
 
 
 def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    scale: Tensor,
-    input_shape: torch.Size,
-    geometry: Geometry,
+    grad_output: Tensor, weight: Tensor, listed: Listed, input_shape: torch.Size, geometry: Geometry
 ) -> Tensor:
     """As `products.grad_input`."""
-    return cpp.list_grad_input(grad_output, weight, index, scale, input_shape, *geometry)
+    return cpp.list_grad_input(grad_output, weight, *listed[:2], input_shape, *geometry)

@@ -75,5 +75,5 @@ def learn(memory: dict[str, Any], first: Tensor, second: Tensor) -> None:
 
 
 def eighths(share: float) -> int:
-    """``share`` in eighths, rounded up: programs are timed once for each."""
+    """``share`` in eighths, rounded up: backends are timed once for each."""
     return math.ceil(share * 8)

@@ -8,6 +8,7 @@ of the first tap.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +17,24 @@ from torch import Tensor
 from fst.ops.geometry import Geometry, is_channels_last, output_shape
 
 
+class Listed(NamedTuple):
+    """A list of output positions, and what is multiplied at each.
+
+    Attributes:
+        index: (n,) int32, positions of the convolution's output map.
+        scale: (n,) what grad_output is multiplied by; None: 1 everywhere.
+        source: (n,) int32, which rows of grad_output; None: the same as ``index``.
+        mean: (Cin,), which is subtracted from the input inside the image; None: nothing is.
+    """
+
+    index: Tensor
+    scale: Tensor | None = None
+    source: Tensor | None = None
+    mean: Tensor | None = None
+
+
 def grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    scale: Tensor | None,
-    source: Tensor | None,
-    mean: Tensor | None,
-    geometry: Geometry,
+    grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
     """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ, (Cout, Cin/groups, kh, kw).
 
@@ -32,11 +42,8 @@ def grad_weight(
         grad_output: (N, Cout, P', Q'), of which ``source`` counts positions.
         input: (N, Cin, H, W).
         weight: only its shape and memory format count.
-        index: (n,) int32, positions of the convolution's output map.
-        scale: (n,); None: 1 everywhere.
-        source: (n,) int32; None: the same as ``index``.
-        mean: (Cin,), which is subtracted inside the image; None: nothing is.
     """
+    index, scale, source, mean = listed
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     grads = _rows(grad_output)[index if source is None else source]
     if scale is not None:
@@ -55,20 +62,15 @@ def grad_weight(
 
 
 def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    scale: Tensor,
-    input_shape: torch.Size,
-    geometry: Geometry,
+    grad_output: Tensor, weight: Tensor, listed: Listed, input_shape: torch.Size, geometry: Geometry
 ) -> Tensor:
     """Σ_j scale_j · Wᵀ dY[index_j], added at the taps of position j: (N, Cin, H, W).
 
     Args:
         grad_output: (N, Cout, P, Q).
         weight: (Cout, Cin/groups, kh, kw).
-        index, scale: (n,), the list of positions; int32.
     """
+    index, scale = listed[:2]
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     wide = torch.promote_types(grad_output.dtype, torch.float32)
     grads = _rows(grad_output)[index] * scale[:, None].to(grad_output.dtype)

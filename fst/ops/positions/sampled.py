@@ -13,6 +13,7 @@ from fst.backends import dispatch
 from fst.ops import cpp
 from fst.ops.geometry import Geometry, gradients, input_gradient
 from fst.ops.positions import draw, native, noise, products
+from fst.ops.positions.products import Listed
 from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
 
@@ -20,7 +21,7 @@ EXACT = "dense"  # the backend that samples nothing
 LISTED = (cpp.BACKEND, "torch")  # the backends that compute from lists
 ONLY_WEIGHT = (False, True, False)
 SHARE = 8  # the mean is that of one sample in so many
-Program = Callable[..., Tensor]
+Product = Callable[..., Tensor]
 
 
 class Step(NamedTuple):
@@ -103,14 +104,14 @@ def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor | None, Tensor, Lists
         lists = None
         return _exact(step)
 
-    def sampled(program: Program) -> tuple[Tensor | None, Tensor]:
+    def sampled(product: Product) -> tuple[Tensor | None, Tensor]:
         nonlocal lists
         lists = Lists(step, with_sums=rule.center)  # a candidate's time includes the choice
         sums = lists.scored(rule).sums
-        found = _sampled_grad_weight(step, rule, lists.of(rule, count), sums, program)
+        found = _sampled_grad_weight(step, rule, lists.of(rule, count), sums, product)
         return _gradients(step, (True, False, False))[0] if step.joint else None, found
 
-    candidates = {EXACT: exact, **_programs("grad_weight", step, sampled)}
+    candidates = {EXACT: exact, **_candidates("grad_weight", step, sampled)}
     return *_run("grad_weight", candidates, step, (str(rule), count, step.joint)), lists
 
 
@@ -125,11 +126,12 @@ def grad_input(step: Step, rule: Sampled, lists: Lists | None) -> Tensor:
         dispatch.note("grad_input", EXACT, "all positions are kept")
         return exact()
 
-    def sampled(program: Program) -> Tensor:
+    def sampled(product: Product) -> Tensor:
         drawn = (lists or Lists(step, with_sums=False)).of(rule, count)
-        return program(step.grad_output, step.weight, *drawn, step.input_shape, step.geometry)
+        listed, where = Listed(*drawn), (step.input_shape, step.geometry)
+        return product(step.grad_output, step.weight, listed, *where)
 
-    candidates = {EXACT: exact, **_programs("grad_input", step, sampled)}
+    candidates = {EXACT: exact, **_candidates("grad_input", step, sampled)}
     return _run("grad_input", candidates, step, (str(rule), count, lists is None))
 
 
@@ -142,12 +144,12 @@ def _gradients(step: Step, wanted: tuple[bool, bool, bool]) -> Any:
 
 
 def _sampled_grad_weight(
-    step: Step, rule: Sampled, drawn: Positions, sums: Tensor, program: Program
+    step: Step, rule: Sampled, drawn: Positions, sums: Tensor, product: Product
 ) -> Tensor:
     """dW over the drawn positions, with what the mean of the input contributes."""
     mean = mean_of(step.input) if rule.center else None
     maps = (step.grad_output, step.input, step.weight)
-    total = program(*maps, *drawn, None, mean, step.geometry)
+    total = product(*maps, Listed(*drawn, mean=mean), step.geometry)
     return total if mean is None else _with_share_of_mean(total, sums, mean, step.geometry.groups)
 
 
@@ -188,7 +190,7 @@ def _with_noise(step: Step, rule: Sampled) -> Tensor:
         memory["share"], memory["added"] = 1.0, 0.0
         return _gradients(halves[0], ONLY_WEIGHT)[1], _gradients(halves[1], ONLY_WEIGHT)[1]
 
-    def sampled(program: Program) -> tuple[Tensor, Tensor]:
+    def sampled(product: Product) -> tuple[Tensor, Tensor]:
         drawn = draw.choose(rule, scores, count, step.start)
         memory["share"] = count / len(scores)
         memory["added"] = spread * noise.of_draw(drawn, scores)
@@ -197,14 +199,14 @@ def _with_noise(step: Step, rule: Sampled) -> Tensor:
         parts = (slice(0, cut), slice(cut, None))
         for half, own, part, first in zip(halves, scored, parts, (0, border), strict=True):
             listed = Positions(drawn.places[part] - first, drawn.weight[part])
-            found.append(_sampled_grad_weight(half, rule, listed, own.sums, program))
+            found.append(_sampled_grad_weight(half, rule, listed, own.sums, product))
         return found[0], found[1]
 
     if count == len(scores):
         parts = exact()
         dispatch.note("grad_weight", EXACT, "the promise of noise needs all positions")
     else:
-        candidates = {EXACT: exact, **_programs("grad_weight", step, sampled)}
+        candidates = {EXACT: exact, **_candidates("grad_weight", step, sampled)}
         options = (str(rule), noise.eighths(count / len(scores)))
         parts = _run("grad_weight", candidates, step, options)
     noise.learn(memory, *parts)
@@ -222,10 +224,10 @@ def was_exact(
     return all(d is not None and d.backend == EXACT and d.times for d in found)
 
 
-def _programs(
-    gemm: str, step: Step, sampled: Callable[[Program], Any]
+def _candidates(
+    gemm: str, step: Step, sampled: Callable[[Product], Any]
 ) -> dict[str, Callable[[], Any]]:
-    """The programs that can compute a GEMM from a list."""
+    """The backends that can compute a GEMM from a list."""
     of_weight, found = gemm == "grad_weight", {}
     if cpp.takes_lists(step.grad_output, step.input if of_weight else step.weight):
         by_cpp = native.grad_weight if of_weight else native.grad_input
@@ -240,4 +242,4 @@ def _run(
     gemm: str, candidates: dict[str, Callable[[], Any]], step: Step, options: tuple[Any, ...]
 ) -> Any:
     options = (*options, tuple(step.input_shape), *step.geometry)
-    return dispatch.run(gemm, candidates, (step.grad_output, step.weight), options, exact=EXACT)
+    return dispatch.compute(gemm, candidates, (step.grad_output, step.weight), options, exact=EXACT)

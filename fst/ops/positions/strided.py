@@ -16,7 +16,7 @@ ONLY_WEIGHT = (False, True, False)
 
 
 def grad_weight(
-    folded: Tensor,
+    sums: Tensor,
     input: Tensor,
     weight: Tensor,
     lattice: Lattice,
@@ -26,12 +26,12 @@ def grad_weight(
     """dW (Cout, Cin/groups, kh, kw) over the positions of ``lattice``.
 
     Args:
-        folded: (N, Cout, rows, columns) what is multiplied at these positions.
+        sums: (N, Cout, rows, columns) what is multiplied at these positions.
         size: of the whole output map.
         weight: only its shape and memory format count.
     """
     image, strided = windows(input, lattice, size, (weight.shape[2], weight.shape[3]), geometry)
-    total = gradients(folded, image, weight, strided, ONLY_WEIGHT)[1]
+    total = gradients(sums, image, weight, strided, ONLY_WEIGHT)[1]
     assert total is not None  # needed
     return total
 

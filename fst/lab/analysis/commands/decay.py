@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib.figure import Figure
 
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
-from fst.lab.analysis import plots
 from fst.lab.analysis.flips import DENSE, flip_rates
 from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.figures import COLOURS, INK
 
 NOTES = (
     "Flip rate: share of all masks' elements that differ from the step before, mean over the "
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> Result:
     result.add_table("Flip rates", columns, rows)
     labelled = {"dense" if d is DENSE else f"λ = {d:g}": rates for d, rates in found.items()}
     result.plots.append(
-        Plot("Flip rates", "decay", "Flip rate by optimizer step.", plots.flips(labelled))
+        Plot("Flip rates", "decay", "Flip rate by optimizer step.", _drawn(labelled))
     )
     return result
 
@@ -91,3 +92,16 @@ def verdict(ratios: Mapping[float, float], low: float, high: float) -> str:
 def _around(above: Sequence[float], below: Sequence[float]) -> str:
     largest = max((decay for decay in above if decay < max(below)), default=max(above))
     return f"{largest:g} and {min((d for d in below if d > largest), default=min(below)):g}"
+
+
+def _drawn(rates: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Flip rates by optimizer step, a curve for each label; "dense" is black."""
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
+    axis = figure.subplots()
+    for index, (label, curve) in enumerate(rates.items()):
+        colour = INK if label == "dense" else COLOURS[(index - 1) % len(COLOURS)]
+        line = "-" if index <= len(COLOURS) else "--"
+        axis.plot(list(curve), list(curve.values()), label=label, color=colour, linestyle=line)
+    axis.set(xlabel="optimizer step", ylabel="flip rate", yscale="log")
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.figure import Figure
 from torch import nn
 
 from fst.engine.model import sparse_root
-from fst.lab.analysis import plots
-from fst.lab.analysis.approximations import parse
 from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
-from fst.lab.analysis.probe import GradientProbe
-from fst.lab.analysis.record import same_draws
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject
+from fst.lab.analysis.subject import Subject, same_draws
+from fst.lab.arguments import named_options
+from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 
@@ -50,10 +49,8 @@ class Counted(NamedTuple):
 
 def run(options: argparse.Namespace) -> Result:
     """Count one step of each config under each strategy."""
-    rules = {text: parse(text).rule for text in options.strategies}
-    for text, rule in rules.items():
-        if isinstance(rule, GradientProbe):
-            raise ValueError(f"--strategies {text}: this is no registered strategy.")
+    named = {text: named_options(text) for text in options.strategies}
+    rules = {text: get_strategy(name, **given) for text, (name, given) in named.items()}
     counted, titles = [], []
     for config in options.configs or [None]:
         options.config = config
@@ -120,7 +117,7 @@ def _add_layers(result: Result, layers: Sequence[LayerMacs]) -> None:
     ]
     result.add_table("10⁹ multiply-adds", ["layer", "weight", *parts, "kind"], rows)
     drawn = [layer for layer in layers if layer.kind == "conv"]
-    figure = plots.macs(
+    figure = _drawn(
         [layer.name for layer in drawn],
         {gemm: [layer.gemms[gemm].dense / 1e9 for layer in drawn] for gemm in GEMMS},
         {gemm: [layer.gemms[gemm].left / 1e9 for layer in drawn] for gemm in GEMMS},
@@ -136,3 +133,33 @@ def _billions(layer: LayerMacs) -> list[float]:
     return [
         value / 1e9 for gemm in GEMMS for value in (layer.gemms[gemm].dense, layer.gemms[gemm].left)
     ]
+
+
+def _drawn(
+    layers: Sequence[str], dense: Mapping[str, Sequence[float]], left: Mapping[str, Sequence[float]]
+) -> Figure:
+    """Multiply-adds (10⁹) per layer and GEMM; what a strategy drops is hatched."""
+    figure = Figure(figsize=(max(6.0, 0.42 * len(layers) + 1.5), 3.6), layout="constrained")
+    axis = figure.subplots()
+    for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
+        places = [i + offset for i in range(len(layers))]
+        colour = GEMM_COLOURS[gemm]
+        axis.bar(places, left[gemm], 0.25, label=gemm, color=colour)
+        dropped = [d - kept for d, kept in zip(dense[gemm], left[gemm], strict=True)]
+        if any(dropped):
+            axis.bar(
+                places,
+                dropped,
+                0.25,
+                bottom=left[gemm],
+                color="white",
+                edgecolor=colour,
+                hatch="////",
+                linewidth=0.5,
+                label=f"{gemm}, dropped",
+            )
+    axis.set_ylabel("multiply-adds per step (10⁹)")
+    name_layers(axis, layers)
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=8)
+    return figure

@@ -32,7 +32,7 @@ def subject_of(options: argparse.Namespace) -> Subject:
     common: dict[str, Any] = {
         name: getattr(options, name) for name in ("batches", "batch_size", "device", "seed")
     }
-    on_random_images = getattr(options, "random_images", False)
+    on_random_images = options.random_images
     if options.config is not None and options.classes:
         raise ValueError("--classes needs --model: a config says it itself.")
     if options.config is not None and options.size and not on_random_images:

@@ -23,7 +23,7 @@ SIZES = ((4, 6), (3, 5), (1, 1), (3, 1), (1, 3), (5, 4))
 
 @pytest.mark.parametrize("memory", ["contiguous", "channels_last", "sliced"])
 @pytest.mark.parametrize(("rule", "phase"), RULES, ids=lambda value: str(value))
-def test_folds_like_the_operators(rule, phase, memory, device):
+def test_sums_like_the_operators(rule, phase, memory, device):
     for size, dtype in itertools.product(SIZES, (torch.float32, torch.bfloat16)):
         grad_output = torch.randn(2, 6, *size).to(dtype)
         if memory == "channels_last":
@@ -32,11 +32,11 @@ def test_folds_like_the_operators(rule, phase, memory, device):
             grad_output = torch.randn(2, 8, size[0], size[1] + 2).to(dtype)[:, 1:-1, :, 1:-1]
         kept = rule.kept_positions(*size, phase)
         step = 0 if size == (1, 1) else phase
-        exact = rule.fold(grad_output.double(), kept, step)
-        same = rule.fold(grad_output, kept, step)
+        exact = rule.summed(grad_output.double(), kept, step)
+        same = rule.summed(grad_output, kept, step)
         flattened = [number for lattice in kept for number in lattice[:4]]
-        folded = ops.fold_grad_output(grad_output.to(device), rule.block, flattened)
-        for mine, theirs, wanted in zip(folded, same, exact, strict=True):
+        summed = ops.sum_grad_output(grad_output.to(device), rule.block, flattened)
+        for mine, theirs, wanted in zip(summed, same, exact, strict=True):
             assert mine.shape == wanted.shape
             allowed = 2 * (theirs.double() - wanted).abs().max() + 1e-6 * (dtype == torch.float32)
             assert (mine.cpu().double() - wanted).abs().max() <= allowed
@@ -46,14 +46,14 @@ def test_folds_like_the_operators(rule, phase, memory, device):
 
 def test_other_dtypes_are_refused(device):
     with pytest.raises(TypeError, match="grad_output must have one dtype of .*got .*float64"):
-        ops.fold_grad_output(torch.zeros(1, 4, 2, 2, device=device).double(), (1, 2), (0, 1, 0, 2))
+        ops.sum_grad_output(torch.zeros(1, 4, 2, 2, device=device).double(), (1, 2), (0, 1, 0, 2))
 
 
 def test_offsets_of_2_to_the_31_values_do_not_wrap(device):
     """The launch for a gradient of 4 GiB in bfloat16, run on the first of its tiles."""
-    fold = sources.load("fold")
+    pair_sums = sources.load("pair_sums")
     large = torch.empty(128, 64, 512, 512, dtype=torch.bfloat16, device="meta")
-    launch = fold.fold_launch(large, large[..., ::2].contiguous(), (1, 2), (0, 1, 0, 2))
+    launch = pair_sums.sum_launch(large, large[..., ::2].contiguous(), (1, 2), (0, 1, 0, 2))
     values = 2 * launch.constants["BLOCK"]
     grad_output, out = torch.ones(values, device=device), torch.zeros(values // 2, device=device)
     arguments = (grad_output, out, *launch.arguments[2:])
@@ -62,9 +62,9 @@ def test_offsets_of_2_to_the_31_values_do_not_wrap(device):
 
 
 def test_more_samples_than_a_grid_has_places_across(device):
-    fold = sources.load("fold")
+    pair_sums = sources.load("pair_sums")
     many = torch.empty(70_000, 8, 2, 3, device="meta")
-    launch = fold.fold_launch(many, many[..., :2].contiguous(), (1, 2), (0, 1, 0, 2))
+    launch = pair_sums.sum_launch(many, many[..., :2].contiguous(), (1, 2), (0, 1, 0, 2))
     assert len(launch.grid) == 2 and launch.grid[0] >= 70_000 and launch.grid[1] <= 65_535
 
 

@@ -1,4 +1,4 @@
-"""Host side of the Triton kernels that fold grad_output for the alternating grad_weight."""
+"""Host side of the Triton kernels that sum pairs of grad_output for the alternating grad_weight."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from .fold_triton import _fold_kernel, _pair_sum_kernel
 from .launch import LANES, Launch, within_32_bits
+from .pair_sums_triton import _kept_sums_kernel, _pair_sum_kernel
 
 Lattice = tuple[int, int, int, int]
 
 
-def fold(
+def sum_into(
     grad_output: Tensor,
     results: Sequence[Tensor],
     block: tuple[int, int],
     lattices: Sequence[Lattice],
 ) -> None:
-    """`fst.ops.positions.fold_grad_output` with information restoration.
+    """`fst.ops.positions.sum_grad_output` with information restoration.
 
     Args:
         grad_output: (N, C, P, Q) in float16, bfloat16 or float32, any strides.
@@ -35,7 +35,7 @@ def fold(
     grad_output = within_32_bits(grad_output)
     for lattice, out in zip(lattices, results, strict=True):
         if out.numel():
-            fold_launch(grad_output, out, block, lattice).run()
+            sum_launch(grad_output, out, block, lattice).run()
 
 
 def is_flat(block: tuple[int, int], lattice: Lattice) -> bool:
@@ -46,7 +46,7 @@ def is_flat(block: tuple[int, int], lattice: Lattice) -> bool:
 def kept_sum_constants(
     size: tuple[int, int], block: tuple[int, int], lattice: Lattice, restore: bool = True
 ) -> dict[str, Any]:
-    """What `fold_triton.kept_sum` adds up on a map of this size; without ``restore`` nothing."""
+    """What `kept_sum` adds up on a map of this size; without ``restore`` nothing."""
     height, width = size
     flat = is_flat(block, lattice)
     # Along the flattened map the kept place of a pair alternates from row to row.
@@ -63,10 +63,10 @@ def kept_sum_constants(
     }
 
 
-def fold_launch(
+def sum_launch(
     grad_output: Tensor, out: Tensor, block: tuple[int, int], lattice: Lattice
 ) -> Launch:
-    """How `fold` runs for one lattice."""
+    """How `sum_into` runs for one lattice."""
     height, width = grad_output.shape[2:]
     row_pairs = block == (1, 2) and not is_flat(block, lattice) and width % 2 == 0
     if row_pairs and grad_output.is_contiguous() and out.is_contiguous():
@@ -103,4 +103,4 @@ def fold_launch(
     )
     # Axis 0 alone may have more than 65,535 programs.
     grid = (samples * triton.cdiv(positions, down), triton.cdiv(channels, across))
-    return Launch(_fold_kernel, grid, arguments, constants)
+    return Launch(_kept_sums_kernel, grid, arguments, constants)

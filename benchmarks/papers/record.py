@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-Batch = Any
-Loss = Callable[[nn.Module, Batch], Tensor]  # the scalar that a training step derives
+from fst.basics.selectors import selected
 
 
 class Call(NamedTuple):
@@ -43,29 +40,16 @@ class StepRecord:
 
 
 def conv_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """Names of the 2-D convolutions that match one of the glob ``patterns`` (None: all).
+    """Names of the 2-D convolutions that ``patterns`` select as in `fst.convert` (None: all).
 
     Raises:
         ValueError: the model has none, or a pattern matches none.
     """
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    if not names:
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    if not layers:
         raise ValueError(f"{type(model).__name__} has no 2-D convolution.")
-    if patterns is None:
-        return names
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"layers: {pattern!r} matches no convolution of: {', '.join(names)}.")
-    return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
-
-
-@contextmanager
-def same_draws(seed: int, device: torch.device) -> Iterator[None]:
-    """Within, torch's generators start from ``seed``; afterwards they are as before."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield
+    chosen = layers if patterns is None else selected("layers", patterns, layers, "convolution")
+    return [name for name in layers if name in chosen]
 
 
 def record_step(

@@ -2,13 +2,14 @@
 
 import math
 
+import errors
 import pytest
 import torch
 import torch.nn.functional as F
+from record import conv_names, record_step
 from torch import nn
 
-from fst.lab.analysis import errors
-from fst.lab.analysis.record import conv_names, record_step, same_draws
+from fst.lab.analysis.subject import same_draws
 
 
 class Shared(nn.Module):
@@ -64,7 +65,7 @@ def test_names():
     model = Shared()
     assert conv_names(model) == ["first", "twice", "frozen"]
     assert conv_names(model, ["f*"]) == ["first", "frozen"]
-    with pytest.raises(ValueError, match="'nothing' matches no convolution of: first"):
+    with pytest.raises(ValueError, match="'nothing' matches no convolution. There are: first"):
         conv_names(model, ["nothing"])
     with pytest.raises(ValueError, match="no 2-D convolution"):
         conv_names(nn.Linear(2, 2))

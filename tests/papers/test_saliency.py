@@ -2,17 +2,18 @@
 
 import copy
 
+import errors
 import pytest
 import torch
 import torch.nn.functional as F
+from approximations import parse
+from paper import Precision
+from probe import GradientProbe, insert_probe
+from record import record_step
+from saliency import saliency
 from torch import nn
 
 import fst
-from fst.lab.analysis import errors
-from fst.lab.analysis.approximations import parse
-from fst.lab.analysis.probe import GradientProbe, insert_probe
-from fst.lab.analysis.record import record_step
-from fst.lab.analysis.saliency import Precision, saliency
 from fst.rules.nm import NM
 
 

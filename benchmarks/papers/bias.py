@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from errors import error_of
 from torch import Tensor
-
-from fst.lab.analysis.errors import error_of
 
 WHOLE = "whole"
 DEGREES = ("mean", "slope", "curvature")

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("mmengine")
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "benchmarks" / "papers"
+SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"
 MODEL = "--model fst:resnet9 --size 16 --batch-size 2 --classes 10".split()
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 REPORT = {  # of `fst bench`: milliseconds by layer and GEMM
@@ -31,7 +31,7 @@ REPORT = {  # of `fst bench`: milliseconds by layer and GEMM
 def tables(tmp_path, monkeypatch):
     """Runs a script and returns its tables as rows by column."""
 
-    def run(name, *arguments):
+    def run(name, *arguments, figures=1):
         out = tmp_path / "out"
         monkeypatch.syspath_prepend(str(SCRIPTS))
         command = [str(SCRIPTS / f"{name}.py"), *map(str, arguments), "--out", str(out)]
@@ -40,8 +40,9 @@ def tables(tmp_path, monkeypatch):
             runpy.run_path(command[0], run_name="__main__")
         assert done.value.code == 0
         document = json.loads((out / "analysis.json").read_text())
-        assert document["command"].startswith("python ") and len(document["figures"]) == 1
-        assert (out / document["figures"][0]["file"]).stat().st_size > 2000
+        assert document["command"].startswith("python ") and len(document["figures"]) == figures
+        for figure in document["figures"]:
+            assert (out / figure["file"]).stat().st_size > 2000
         found = [
             [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
             for table in document["tables"]
@@ -56,6 +57,14 @@ def test_entropy(tables):
     (rows,) = tables("entropy", *MODEL, "--batches", "1", "--levels", "16")
     assert {row["input"] for row in rows} == {"images", "white noise"}
     assert all(0 <= row["H(X|X′)"] <= row["H(X)"] <= 4 for row in rows)
+
+
+def test_saliency(tables, tmp_path):
+    strategies = ("--strategies", "sdgp", "dy,axis=position")
+    total, layers, *bias = tables("saliency", *MODEL, *strategies, "--batches", "2", figures=4)
+    assert [row["strategy"] for row in total] == ["sdgp", "dy,axis=position"]
+    assert all(0 < row["relative error"] < 1 for row in total)
+    assert len(layers) == 16 and len(bias) == 2
 
 
 def test_similarity(tables):

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+from approximations import parse
+from bias import PARTS, MeanGradient, biases, parts_of
+from saliency import saliency
 from torch import nn
 from torch.nn import functional as F
-
-from fst.lab.analysis.approximations import parse
-from fst.lab.analysis.bias import PARTS, MeanGradient, biases, parts_of
-from fst.lab.analysis.saliency import saliency
 
 CURVATURE = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
 

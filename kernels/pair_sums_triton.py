@@ -31,7 +31,7 @@ def kept_sum(
     LAST: tl.constexpr,
 ):
     """The kept position (row + i * row_step, column + j * column_step) of the map at x_ptr + start,
-    in float32, and what is folded into it.
+    in float32, and what is added to it.
 
     BLOCK_HEIGHT > 0: the BLOCK_HEIGHT x BLOCK_WIDTH block that contains it is added up (CUT_HEIGHT,
     CUT_WIDTH: the last may be cut off at the map's edge; with LAST, the last block takes the odd
@@ -78,7 +78,7 @@ def kept_sum(
 
 
 @triton.jit
-def _fold_kernel(
+def _kept_sums_kernel(
     x_ptr,
     out_ptr,
     height,

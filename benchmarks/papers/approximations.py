@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from probe import PROBE, GradientProbe, insert_probe
 from torch import nn
 
 import fst
-from fst.command_lines.analyze import PROBE, REFERENCES
-from fst.lab.analysis.probe import GradientProbe, insert_probe
+from fst.lab.analysis.subject import one_step
 from fst.lab.arguments import named_options
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 
-
-def one_step(strategy: Strategy) -> Strategy:
-    """``strategy`` without what works across steps: its schedule, and the decay of weights.
-
-    Masks are then those that its rules give for the weights as they are.
-    """
-    return replace(strategy, decay=0.0, schedule=None)
+REFERENCES = ("forward", "dense")
 
 
 @dataclass(frozen=True)

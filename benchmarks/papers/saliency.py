@@ -1,0 +1,390 @@
+"""The error that pruning makes in gradients: of one layer alone, and accumulated by all (Eq. 4).
+
+python benchmarks/papers/saliency.py CONFIG --checkpoint FILE --strategies fst sdgp
+
+FST (Eq. 4, Table 1) finds pruned grad_outputs to ruin training and supposes that their error adds
+up from layer to layer; SDGP finds them harmless. Here both errors are measured on a live model:
+
+- local: the layer is given the exact input and grad_output, so that the error is its own;
+- global: all layers prune, so that grad_output carries the errors of the layers behind it.
+
+Over several batches, what of the local error of grad_weight does not average out: see `bias`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from approximations import REFERENCES, Approximation, parse
+from bias import PARTS, Bias, MeanGradient, biases
+from errors import Error, error_of, mean
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
+from paper import Precision, add_precision, drawing, main
+from probe import PROBE
+from record import LayerRecord, StepRecord, record_step
+from torch import Tensor, nn
+
+from fst.command_lines.analyze import add_subject
+from fst.engine.model import sparse_root
+from fst.lab.analysis.commands.options import subject_of
+from fst.lab.analysis.result import Plot, Result
+from fst.lab.analysis.subject import Batch, Loss, same_draws
+from fst.lab.arguments import amp_dtype
+from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.strategies.registry import list_strategies
+
+KINDS = (
+    "local grad_weight",
+    "local grad_input",
+    "global grad_weight",
+    "global grad_input",
+)
+
+FIGURES = (
+    ("relative", "relative error", True),
+    ("cosine", "cosine", False),
+    ("norm", "norm over the exact one", True),
+)
+COMPARED = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
+APPROXIMATIONS_HELP = (
+    f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
+    "pruning of grad_output alone, with the options n=2, m=4, "
+    "rule=magnitude|random|magnitude_rescaled, "
+    "rescale=sample_channel|channel|group, axis=channel|position (along which groups run) and "
+    "gemm=grad_input|grad_weight|both (which GEMM sees the pruned one)"
+)
+SCOPES = {"local": "--", "global": "-"}
+
+
+@dataclass
+class LayerSaliency:
+    """A layer's `Error`s by kind (see `KINDS`), means over batches; kinds without one are absent
+    (no grad_input in the first layer, no grad_weight where the weight needs none).
+
+    Attributes:
+        depth: convolutions before it, in the order of execution.
+        bias: of the local grad_weight, for each part of the kernel (see `bias.PARTS`).
+    """
+
+    name: str
+    depth: int
+    errors: dict[str, Error]
+    bias: dict[str, Bias]
+
+
+@dataclass
+class Saliency:
+    """What `saliency` finds about one approximation.
+
+    Attributes:
+        layers: the convolutions that a gradient reaches, in the order of execution.
+        total: error of the gradient of all parameters taken as one vector.
+        bias: of the local grad_weight of all layers taken as one vector.
+    """
+
+    label: str
+    layers: list[LayerSaliency]
+    total: Error
+    bias: dict[str, Bias]
+
+
+@dataclass
+class _Sums:
+    layers: dict[str, dict[str, list[Error]]] = field(default_factory=dict)
+    totals: list[Error] = field(default_factory=list)
+    means: dict[str, MeanGradient] = field(default_factory=dict)
+
+
+def saliency(
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Batch],
+    approximation: Approximation,
+    *,
+    root: Callable[[nn.Module], nn.Module] = lambda model: model,
+    reference: str = "forward",
+    selectors: Mapping[str, Any] | None = None,
+    precision: Precision | None = None,
+    seed: int = 0,
+) -> Saliency:
+    """Compare the gradients of ``approximation`` with the exact ones, on every batch.
+
+    Args:
+        model: dense, in the mode that is to be analysed; it is copied.
+        loss: computes the scalar of a model and a batch.
+        root: the part of a model that is converted, and by whose names layers go.
+        reference: see `Approximation.prepare_reference`.
+        selectors: include, exclude and other choices of `fst.convert`.
+        seed: of everything that a step draws (dropout, random rules), the same for both.
+    """
+    chosen, precision = dict(selectors or {}), precision or Precision()
+    exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
+    approximation.prepare_reference(root(exact), chosen, reference, seed)
+    for prepared in (approximate, alone):
+        approximation.prepare(root(prepared), chosen, seed)
+    sums = _Sums()
+    for number, batch in enumerate(batches):
+        place = (batch, loss, seed + number)
+        truth = _step(exact, root, *place, Precision())
+        found = _step(approximate, root, *place, precision)
+        for name, record in truth.layers.items():
+            errors = sums.layers.setdefault(name, {kind: [] for kind in KINDS})
+            layer = root(alone).get_submodule(name)
+            with same_draws(seed + number, record.calls[0].input.device):
+                own = _local_gradients(layer, record, precision)
+            _add(errors, "local", own, record)
+            if own[0] is not None and record.grad_weight is not None:
+                sums.means.setdefault(name, MeanGradient()).add(own[0], record.grad_weight)
+            if name in found.layers:
+                other = found.layers[name]
+                _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
+        shared = [name for name in truth.gradients if name in found.gradients]
+        sums.totals.append(
+            error_of(*([step.gradients[name] for name in shared] for step in (found, truth)))
+        )
+    layers = [
+        LayerSaliency(
+            name,
+            depth,
+            {kind: mean(e) for kind, e in errors.items() if e},
+            biases([sums.means[name]] if name in sums.means else []),
+        )
+        for depth, (name, errors) in enumerate(sums.layers.items())
+    ]
+    return Saliency(approximation.label, layers, mean(sums.totals), biases(sums.means.values()))
+
+
+def _step(
+    model: nn.Module,
+    root: Callable[[nn.Module], nn.Module],
+    batch: Batch,
+    loss: Loss,
+    seed: int,
+    precision: Precision,
+) -> StepRecord:
+    run = precision.loss_of(loss, model, batch)
+    with same_draws(seed, next(model.parameters()).device):
+        return record_step(root(model), run, scale=precision.scale)
+
+
+def _local_gradients(
+    layer: nn.Module, record: LayerRecord, precision: Precision
+) -> tuple[Tensor | None, list[Tensor]]:
+    """grad_weight and the grad_inputs of ``layer`` for the recorded inputs and grad_outputs."""
+    total: Tensor | None = None
+    grad_inputs = []
+    for call in record.calls:
+        input = call.input.clone().requires_grad_(call.grad_input is not None)
+        with precision.autocast(input.device):
+            output = layer(input)
+        wanted = [x for x in (input, layer.weight) if x.requires_grad]
+        scaled = (call.grad_output * precision.scale).to(output.dtype)
+        gradients = list(torch.autograd.grad(output, wanted, scaled))
+        if input.requires_grad:
+            grad_inputs.append(gradients.pop(0) / precision.scale)
+        for gradient in gradients:
+            part = gradient / precision.scale
+            total = part if total is None else total + part
+    return total, grad_inputs
+
+
+def _grad_inputs(record: LayerRecord) -> list[Tensor]:
+    return [call.grad_input for call in record.calls if call.grad_input is not None]
+
+
+def _add(
+    errors: dict[str, list[Error]],
+    scope: str,
+    found: tuple[Tensor | None, list[Tensor]],
+    record: LayerRecord,
+) -> None:
+    grad_weight, grad_inputs = found
+    if grad_weight is not None and record.grad_weight is not None:
+        errors[f"{scope} grad_weight"].append(error_of([grad_weight], [record.grad_weight]))
+    exact = _grad_inputs(record)
+    if exact and len(exact) == len(grad_inputs):
+        errors[f"{scope} grad_input"].append(error_of(grad_inputs, exact))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    add_subject(parser, batches=4, batch_size=32)
+    parser.add_argument(
+        "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
+    )
+    parser.add_argument(
+        "--reference",
+        choices=REFERENCES,
+        default="forward",
+        help="what is exact: the dense backward pass of the strategy's own forward pass, so that "
+        "only backward pruning counts, or a dense model (default: forward)",
+    )
+    add_precision(parser, "the pruned steps; the exact ones are in float32")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure every approximation on the same batches."""
+    approximations = [parse(text) for text in options.strategies]
+    subject = subject_of(options)
+    precision = Precision(amp_dtype(options.dtype), options.loss_scale)
+    found = [
+        saliency(
+            subject.model,
+            subject.loss,
+            subject.batches,
+            approximation,
+            root=sparse_root,
+            reference=options.reference,
+            selectors=subject.selectors,
+            precision=precision,
+            seed=options.seed,
+        )
+        for approximation in approximations
+    ]
+    against = {
+        "forward": "the dense backward pass of the same forward pass",
+        "dense": "the dense model",
+    }[options.reference]
+    result = Result(
+        "Errors of pruned gradients, layer by layer",
+        f"{subject.title}; means over {options.batches} batches of {options.batch_size} images in "
+        f"training mode, in {options.dtype} with the loss scaled by {options.loss_scale:g}. Exact: "
+        f"{against} in float32, without weight decay of any kind. Local: one layer prunes, given "
+        "the exact input and grad_output. Global: all layers prune in the same step.",
+    )
+    measures = ("relative error", "cosine", "norm ratio")
+    result.add_table(
+        "Gradient of all parameters as one vector",
+        ["strategy", *measures],
+        [[one.label, *one.total] for one in found],
+    )
+    rows = [
+        [one.label, layer.name, *(value for kind in KINDS for value in _cells(layer.errors, kind))]
+        for one in found
+        for layer in one.layers
+    ]
+    parts = [f"{kind}: {measure}" for kind in KINDS for measure in measures]
+    result.add_table("Per layer", ["strategy", "layer", *parts], rows)
+    result.plots += [_plot(found, *figure) for figure in FIGURES]
+    if options.batches > 1:
+        _add_bias(result, found)
+    return result
+
+
+def _add_bias(result: Result, found: list[Saliency]) -> None:
+    result.add_table(
+        "Bias of grad_weight, all layers as one vector",
+        ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "gain", "±"],
+        [[one.label, part, *bias] for one in found for part, bias in one.bias.items()],
+        "The mean of the local grad_weight over the batches against the mean of the exact one. By "
+        "chance: the relative error that so few batches leave without any bias. Gain: the share of "
+        "the exact gradient that comes through in each batch, with its standard error; 1 without "
+        "bias. The error of a single gradient, above, does not tell what averages out from what "
+        "stays. kw: along the kernel's width; slope: (−1, 0, 1); curvature: (1, −2, 1).",
+    )
+    result.add_table(
+        "Bias of grad_weight per layer: gain",
+        ["strategy", "layer", *PARTS],
+        [
+            [
+                one.label,
+                layer.name,
+                *(layer.bias[p].gain if p in layer.bias else None for p in PARTS),
+            ]
+            for one in found
+            for layer in one.layers
+        ],
+    )
+    figure = _draw_bias(found)
+    caption = (
+        "Share of the exact grad_weight that comes through in each strategy's local one, with its "
+        "standard error, all layers as one vector: whole, and by parts of the kernel. 1: no bias."
+    )
+    result.plots.append(Plot("Bias of grad_weight", "saliency_bias", caption, figure))
+
+
+def _cells(errors: dict[str, Error], kind: str) -> list[float | None]:
+    return list(errors.get(kind) or [None] * 3)
+
+
+def _plot(found: list[Saliency], field: str, label: str, log: bool) -> Plot:
+    figure = _draw(found, field, label, log=log)
+    caption = (
+        "Layers from the first to the last. Dashed: that layer prunes alone; solid: all layers do, "
+        "so that errors come in from the right."
+    )
+    return Plot(f"Gradients: {label}", f"saliency_{field}", caption, figure)
+
+
+def _draw(found: Sequence[Saliency], field: str, label: str, *, log: bool) -> Figure:
+    """A field of `Error` by depth: dashed local, solid global; a panel for each gradient.
+
+    On a logarithmic axis errors of 0 are left out.
+    """
+    names = [layer.name for layer in found[0].layers]
+    figure = drawing(max(11.0, 0.36 * len(names) + 4), 4.6)
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axis, gradient in zip(axes, ("grad_weight", "grad_input"), strict=True):
+        for index, one in enumerate(found):
+            for scope, line in SCOPES.items():
+                points = [
+                    (layer.depth, getattr(layer.errors[kind], field))
+                    for kind in [f"{scope} {gradient}"]
+                    for layer in one.layers
+                    if kind in layer.errors
+                ]
+                points = [point for point in points if point[1] > 0 or not log]
+                if points:
+                    x, y = zip(*points, strict=True)
+                    axis.plot(x, y, line, marker="o", markersize=3, color=_colour(index))
+        axis.set_title(gradient, loc="left")
+        name_layers(axis, names)
+        if log:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(_plain_number)
+            axis.yaxis.set_minor_formatter(_plain_number)
+            axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes[0].set_ylabel(label)
+    keys = [Line2D([], [], color=_colour(i), label=one.label) for i, one in enumerate(found)]
+    keys += [Line2D([], [], color=INK, linestyle=ls, label=s) for s, ls in SCOPES.items()]
+    figure.legend(handles=keys, loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _draw_bias(found: Sequence[Saliency]) -> Figure:
+    """Bars of the gain of each part of the kernel, a colour for each approximation."""
+    parts = list(found[0].bias)
+    width = 0.8 / len(found)
+    figure = drawing(max(7.0, 0.3 * len(parts) * len(found) + 4), 3.6)
+    axis = figure.subplots()
+    for index, one in enumerate(found):
+        places = [i + (index - (len(found) - 1) / 2) * width for i in range(len(parts))]
+        gains = [one.bias[part].gain for part in parts]
+        spread = [one.bias[part].deviation for part in parts]
+        colour = _colour(index)
+        axis.bar(places, gains, 0.9 * width, yerr=spread, label=one.label, color=colour)
+    axis.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    axis.set_xticks(range(len(parts)), [part.replace(" along ", "\nalong ") for part in parts])
+    axis.set_ylabel("gain")
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def _plain_number(value: float, _: int | None = None) -> str:
+    return f"{value:g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, add_arguments, run))

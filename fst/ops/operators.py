@@ -1,0 +1,42 @@
+"""Functions as operators of torch (``torch.ops.fst``), which torch.compile takes as they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.library import Library, infer_schema, register_fake
+
+_OPERATORS = Library("fst", "FRAGMENT")
+
+
+def register(
+    name: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    device: str = "CompositeExplicitAutograd",
+    tags: Sequence[torch.Tag] = (),
+) -> Callable[..., Any]:
+    """The operator ``torch.ops.fst.NAME`` that calls ``function``.
+
+    PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
+    autograd differentiates.
+
+    Args:
+        like: makes empty results, for compilers; it takes the arguments of ``function`` by name,
+            and only those that it needs.
+        device: the dispatch key, "CPU" for kernels of that device alone.
+    """
+    signature, wanted = inspect.signature(function), inspect.signature(like).parameters
+
+    def fake(*arguments: Any, **named: Any) -> Any:
+        given = signature.bind(*arguments, **named).arguments
+        return like(**{name: given[name] for name in wanted})
+
+    schema = infer_schema(inspect.unwrap(function), mutates_args=())
+    _OPERATORS.define(name + schema, tags=tuple(tags))
+    _OPERATORS.impl(name, function, device)
+    register_fake(f"fst::{name}", fake, lib=_OPERATORS)
+    return getattr(torch.ops.fst, name).default
