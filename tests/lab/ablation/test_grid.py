@@ -175,6 +175,7 @@ OF_NO_PAPER = {
     "cifar10_subset_vit",
     "cifar10_subset_convnext",
 }
+OF_NO_PAPER |= {f"{name}_choices" for name in OF_NO_PAPER}
 
 
 @pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda path: path.stem)
