@@ -43,7 +43,7 @@ class ByBoth(_WithoutPromise):
         self, grad_output: Tensor, column_norms: Callable[[], Tensor] | None = None
     ) -> Tensor:
         if column_norms is None:
-            raise ValueError("ByBoth needs the input: it is a rule of grad_weight alone.")
+            raise ValueError("ByBoth needs the input, which no grad_weight has saved.")
         return super().scores(grad_output) * column_norms()
 
 

@@ -11,21 +11,27 @@ from typing import Any
 
 from fst.checkpoint import write_text_atomically
 from fst.environment import machine, versions
+from fst.lab.ablation.equal_time import EqualTime
+from fst.lab.ablation.over_time import over_time
 from fst.lab.ablation.plots import draw
 from fst.lab.ablation.results import INTERVAL, Ordering, Results, Summary
 from fst.lab.reporting.document import Cell, Document, Table
 from fst.lab.reporting.markdown import markdown
 
 
-def write(results: Results, folder: Path, command: str) -> Document:
-    """Write everything into ``folder``; ``command`` is how to get it."""
+def write(results: Results, folder: Path, command: str, times: EqualTime | None = None) -> Document:
+    """Write everything into ``folder``; ``command`` is how to get it.
+
+    ``times``: of trainings of equal time, which have a table and a figure more.
+    """
+    timed = () if times is None or not results.measured() else (over_time(results, times, folder),)
     document = Document(
         title=results.grid.title,
         description=results.grid.description,
         command=command,
         versions={**_versions(results), "machine": machine()},
-        tables=[_main(results), *_reversed(results)],
-        figures=draw(results, folder),
+        tables=[_main(results), *(table for table, _ in timed), *_reversed(results)],
+        figures=[*(drawn for _, drawn in timed), *draw(results, folder)],
         notes=_notes(results),
     )
     document.save(folder)
