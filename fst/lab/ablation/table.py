@@ -166,7 +166,7 @@ def _notes(results: Results) -> list[str]:
                 f"{setting.label} starts from the trained {source} of the same seed, whose epochs "
                 "come on top of its own."
             )
-    if grid.epochs is not None:
+    if grid.epochs is not None and not grid.lengths:
         notes.append(f"All trainings were set to {grid.epochs} epochs.")
     if grid.options:
         notes.append("Changed in all: " + ", ".join(f"{k}={v}" for k, v in grid.options.items()))
