@@ -103,8 +103,8 @@ def test_what_cannot_have_equal_time(
 def test_steps_are_timed_once_and_tiny_trainings_run(write_grid, tmp_path, capsys):
     """Real steps and trainings, of 64 digits."""
     settings = {name: SETTINGS[name] for name in ("dense", "good")}
-    grid = write_grid(settings=settings, seeds=[0], options={"train_cfg.max_epochs": 2})
-    command = [str(grid), "--work-dir", str(tmp_path / "work"), "--equal-time"]
+    grid = write_grid(settings=settings, seeds=[0])
+    command = [str(grid), "--work-dir", str(tmp_path / "work"), "--equal-time", "--epochs", "2"]
     assert cli.main([*command, "--dry-run"]) == 0
     assert "step, ms" in capsys.readouterr().out
     measured = (tmp_path / "work" / equal_time.FILE).read_text()
