@@ -1,7 +1,7 @@
 """How few output positions have most of a gradient, over a training: Σ‖dY‖² in the largest ones.
 
-    python benchmarks/papers/concentration.py CONFIG --checkpoints RUN/epoch_3.pth RUN/epoch_10.pth \\
-        --batch-size 128 --batches 4
+    python benchmarks/papers/concentration.py CONFIG --batch-size 128 --batches 4 \\
+        --checkpoints RUN/epoch_3.pth RUN/epoch_5.pth RUN/epoch_10.pth
 
 The first point is the model with random weights (or of --checkpoint). ‖dY‖ is the norm over the
 channels at one output position; positions of the whole batch are compared. VCAS (Wang et al., ICLR
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
 from paper import add_layers, drawing, main
 from torch import Tensor
@@ -88,9 +87,9 @@ def run(options: argparse.Namespace) -> Result:
         }
     result = Result(
         "Where the gradient is, over a training",
-        f"{options.config or options.model}: the share of Σ‖dY‖² in the output positions of largest "
-        f"‖dY‖, of whole batches of {options.batch_size} images in training mode, mean over "
-        f"{options.batches} batches; {torch.get_num_threads()} threads.",
+        f"{options.config or options.model}: the share of Σ‖dY‖² in the output positions of "
+        f"largest ‖dY‖, of whole batches of {options.batch_size} images in training mode, mean "
+        f"over {options.batches} batches.",
     )
     columns = ["weights", *(f"{part}: {what}" for part in PARTS for what in ("median", "least"))]
     rows = []
