@@ -158,4 +158,7 @@ def test_they_train_and_are_reported(name):
     report = fst.convert(net, name)
     assert all(layer.gemms["grad_weight"].rule != "dense" for layer in report.layers)
     net(torch.randn(4, 3, 6, 6)).square().sum().backward()
-    assert all(layer.weight.grad.isfinite().all() for layer in net)
+    tokens = torch.nn.Linear(3, 4)
+    fst.convert(tokens, name, layers="linear")
+    tokens(torch.randn(4, 5, 3)).square().sum().backward()
+    assert all(layer.weight.grad.isfinite().all() for layer in (*net, tokens))

@@ -56,6 +56,8 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     times = equal_time.read(work_dir)
     if times is not None and not arguments.equal_time:
         raise ValueError(f"{work_dir} holds trainings of equal time: give --equal-time.")
+    if times is not None and arguments.report_only and arguments.only is None:
+        names = [name for name in names if name in times.steps]
     if arguments.equal_time:
         grid, times = equal_time.fitted(grid, work_dir, names)
     if arguments.report_only:
