@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]  # of the checkout, if this runs from
 
 
 def versions() -> dict[str, str]:
-    """Versions of this library, Python, PyTorch and the packages that training uses."""
+    """Versions of this library, its commit, Python, PyTorch and the packages of a training."""
     found = {"fst": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for names in PACKAGES.items():
         for name in dict.fromkeys(names):
@@ -48,6 +48,8 @@ def versions() -> dict[str, str]:
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
+    if revision := commit():
+        found["commit"] = revision
     return found
 
 
@@ -94,8 +96,6 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         found["instruction set"] = torch.backends.cpu.get_cpu_capability()
     found["C++ kernels"] = cpp.missing() or "built"
     found |= {"threads": torch.get_num_threads(), **versions()}
-    if revision := commit():
-        found["commit"] = revision
     found["autotuner"] = "on" if autotune.enabled(device) else "off"
     if forced := os.environ.get("FST_BACKENDS"):
         found["FST_BACKENDS"] = forced
@@ -110,6 +110,12 @@ def commit() -> str:
     tracked = ["--porcelain", "--untracked-files=no"]
     changed = found and _output(["git", "-C", str(ROOT), "status", *tracked])
     return f"{found} with changes" if changed else found
+
+
+def code() -> str:
+    """This library's version, and its commit in a checkout."""
+    revision = commit()
+    return f"fst {__version__}" + (f", commit {revision}" if revision else "")
 
 
 def _gpu_state(device: torch.device) -> dict[str, str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 EXTRA_OF = {
     **dict.fromkeys(
         "mmengine torchvision timm torch_pruning torchmetrics numpy cv2 PIL yaml sklearn "
-        "tensorboard matplotlib rich jinja2 msgspec".split(),
+        "scipy tensorboard matplotlib rich jinja2 msgspec".split(),
         "train",
     ),
     **dict.fromkeys(("webdataset", "datasets"), "data"),

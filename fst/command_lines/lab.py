@@ -38,6 +38,13 @@ def ablate() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
     parser.add_argument(
+        "--equal-time",
+        action="store_true",
+        help="first time a training step of every setting, in turns (with --dry-run nothing else), "
+        "then train each for as many whole epochs as fit into the time of the baseline's training; "
+        "default --work-dir: work_dirs/ablation/<grid name>_equal_time",
+    )
+    parser.add_argument(
         "--report-only",
         action="store_true",
         help="write the results of what was run before: of the last command's epochs and options, "

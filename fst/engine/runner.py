@@ -32,6 +32,7 @@ from fst.engine.data import ImageFolder, build_dataloader
 from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
 from fst.engine.model import unwrapped
 from fst.engine.recipe import check_keys
+from fst.environment import code
 
 _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
@@ -60,7 +61,7 @@ class Runner(mmengine.runner.Runner):
         super().__init__(*args, **kwargs)
         for console in _consoles(self.logger):
             console.removeFilter(_is_warning)
-        self.logger.info(f"Machine, config and hooks: {self.logger.log_file}")
+        self.logger.info(f"{code()}. Machine, config and hooks: {self.logger.log_file}")
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """Also keep the console quiet until the runner is built, and warnings of no use away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,8 +65,15 @@ class Sampled(Rule):
         elif not is_number(self.noise) or not 0 < self.noise < math.inf:
             raise ValueError(f"noise={self.noise!r} must be a number above 0.")
 
-    def scores(self, grad_output: Tensor) -> Tensor:
-        """(N·P·Q,) what the probability of each position is proportional to."""
+    def scores(
+        self, grad_output: Tensor, column_norms: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        """(N·P·Q,) what the probability of each position is proportional to.
+
+        Args:
+            column_norms: computes ‖X_col‖₂ of each position, (N·P·Q,), of X − μ where the rule
+                centres; None where the input is not at hand, as in grad_input alone.
+        """
         wide = torch.promote_types(grad_output.dtype, torch.float32)
         return torch.linalg.vector_norm(grad_output, dim=1, dtype=wide).flatten()
 

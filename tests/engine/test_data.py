@@ -188,6 +188,44 @@ def test_subset_is_balanced_and_deterministic():
             balanced_subset(labels, bad)
 
 
+@pytest.mark.parametrize("skip", [0, 3, 10])
+def test_what_is_skipped_is_what_a_subset_keeps(skip):
+    labels = torch.randint(3, (40,), generator=torch.Generator().manual_seed(0))
+    first = balanced_subset(labels, skip).tolist() if skip else []
+    rest = balanced_subset(labels, None, skip).tolist()
+    assert sorted(first + rest) == list(range(40))
+    assert set(balanced_subset(labels, 12, skip).tolist()) <= set(rest)
+    for bad in (-1, 40, 1.0, True):
+        with pytest.raises(ValueError, match="skip="):
+            balanced_subset(labels, None, bad)
+    with pytest.raises(ValueError, match="subset=38 .* to 37 behind skip=3"):
+        balanced_subset(labels, 38, 3)
+
+
+def images_of(dataset):
+    """The images as bytes, and how many there are of each class."""
+    images = {image.numpy().tobytes() for image in dataset.images}
+    return images, torch.bincount(dataset.labels).tolist()
+
+
+def test_a_split_for_choices_is_disjoint_and_balanced(shared_data):
+    """Of CIFAR-10, behind the images that the subset's trainings see."""
+    root = str(shared_data / "cifar10")
+    train, counts = images_of(CIFAR10(root, "train", subset=10000))
+    choices, of_choices = images_of(CIFAR10(root, "train", subset=5000, skip=10000))
+    test, _ = images_of(CIFAR10(root, "test"))
+    assert counts == [1000] * 10 and of_choices == [500] * 10
+    assert not train & choices and not test & choices and not train & test
+
+
+def test_a_split_of_a_folder_for_choices(folder):
+    train = ImageFolder(str(folder), "train", subset=9)
+    choices = ImageFolder(str(folder), "train", skip=9)
+    assert choices.labels.tolist() == [0, 1, 2]
+    assert not set(train.paths) & set(choices.paths)
+    assert set(ImageFolder(str(folder), "train").paths) == {*train.paths, *choices.paths}
+
+
 def test_cifar10_packed(shared_data):
     test = CIFAR10(str(shared_data / "cifar10"), "test")
     assert test.images.shape == (10000, 3, 32, 32)

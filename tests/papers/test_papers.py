@@ -80,6 +80,14 @@ def test_gradients(tables):
     assert all(row["L1 / dense"] == 1 for row in rows if row["rule"] == "dense")
 
 
+def test_concentration(tables):
+    points, layers = tables("concentration", *MODEL, "--batches", "1")
+    assert points[0]["weights"] == "random weights"
+    for row in layers:
+        assert 0.125 <= row["1/8"] <= row["1/4"] <= row["1/2"] <= 1 and row["1/2"] >= 0.5
+    assert points[0]["1/2: least"] == min(row["1/2"] for row in layers)
+
+
 def test_overhead(tables):
     measured, published = tables("overhead", *MODEL, "--repeats", "1")
     assert measured[0]["share of the step"] == published[0]["share of the step"] == 1

@@ -75,6 +75,8 @@ class InMemoryDataset(ImageDataset):
         labels: int64 (N).
         classes: Class names.
         subset: Keep only this many images, the first ones of each class.
+        skip: Leave out the images that ``subset=skip`` keeps: a validation split for choices is
+            taken from the training data behind the images that are trained on.
         device: "cpu", "cuda", or "auto" (the GPU if there is one). Batches from the GPU never pass
             through workers, so the dataloader needs num_workers=0.
     """
@@ -86,11 +88,12 @@ class InMemoryDataset(ImageDataset):
         classes: Sequence[str],
         subset: int | None = None,
         device: str = "cpu",
+        skip: int = 0,
     ) -> None:
         self.classes = tuple(classes)
         device = resolve_device(device)
-        if subset is not None:
-            rows = balanced_subset(labels, subset)
+        if subset is not None or skip:
+            rows = balanced_subset(labels, subset, skip)
             images, labels = images[rows], labels[rows]
         self.images, self.labels = images.to(device), labels.to(device)
 
@@ -114,14 +117,22 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def balanced_subset(labels: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of ``size`` samples, as equally many of each class as there are, first ones first."""
-    if not is_integer(size) or not 1 <= size <= len(labels):
-        raise ValueError(f"subset={size!r} must be an integer from 1 to {len(labels)}.")
+def balanced_subset(labels: torch.Tensor, size: int | None, skip: int = 0) -> torch.Tensor:
+    """Rows of ``size`` samples, as equally many of each class as there are, first ones first.
+
+    Those of the first ``skip`` are left out; without ``size`` all others are meant.
+    """
+    if not is_integer(skip) or not 0 <= skip < len(labels):
+        raise ValueError(f"skip={skip!r} must be an integer from 0 to {len(labels) - 1}.")
+    left = len(labels) - skip
+    size = left if size is None else size
+    if not is_integer(size) or not 1 <= size <= left:
+        behind = f" behind skip={skip}" if skip else ""
+        raise ValueError(f"subset={size!r} must be an integer from 1 to {left}{behind}.")
     # rank of each sample within its class: taking the smallest ranks first balances the classes
     order = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)
     starts = torch.cumsum(counts, 0) - counts
     rank = torch.empty_like(labels)
     rank[order] = torch.arange(len(labels)) - starts[labels[order]]
-    return torch.argsort(rank, stable=True)[:size].sort().values
+    return torch.argsort(rank, stable=True)[skip : skip + size].sort().values

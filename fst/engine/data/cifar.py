@@ -29,7 +29,7 @@ class CIFAR10(InMemoryDataset):
         split: "train" or "test".
         download: Let torchvision download the original files (170 MB) if they are missing.
         device: See `InMemoryDataset`.
-        subset: See `InMemoryDataset`.
+        subset, skip: See `InMemoryDataset`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class CIFAR10(InMemoryDataset):
         download: bool = False,
         device: str = "cpu",
         subset: int | None = None,
+        skip: int = 0,
     ) -> None:
         self.check(data_root=data_root, split=split, download=download)
         root = Path(data_root)
@@ -46,7 +47,7 @@ class CIFAR10(InMemoryDataset):
             images, labels = _load_packed(root, split)
         else:
             images, labels = _load_torchvision(root, split, download)
-        super().__init__(images, labels, CLASSES, subset, device)
+        super().__init__(images, labels, CLASSES, subset, device, skip)
 
     @classmethod
     def check(cls, **config: Any) -> None:

@@ -24,7 +24,7 @@ class Digits(InMemoryDataset):
         size: Height and width to scale the images to; None keeps 8.
         channels: 1, or 3 to repeat the grey channel for models of colour images.
         device: See `InMemoryDataset`.
-        subset: See `InMemoryDataset`.
+        subset, skip: See `InMemoryDataset`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Digits(InMemoryDataset):
         channels: int = 1,
         device: str = "cpu",
         subset: int | None = None,
+        skip: int = 0,
     ) -> None:
         one_of("split", split, SPLITS)
         if channels not in (1, 3):
@@ -43,7 +44,7 @@ class Digits(InMemoryDataset):
         if size is not None:
             images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
         images = images.round().to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
-        super().__init__(images, labels, map(str, range(10)), subset, device)
+        super().__init__(images, labels, map(str, range(10)), subset, device, skip)
 
 
 @DATASETS.register_module()
@@ -62,7 +63,7 @@ class ClutteredDigits(InMemoryDataset):
         noise: Largest value added to a pixel, 0 to 255.
         scenes: Images of each digit, with other surroundings in each.
         device: See `InMemoryDataset`.
-        subset: See `InMemoryDataset`.
+        subset, skip: See `InMemoryDataset`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ClutteredDigits(InMemoryDataset):
         scenes: int = 1,
         device: str = "cpu",
         subset: int | None = None,
+        skip: int = 0,
     ) -> None:
         one_of("split", split, SPLITS)
         for name, value, least, most in (
@@ -106,7 +108,7 @@ class ClutteredDigits(InMemoryDataset):
         _paste(images, place, digits, own, (zero, zero), SIDE)
         images += noise * np.stack(list(draws), axis=1).reshape(images.shape)
         pixels = torch.from_numpy(images).clamp_(0, 255).round().to(torch.uint8)[:, None]
-        super().__init__(pixels, labels.repeat(scenes), map(str, range(10)), subset, device)
+        super().__init__(pixels, labels.repeat(scenes), map(str, range(10)), subset, device, skip)
 
 
 def _bundled(split: str) -> tuple[np.ndarray, torch.Tensor]:

@@ -31,7 +31,7 @@ class ImageFolder(ImageDataset):
             ``dict(type="RandomResizedCrop", size=224)``, and of those in
             `fst.engine.data.transforms`. They must end with images of one size; conversion to
             uint8 tensors is added, normalisation is the preprocessor's.
-        subset: Keep only this many images, the first ones of each class.
+        subset, skip: See `InMemoryDataset`.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class ImageFolder(ImageDataset):
         split: str | None = None,
         transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
+        skip: int = 0,
     ) -> None:
         self.check(data_root=data_root, split=split)
         root = _root(data_root, split)
@@ -55,7 +56,9 @@ class ImageFolder(ImageDataset):
         ]
         if empty:
             raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}.")
-        rows = torch.arange(len(found)) if subset is None else balanced_subset(labels, subset)
+        rows = torch.arange(len(found))
+        if subset is not None or skip:
+            rows = balanced_subset(labels, subset, skip)
         self.paths = [found[row][0] for row in rows.tolist()]
         self.labels = labels[rows]
         self.transforms = Transforms(transforms)

@@ -16,7 +16,9 @@ from rich.table import Table
 from fst.basics.arguments import STOPPED, user_errors
 from fst.command_lines import lab as command_lines
 from fst.environment import cores
+from fst.lab.ablation import equal_time
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
+from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation, write_invocation
 from fst.lab.ablation.results import collect
@@ -45,13 +47,21 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
 def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
     console = Console()
     grid = load_grid(arguments.grid)
-    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
+    folder = grid.path.stem + "_equal_time" * arguments.equal_time
+    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / folder
     invocation = _invocation(arguments, argv, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
     names = grid.select(arguments.only)
+    times = equal_time.read(work_dir)
+    if times is not None and not arguments.equal_time:
+        raise ValueError(f"{work_dir} holds trainings of equal time: give --equal-time.")
+    if times is not None and arguments.report_only and arguments.only is None:
+        names = [name for name in names if name in times.steps]
+    if arguments.equal_time:
+        grid, times = equal_time.fitted(grid, work_dir, names)
     if arguments.report_only:
-        _report(grid, work_dir, names, invocation["seeds"], command, console)
+        _report(grid, work_dir, names, invocation["seeds"], command, console, times)
         return 0
     runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
@@ -64,7 +74,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         start=_start(arguments),
     )
     if arguments.dry_run:
-        _print_plan(runs, trainer, console)
+        _print_plan(runs, trainer, console, times)
         return 0
     _put_changed_aside(runs, trainer, arguments.rerun, console)
     write_invocation(invocation, work_dir)
@@ -75,7 +85,9 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         console.print("[yellow]interrupted; the same command goes on from here[/]")
         return STOPPED
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
-    _report(grid, work_dir, made, None, command, console)
+    if times is not None:
+        grid, times = equal_time.fitted(grid, work_dir, made)
+    _report(grid, work_dir, made, None, command, console, times)
     for failure in failures:
         run = failure.run
         first = failure.reason.splitlines()[0]
@@ -125,11 +137,17 @@ def _start(arguments: argparse.Namespace) -> Start:
     return Cluster(arguments.submit, arguments.submit_options)
 
 
-def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:
+def _print_plan(
+    runs: Sequence[PlannedRun], trainer: Trainer, console: Console, times: EqualTime | None
+) -> None:
     table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
+    if times is not None:
+        table.add_column("step, ms")
     for run in runs:
         state = trainer.folder(run).state(run)
-        table.add_row(run.setting, str(run.seed), str(run.length), run.start_from or "", state)
+        step = [] if times is None else [str(times.steps[run.setting])]
+        start = run.start_from or ""
+        table.add_row(run.setting, str(run.seed), str(run.length), start, state, *step)
     console.print(table)
     console.print(f"{len(runs)} runs, all configs are valid; {trainer.threads} thread(s) each")
 
@@ -163,8 +181,9 @@ def _report(
     seeds: Collection[int] | None,
     command: str,
     console: Console,
+    times: EqualTime | None,
 ) -> None:
-    document = write(collect(grid, work_dir, names, seeds), work_dir, command)
+    document = write(collect(grid, work_dir, names, seeds), work_dir, command, times)
     console.print(_console_table(document))
     for note in document.notes:
         console.print(f"- {note}", markup=False, highlight=False)

@@ -39,6 +39,7 @@ _MISTAKES = (
     TypeError,
     ValueError,
 )
+VALIDATIONS = 10  # of a training of equal time: a curve
 DECIDED = {"randomness.seed": "`seeds` or --seeds", "work_dir": "--work-dir"}  # for each run
 
 
@@ -134,8 +135,11 @@ def _configured(grid: Grid, name: str, check: bool) -> Config:
             config.sparsity = setting.sparsity
         for options in (grid.options, setting.options):
             config.merge_from_dict(parse_options(options, "options"))
-        if grid.epochs is not None:
-            set_epochs(config, grid.epochs)
+        epochs = grid.lengths.get(name, grid.epochs)
+        if epochs is not None:
+            set_epochs(config, epochs)
+        if name in grid.lengths:
+            config.train_cfg.val_interval = max(1, epochs // VALIDATIONS)
         config.work_dir = None
         if check:
             with tempfile.TemporaryDirectory() as folder:

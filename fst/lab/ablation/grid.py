@@ -76,7 +76,11 @@ class _GridKeys(_Keys):
 
 @dataclass(frozen=True)
 class Grid:
-    """A checked grid file."""
+    """A checked grid file.
+
+    Attributes:
+        lengths: setting -> epochs, instead of ``epochs``, where settings get equal time.
+    """
 
     path: Path
     title: str
@@ -87,6 +91,7 @@ class Grid:
     metrics: tuple[Metric, ...]
     options: dict[str, Any] = field(default_factory=dict)
     epochs: int | None = None
+    lengths: Mapping[str, int] = field(default_factory=dict)
     baseline: str | None = None
     published: tuple[Published, ...] = ()
     heatmap: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fst.lab.ablation.results import Results
+from fst.lab.ablation.results import INTERVAL, Results
 from fst.lab.reporting.document import Figure
 from fst.lab.reporting.figures import (
     COLOURS,
@@ -40,7 +40,7 @@ def _dots(results: Results, folder: Path) -> Figure:
         ours = axes[0][0]
         for y, name in enumerate(names):
             summary = results.summary(name, metric)
-            error = None if math.isnan(summary.std) else summary.std
+            error = None if math.isnan(summary.interval) else summary.interval
             ours.errorbar(summary.mean, y, xerr=error, fmt="o", color=COLOURS[0], capsize=3)
             ours.plot(summary.values, [y] * len(summary.values), "|", color=COLOURS[0], alpha=0.7)
         ours.set(xlabel=metric.label, title="measured", ylim=(-0.6, len(names) - 0.4))
@@ -57,7 +57,7 @@ def _dots(results: Results, folder: Path) -> Figure:
     return Figure(
         title=f"{metric.label} of each setting",
         file=file,
-        caption="Dot and bar: mean and standard deviation over the seeds; ticks: the seeds. "
+        caption=f"Dot: mean over the seeds; bar: {INTERVAL}; ticks: the seeds. "
         + " ".join(f"{c.name}: {c.source}." for c in grid.published),
     )
 
@@ -116,5 +116,6 @@ def _heatmap(results: Results, folder: Path) -> Figure:
     return Figure(
         title=f"{metric.label} by N:M",
         file=file,
-        caption="Each row a sparsity ratio, each column a group size; mean ± standard deviation.",
+        caption="Each row a sparsity ratio, each column a group size; mean over the seeds; "
+        f"±: half of {INTERVAL}.",
     )

@@ -1,4 +1,4 @@
-"""What the runs of a grid logged, and what that says: means, spreads, orderings."""
+"""What the runs of a grid logged, and what that says: means, intervals, orderings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from scipy.special import stdtrit
+
 from fst.lab.ablation.configs import PlannedRun, make_runs
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import Grid, Metric, Published
 from fst.lab.reporting.runs import RunLog, is_run, read_run
 
-NOISE = 2.0  # standard errors of a difference beyond which it is said to be more than the seeds'
+CONFIDENCE = 0.95  # of every interval
+INTERVAL = f"a {CONFIDENCE:.0%} interval (Student's t over the seeds)"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation over the seeds."""
+    """Mean over the seeds, and how far an interval reaches from it."""
 
     values: tuple[float, ...]
 
@@ -51,22 +54,33 @@ class Summary:
 
     @property
     def std(self) -> float:
-        """NaN for fewer than two values."""
+        """Sample standard deviation; NaN for fewer than two values."""
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
-    def error(self, least: float) -> float:
-        """Standard error of the mean, for a standard deviation of at least ``least``."""
-        return max(self.std, least) / math.sqrt(len(self.values))
+    @property
+    def interval(self) -> float:
+        """Half of the mean's `CONFIDENCE` interval, by Student's t; NaN for fewer than two values.
+
+        That of differences between pairs is the paired t interval.
+        """
+        count = len(self.values)
+        if count < 2:
+            return math.nan
+        return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(count)
 
     def __str__(self) -> str:
         if not self.values:
             return "–"
-        return f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if len(self.values) > 1 else "")
+        return f"{self.mean:.2f}" + (f" ± {self.interval:.2f}" if len(self.values) > 1 else "")
 
 
 @dataclass(frozen=True)
 class Reversal:
-    """Two settings in another order than published. ``beyond_noise`` is None for single seeds."""
+    """Two settings in another order than published.
+
+    ``beyond_noise`` says whether the interval of the difference leaves out 0, the seeds of both
+    being paired; None for fewer than two seeds.
+    """
 
     published_better: str
     ours_better: str
@@ -107,11 +121,6 @@ class Results:
             run.final(metric) - before[run.seed] for run in self.of(setting) if run.seed in before
         ]
         return Summary(tuple(value for value in found if not math.isnan(value)))
-
-    def typical_std(self, metric: Metric) -> float:
-        """Median of the settings' standard deviations; NaN without any."""
-        found = [self.summary(name, metric).std for name in self.grid.settings]
-        return statistics.median([std for std in found if not math.isnan(std)] or [math.nan])
 
     def measured(self) -> list[str]:
         """The settings with a finished run."""
@@ -172,19 +181,19 @@ def _ordering(results: Results, column: Published) -> Ordering:
         if published[pair[0]] != published[pair[1]]
     ]
     reversals = []
-    typical = results.typical_std(metric)  # two seeds may agree by chance
     for better, worse in pairs:
         upper, lower = (results.summary(name, metric) for name in (better, worse))
         gap = sign * (lower.mean - upper.mean)
         if gap > 0:
-            noise = math.hypot(upper.error(typical), lower.error(typical))
+            paired = results.change(worse, better, metric)
+            beyond = abs(paired.mean) > paired.interval if len(paired.values) > 1 else None
             reversals.append(
                 Reversal(
                     published_better=better,
                     ours_better=worse,
                     published_gap=abs(published[better] - published[worse]),
                     our_gap=gap,
-                    beyond_noise=None if math.isnan(noise) else gap > NOISE * noise,
+                    beyond_noise=beyond,
                 )
             )
     reversals.sort(key=lambda reversal: -reversal.our_gap)

@@ -25,7 +25,7 @@ from rich.progress import (
 )
 
 from fst.engine.checkpoint import newest_checkpoint
-from fst.environment import versions
+from fst.environment import commit, versions
 from fst.lab.ablation import guard
 from fst.lab.ablation.configs import PlannedRun, write_config
 from fst.lab.ablation.folders import LOG, RunFolder
@@ -118,6 +118,7 @@ class _Started:
     lock: IO[str]
     job: Job
     attempts: int
+    commits: list[str]
     start: float
 
 
@@ -246,8 +247,11 @@ class Trainer:
         lock = folder.lock()
         try:
             write_config(run.config, folder.config)
-            attempts = folder.read("run.json").get("attempts", 0) + 1
-            folder.write("run.json", {**_described(run), "attempts": attempts})
+            made = folder.read("run.json")
+            attempts = made.get("attempts", 0) + 1
+            commits = list(dict.fromkeys([*made.get("commits", []), *filter(None, [commit()])]))
+            begun = {**_described(run), "attempts": attempts, "commits": commits}
+            folder.write("run.json", begun)
             folder.log(f"$ {' '.join(command)}")
             job = self.start(command, folder.path, self.threads, lock)
         except BaseException:
@@ -256,7 +260,7 @@ class Trainer:
         (folder.path / "failed.json").unlink(missing_ok=True)
         verb = f"goes on from {Path(checkpoint).name}" if checkpoint else "starts"
         self.console.print(f"{escape(_title(run))} {verb}", highlight=False)
-        return _Started(run, folder, lock, job, attempts, start)
+        return _Started(run, folder, lock, job, attempts, commits, start)
 
     def _collect(self) -> None:
         """Take note of the trainings that have ended."""
@@ -278,7 +282,9 @@ class Trainer:
                 self._fail(run, f"metric {self.metric!r} was not logged, only {logged}")
                 continue
             seconds = time.time() - started.start
-            finished = {**_described(run), "seconds": seconds, "versions": versions()}
+            of_run = {"commit": " and ".join(started.commits)} if started.commits else {}
+            made_with = {**versions(), **of_run}
+            finished = {**_described(run), "seconds": seconds, "versions": made_with}
             finished |= {"attempts": started.attempts, "threads": self.threads, "jobs": self.jobs}
             folder.write("finished.json", finished)
             self._done.add(_key(run))

@@ -11,21 +11,27 @@ from typing import Any
 
 from fst.checkpoint import write_text_atomically
 from fst.environment import machine, versions
+from fst.lab.ablation.equal_time import EqualTime
+from fst.lab.ablation.over_time import over_time
 from fst.lab.ablation.plots import draw
-from fst.lab.ablation.results import NOISE, Ordering, Results, Summary
+from fst.lab.ablation.results import INTERVAL, Ordering, Results, Summary
 from fst.lab.reporting.document import Cell, Document, Table
 from fst.lab.reporting.markdown import markdown
 
 
-def write(results: Results, folder: Path, command: str) -> Document:
-    """Write everything into ``folder``; ``command`` is how to get it."""
+def write(results: Results, folder: Path, command: str, times: EqualTime | None = None) -> Document:
+    """Write everything into ``folder``; ``command`` is how to get it.
+
+    ``times``: of trainings of equal time, which have a table and a figure more.
+    """
+    timed = () if times is None or not results.measured() else (over_time(results, times, folder),)
     document = Document(
         title=results.grid.title,
         description=results.grid.description,
         command=command,
         versions={**_versions(results), "machine": machine()},
-        tables=[_main(results), *_reversed(results)],
-        figures=draw(results, folder),
+        tables=[_main(results), *(table for table, _ in timed), *_reversed(results)],
+        figures=[*(drawn for _, drawn in timed), *draw(results, folder)],
         notes=_notes(results),
     )
     document.save(folder)
@@ -68,9 +74,9 @@ def _main(results: Results) -> Table:
         rows.append([*row, _loss(results, name), _epochs(results, name)])
     seeds = sorted({run.seed for run in results.runs if run.state == "finished"})
     caption = (
-        f"{metric.label}: after the last epoch, mean ± standard deviation over the seeds "
-        f"{', '.join(map(str, seeds))}. "
-        + (f"{change}: mean over the seeds of both ± standard error. " if change else "")
+        f"{metric.label}: after the last epoch, mean over the seeds {', '.join(map(str, seeds))}. "
+        + (f"{change}: mean of the differences of equal seeds, n of them. " if change else "")
+        + f"±: half of {INTERVAL}; a single seed has none. "
         + " ".join(f"{column.name}: {column.source}." for column in grid.published)
     )
     return Table("Results", columns, rows, caption.strip())
@@ -79,8 +85,10 @@ def _main(results: Results) -> Table:
 def _change(change: Summary) -> str | None:
     if not change.values:
         return None
-    error = f" ± {change.error(0.0):.2f}" if len(change.values) > 1 else ""
-    return signed(change.mean) + error
+    count = len(change.values)
+    if count == 1:
+        return f"{signed(change.mean)} (one seed: no interval)"
+    return f"{signed(change.mean)} ± {change.interval:.2f} (n = {count})"
 
 
 def _difference(value: float, reference: float, shown: bool = True) -> str | None:
@@ -120,7 +128,7 @@ def _reversed(results: Results) -> list[Table]:
             for r in ordering.reversals
         ]
         columns = ["better as published", "better here", "by (published)", "by (here)"]
-        columns.append(f"more than {NOISE:g} standard errors")
+        columns.append("beyond the interval")
         title = f"Orderings that differ from {ordering.column.name}"
         tables.append(Table(title, columns, rows, _ordering_text(ordering)))
     return tables
@@ -132,8 +140,7 @@ def _ordering_text(ordering: Ordering) -> str:
     return (
         f"Pairs of settings with different published values ({ordering.column.name}): "
         f"{ordering.pairs}. In the same order here, or level: {ordering.pairs - total}. Reversed: "
-        f"{total}, of these by more than {NOISE:g} standard errors (of the pair's own spread, or "
-        f"of the settings' median spread where that is larger): {beyond}."
+        f"{total}, of these beyond {INTERVAL} of the paired difference: {beyond}."
     )
 
 
@@ -159,7 +166,7 @@ def _notes(results: Results) -> list[str]:
                 f"{setting.label} starts from the trained {source} of the same seed, whose epochs "
                 "come on top of its own."
             )
-    if grid.epochs is not None:
+    if grid.epochs is not None and not grid.lengths:
         notes.append(f"All trainings were set to {grid.epochs} epochs.")
     if grid.options:
         notes.append("Changed in all: " + ", ".join(f"{k}={v}" for k, v in grid.options.items()))
@@ -182,6 +189,10 @@ def _json(results: Results, document: Document) -> str:
     def number(value: float) -> float | None:
         return None if math.isnan(value) else value
 
+    def described(summary: Summary) -> dict[str, float | None]:
+        found = {"mean": summary.mean, "std": summary.std, "interval": summary.interval}
+        return {**{key: number(value) for key, value in found.items()}, "n": len(summary.values)}
+
     settings: dict[str, Any] = {}
     for name, setting in grid.settings.items():
         settings[name] = {
@@ -190,14 +201,11 @@ def _json(results: Results, document: Document) -> str:
             "options": setting.options,
             "start_from": setting.start_from,
             "published": setting.published,
-            "metrics": {
-                metric.key: {
-                    "mean": number(summary.mean),
-                    "std": number(summary.std),
-                    "n": len(summary.values),
-                }
-                for metric in grid.metrics
-                for summary in [results.summary(name, metric)]
+            "metrics": {m.key: described(results.summary(name, m)) for m in grid.metrics},
+            "changes": {
+                m.key: described(results.change(name, grid.baseline, m))
+                for m in grid.metrics
+                if grid.baseline not in (None, name)
             },
             "runs": {
                 str(run.seed): {
@@ -205,6 +213,7 @@ def _json(results: Results, document: Document) -> str:
                     **{metric.key: number(run.final(metric)) for metric in grid.metrics},
                     "seconds": run.made.get("seconds") if run.made.get("attempts") == 1 else None,
                     "fingerprint": run.made.get("fingerprint"),
+                    "commit": run.made.get("versions", {}).get("commit"),
                 }
                 for run in results.runs
                 if run.setting == name
@@ -214,6 +223,8 @@ def _json(results: Results, document: Document) -> str:
         "title": grid.title,
         "command": document.command,
         "versions": document.versions,
+        "baseline": grid.baseline,
+        "interval": INTERVAL,
         "epochs": grid.epochs,
         "options": grid.options,
         "published": {c.name: c.source for c in grid.published},

@@ -62,7 +62,7 @@ def save(drawn: Figure, folder: Path, name: str) -> str:
 
 
 def draw_curves(
-    axis: Any, curves: Mapping[str, Sequence[Mapping[int, float]]], x_label: str, y_label: str
+    axis: Any, curves: Mapping[str, Sequence[Mapping[float, float]]], x_label: str, y_label: str
 ) -> None:
     """For each label the mean of its curves, and the band from the smallest to the largest."""
     for label, group in curves.items():

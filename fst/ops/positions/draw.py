@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -39,8 +40,13 @@ def score(
     geometry: Geometry,
     *,
     with_sums: bool,
+    column_norms: Callable[[], Tensor] | None = None,
 ) -> Scored:
-    """Scores of the positions of grad_output (N, Cout, P, Q), and its sums for centring."""
+    """Scores of the positions of grad_output (N, Cout, P, Q), and its sums for centring.
+
+    Args:
+        column_norms: see `Sampled.scores`.
+    """
     if grad_output[:, 0].numel() > cpp.MOST_POSITIONS:
         raise ValueError(
             f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
@@ -49,7 +55,7 @@ def score(
     if type(rule).scores is Sampled.scores and cpp.takes_lists(grad_output):
         where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
         return Scored(*cpp.measure_positions(grad_output, *where, with_sums))
-    scores = rule.scores(grad_output)
+    scores = rule.scores(grad_output, column_norms)
     if not with_sums:
         return Scored(scores, scores.new_empty(0))
     size = (grad_output.shape[2], grad_output.shape[3])

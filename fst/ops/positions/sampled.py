@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends import dispatch
@@ -85,7 +86,21 @@ class Lists:
 def _score(step: Step, rule: Sampled, *, with_sums: bool) -> draw.Scored:
     size, kernel = step.input_shape[2:], step.weight.shape[2:]
     sizes = (size[0], size[1]), (kernel[0], kernel[1])
-    return draw.score(rule, step.grad_output, *sizes, step.geometry, with_sums=with_sums)
+    norms = None if step.input is None else functools.partial(_column_norms, step, rule.center)
+    where = (*sizes, step.geometry)
+    return draw.score(rule, step.grad_output, *where, with_sums=with_sums, column_norms=norms)
+
+
+def _column_norms(step: Step, center: bool) -> Tensor:
+    """(N·P·Q,) ‖X_col‖₂ of each position, of X − μ with ``center``; all channels, whatever the
+    groups.
+    """
+    input = step.input.to(_wide(step.input.dtype))
+    if center:
+        input = input - mean_of(step.input)[:, None, None]
+    squares = input.square().sum(1, keepdim=True)
+    window = squares.new_ones(1, 1, *step.weight.shape[2:])
+    return F.conv2d(squares, window, None, *step.geometry[:3]).clamp_(min=0).sqrt_().flatten()
 
 
 def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor | None, Tensor, Lists | None]:

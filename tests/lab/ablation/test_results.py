@@ -1,6 +1,8 @@
-"""Means, spreads, orderings, and the table and heat map made of them, on made-up runs."""
+"""Means, intervals, orderings, and the table and heat map made of them, on made-up runs."""
 
+import json
 import math
+import statistics
 
 import pytest
 
@@ -32,10 +34,13 @@ def make(write_grid, values, **keys):
 
 
 def test_summary():
-    assert str(Summary((90.0, 92.0, 94.0))) == "92.00 ± 2.00"
-    assert Summary((90.0, 92.0, 94.0)).error(1.0) == pytest.approx(2 / math.sqrt(3))
-    assert Summary((90.0, 90.0)).error(1.0) == pytest.approx(1 / math.sqrt(2))
-    assert math.isnan(Summary((90.0,)).error(1.0))
+    """Student's t, two-sided, 95 %, from printed tables: 12.706 (1), 4.303 (2), 2.776 (4)."""
+    for values, times in (((1.0, 2.0), 12.706), ((90.0, 92.0, 94.0), 4.303), (range(5), 2.776)):
+        made = Summary(tuple(map(float, values)))
+        expected = times * statistics.stdev(values) / math.sqrt(len(values))
+        assert made.interval == pytest.approx(expected, rel=1e-3)
+    assert str(Summary((90.0, 92.0, 94.0))) == "92.00 ± 4.97"
+    assert math.isnan(Summary((90.0,)).interval)
     assert str(Summary((90.0,))) == "90.00"
     assert str(Summary(())) == "–"
 
@@ -55,14 +60,14 @@ def test_orderings(write_grid):
     (reversal,) = ordering.reversals
     assert (reversal.published_better, reversal.ours_better) == ("b", "a")
     assert (reversal.published_gap, reversal.our_gap) == (5, 10)
-    assert reversal.beyond_noise  # 10 against 2·sqrt(0.25 + 0.25)
+    assert reversal.beyond_noise  # 10 with both seeds
 
 
-@pytest.mark.parametrize(("gap", "beyond"), [(1.0, False), (1.5, True)])
-def test_two_standard_errors_of_a_difference_are_noise(write_grid, gap, beyond):
-    """Each mean has an error of 1/2, their difference one of √(1/4 + 1/4)."""
+@pytest.mark.parametrize(("gap", "beyond"), [(2.4, False), (2.6, True)])
+def test_what_the_paired_interval_reaches_is_noise(write_grid, gap, beyond):
+    """Differences of gap − 1, gap, gap + 1: their interval is 4.303/√3 = 2.48."""
     settings = {"a": {**sdgp(2, 4), "published": 2}, "b": {**sdgp(2, 4), "published": 1}}
-    values = {"a": (50.0, 51.0), "b": (50.0 + gap, 51.0 + gap)}
+    values = {"a": (50.0, 60.0, 70.0), "b": (49.0 + gap, 60.0 + gap, 71.0 + gap)}
     results = make(write_grid, values, settings=settings, published={"P": "paper"})
     assert results.orderings()[0].reversals[0].beyond_noise == beyond
 
@@ -105,15 +110,20 @@ def test_table(write_grid, tmp_path):
     document = write(results, tmp_path, "a command")
     table = document.tables[0]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert rows["A|B"]["top-1 %"] == "89.50 ± 0.71"
-    assert rows["A|B"]["change from dense"] == "−1.50 ± 0.50"
+    assert rows["A|B"]["top-1 %"] == "89.50 ± 6.35"
+    assert rows["A|B"]["change from dense"] == "−1.50 ± 6.35 (n = 2)"
     assert rows["A|B"]["published, P"] == "70.5"
     assert rows["A|B"]["change from dense, P"] == "−0.50"
     assert rows["A|B"]["measured − P"] == "+19.00"
     assert rows["b"]["top-1 %"] == "–" and rows["b"]["published, P"] is None
     assert rows["dense"]["change from dense"] is rows["dense"]["change from dense, P"] is None
     assert document.versions["torch"] == "9.9"
+    assert "±: half of a 95% interval" in table.caption
     assert load_document(tmp_path) == document
+    made = json.loads((tmp_path / "results.json").read_text())["settings"]
+    spread = {"std": pytest.approx(0.5**0.5), "interval": pytest.approx(6.353, rel=1e-3)}
+    assert made["a"]["changes"]["accuracy/top1"] == {"mean": -1.5, **spread, "n": 2}
+    assert made["dense"]["changes"] == {}
     text = (tmp_path / "results.md").read_text()
     assert "A\\|B" in text and "- A|B: a note" in text and "    a command" in text
     assert (tmp_path / "curves.csv").read_text().splitlines()[1:3] == [
@@ -127,7 +137,7 @@ def test_changes_are_those_of_the_same_seeds(write_grid, tmp_path):
     values = {"a": (90.0, 70.0), "b": (89.0,), "c": ()}
     results = make(write_grid, values, settings=settings, baseline="a")
     rows = write(results, tmp_path, "a command").tables[0].rows
-    assert [row[3] for row in rows] == [None, "−1.00", None]
+    assert [row[3] for row in rows] == [None, "−1.00 (one seed: no interval)", None]
 
 
 def test_heat_map(write_grid, tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ def test_a_failing_setting_leaves_the_others_alone(write_grid, ablate, tmp_path,
     assert made["good"]["metrics"]["accuracy/top1"] == {
         "mean": 93.5,
         "std": pytest.approx(0.5**0.5),
+        "interval": pytest.approx(6.353, rel=1e-3),
         "n": 2,
     }
     assert {run["state"] for run in made["fails"]["runs"].values()} == {"failed"}
@@ -56,6 +57,20 @@ def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate,
     assert "fails" in results(tmp_path)["settings"]  # the report covers what was run before
     assert ablate(grid, "--report-only", "--only", "dense") == 0
     assert list(results(tmp_path)["settings"]) == ["dense"]
+
+
+def test_a_run_records_the_commits_that_trained_it(write_grid, ablate, tmp_path, monkeypatch):
+    """Those of every attempt; without a checkout the version alone."""
+    grid = write_grid(settings={"fails": DENSE, "dense": DENSE}, seeds=[0])
+    monkeypatch.setattr("fst.lab.ablation.run.commit", lambda: "1234567")
+    ablate(grid)
+    monkeypatch.setattr("fst.lab.ablation.run.commit", lambda: "89abcde with changes")
+    ablate(grid)
+    runs = results(tmp_path)["settings"]
+    assert runs["dense"]["runs"]["0"]["commit"] == "1234567"
+    folder = RunFolder.of(tmp_path / "work", "fails", 0)
+    assert folder.read("run.json")["commits"] == ["1234567", "89abcde with changes"]
+    assert "1234567" in load_document(tmp_path / "work").versions["commit"]
 
 
 def test_cores_are_shared_out(write_grid, ablate, calls, monkeypatch):

@@ -1,7 +1,10 @@
 """The format of analyses: written and read back, and what is refused."""
 
+import subprocess
+
 import pytest
 
+from fst import environment
 from fst.environment import machine, versions
 from fst.lab.reporting.document import Document, Figure, Table, load_document
 from fst.lab.reporting.markdown import markdown
@@ -47,4 +50,24 @@ def test_markdown():
 
 def test_environment():
     assert {"fst", "python", "torch"} <= set(versions())
+
+
+def test_the_commit_of_a_checkout_else_the_version_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    version = versions()["fst"]
+    assert environment.code() == f"fst {version}" and "commit" not in versions()
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+
+    def git(*words):
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "first")
+    revision = git("rev-parse", "--short", "HEAD")
+    assert environment.code() == f"fst {version}, commit {revision}"
+    (tmp_path / "file").write_text("2")
+    assert versions()["commit"] == f"{revision} with changes"
     assert "cores" in machine()

@@ -15,7 +15,7 @@ from fst.engine.model import sparse_root
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
-from fst.lab.ablation.results import Results, collect
+from fst.lab.ablation.results import INTERVAL, Results, collect
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.analysis.result import Plot, Result
 from fst.lab.analysis.subject import Subject, from_config_on_random_images
@@ -116,7 +116,7 @@ def _result(
         f"{grid.title}: accuracy against the cost of the weight gradients",
         f"Batch {options.batch_size}, {torch.get_num_threads()} threads, medians of "
         f"{options.repeats} rounds in turns. Costs are those of "
-        "all weight gradients of a step, relative to plain PyTorch's.",
+        f"all weight gradients of a step, relative to plain PyTorch's. ±: half of {INTERVAL}.",
     )
     rows = []
     for name, (share, time) in costs.items():
@@ -125,8 +125,8 @@ def _result(
     header = ["setting", "seeds", metric.label, *COSTS]
     result.add_table("Accuracy and cost", header, rows)
     caption = (
-        "Circles: dense weights; squares: pruned weights; bars: standard deviation over the seeds; "
-        "line: what no cheaper setting reaches."
+        f"Circles: dense weights; squares: pruned weights; bars: {INTERVAL}; line: what no cheaper "
+        "setting reaches."
     )
     result.plots.append(
         Plot("Accuracy and cost", "pareto", caption, _drawn(results, costs, sparse))
@@ -145,7 +145,9 @@ def _drawn(results: Results, costs: dict[str, tuple[float, float]], sparse: set[
                 kind = name in sparse
                 style = {"fmt": "os"[kind], "color": COLOURS[kind], "markersize": 4}
                 named = f"{number}  {grid.settings[name].label}"
-                axis.errorbar(x, summary.mean, summary.std, elinewidth=0.8, label=named, **style)
+                axis.errorbar(
+                    x, summary.mean, summary.interval, elinewidth=0.8, label=named, **style
+                )
                 axis.annotate(
                     str(number), (x, summary.mean), (3, 2), textcoords="offset points", size=7
                 )
