@@ -27,9 +27,17 @@ from rich.console import Console
 from rich.table import Table
 
 import fst
-from tests.campaign import files, kills, op, weights
+from tests.campaign import choice, files, frozen, kills, masks, op, weights
 
-KINDS = {"weights": weights, "op": op, "files": files, "kills": kills}
+KINDS = {
+    "weights": weights,
+    "op": op,
+    "masks": masks,
+    "choice": choice,
+    "frozen": frozen,
+    "files": files,
+    "kills": kills,
+}
 COLUMNS = ("kind", "cases", "held", "failed", "seconds")
 MARK = "<!-- campaign -->\n"
 Cases = list[tuple[str, Callable[[random.Random], None]]]
