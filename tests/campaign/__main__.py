@@ -27,7 +27,18 @@ from rich.console import Console
 from rich.table import Table
 
 import fst
-from tests.campaign import choice, files, frozen, kills, masks, op, weights
+from tests.campaign import (
+    choice,
+    exports,
+    files,
+    frozen,
+    kills,
+    masks,
+    op,
+    sharded,
+    signals,
+    weights,
+)
 
 KINDS = {
     "weights": weights,
@@ -35,8 +46,11 @@ KINDS = {
     "masks": masks,
     "choice": choice,
     "frozen": frozen,
+    "exports": exports,
+    "fsdp": sharded,
     "files": files,
     "kills": kills,
+    "signals": signals,
 }
 COLUMNS = ("kind", "cases", "held", "failed", "seconds")
 MARK = "<!-- campaign -->\n"
