@@ -109,7 +109,7 @@ def _outputs(path: Path, images: Tensor) -> Tensor:
 
 
 def _off(found: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest value; infinite where NaN or infinity is elsewhere."""
+    """The largest difference over the largest value; infinite where NaN is elsewhere."""
     same = (found == expected) | (found.isnan() & expected.isnan())
     if same.all():
         return 0.0
