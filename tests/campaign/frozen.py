@@ -67,7 +67,7 @@ class Situation:
         return self.draw.choice((0, 2, 4))
 
 
-Exit = Callable[[Situation], None]
+Exit = Callable[[Situation], object]
 
 
 def _fail(error: Callable[[], BaseException], s: Situation) -> None:
@@ -151,16 +151,16 @@ EXITS: dict[str, Exit] = {
     "stepped": _stepped,
     "folded-part": lambda s: fst.fold(s.net[: s.draw.choice((1, 3))], inplace=True),
     "folded-whole": lambda s: fst.fold(s.net, inplace=True),
-    "folded-copy": lambda s: s.call(fst.fold(s.net)) and None,
+    "folded-copy": lambda s: s.call(fst.fold(s.net)),
     "removed": lambda s: s.net.__delitem__(s.index()),
     "replaced": _replaced,
     "converted-again": _converted_again,
     "deepcopied": partial(_copied, copy.deepcopy),
     "pickled": partial(_copied, lambda net: pickle.loads(pickle.dumps(net))),
     "checkpointed": _recomputed,
-    "loaded": lambda s: s.net.load_state_dict(s.net.state_dict()) and None,
-    "to-double": lambda s: s.net.double() and None,
-    "half-of-the-net": lambda s: s.call(s.net[:1]) and None,
+    "loaded": lambda s: (s.net.load_state_dict(s.net.state_dict()), s.call()),
+    "to-double": lambda s: s.net.double(),
+    "half-of-the-net": lambda s: s.call(s.net[:1]),
 }
 
 

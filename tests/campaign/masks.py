@@ -58,7 +58,7 @@ def checks() -> Checks:
 def _strategy(draw: random.Random, n: int, m: int) -> fst.Strategy:
     name = draw.choice(STRATEGIES)
     if name == "tsm":  # transposable patterns of 2:4 are those that the reference enumerates
-        return fst.get_strategy("tsm")
+        return fst.get_strategy("tsm", interval=1)
     options = {"group_order": "im2col"} if name == "srste" and draw.random() < 0.3 else {}
     return fst.get_strategy(name, n=n, m=m, **options)
 
@@ -93,7 +93,10 @@ def _check_mask(groups: int, dtype: torch.dtype, n: int, m: int, draw: random.Ra
         ("S(W)", pruned.output, expected.output_weight),
         ("S(Wᵀ)", pruned.grad_input, expected.grad_input_weight),
     ):
-        assert found.dtype == dtype and torch.equal(found.double(), right), f"{name}: {what}"
+        # an infinity that is dropped stays visible, as NaN
+        right = right.masked_fill((right == 0) & ~weight.isfinite(), math.nan)
+        equal = (found == right) | (found.isnan() & right.isnan())
+        assert found.dtype == dtype and equal.all(), f"{name}: {what}"
 
 
 def _check_loop(groups: int, dtype: torch.dtype, n: int, m: int, draw: random.Random) -> None:
@@ -134,7 +137,7 @@ def _check_loop(groups: int, dtype: torch.dtype, n: int, m: int, draw: random.Ra
         for name, right in expected.items():
             off = error(found[name], right.detach())
             assert off <= TOLERANCE[dtype], f"{name} is {off:.1e} off: {what}"
-        gradient = layer.weight.grad.double()
+        gradient = layer.weight.grad.to(torch.float64, copy=True)
         optimizer.step()
         optimizer.zero_grad()
         pull = strategy.decay * (before.double() - exact.output_weight)
