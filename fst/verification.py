@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
 from fst.basics.text import table
-from fst.basics.values import is_number, one_of
+from fst.basics.values import check_has_values, is_number, one_of
 from fst.checkpoint import state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -183,6 +183,7 @@ def verify(
     if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
     everything = _weights(target)
+    check_has_values("target", {name: found.weight for name, found in everything.items()})
     counted: dict[str, int] = {}
     if example_input is not None:
         if not isinstance(target, nn.Module):

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import suggest, table
+from fst.basics.values import check_has_values
 from fst.checkpoint import replacing
 from fst.conversion import fold
 from fst.exporting import consumers
@@ -148,6 +149,7 @@ def export(
     if kind.computes and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
     inputs = _several(example_input)
+    check_has_values("model", {**dict(model.named_parameters()), **dict(model.named_buffers())})
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
     batches = [inputs]
