@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fst.basics.arguments import STOPPED, user_errors
 from fst.command_lines import lab as command_lines
+from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.lab.ablation.grid import Grid, load_grid
@@ -46,6 +47,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     console = Console()
     grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
+    refuse_no_folder(work_dir)
     invocation = _invocation(arguments, argv, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
