@@ -264,6 +264,13 @@ def test_bad_example_inputs(converted, tmp_path, example, error, message):
         fst.export(converted.to(torch.bfloat16), tmp_path / "m.onnx", example)
 
 
+def test_one_weight_is_singular(tmp_path):
+    model = nn.Sequential(nn.Conv2d(8, 8, 1))
+    fst.convert(model, "srste")
+    report = fst.export(model, tmp_path / "m.safetensors")
+    assert "read back, of 1 weight 1 is 2:4; it was not run" in str(report)
+
+
 def test_bad_arguments(converted, tmp_path, monkeypatch):
     images = torch.randn(2, 4, 8, 8)
     with pytest.raises(ValueError, match="suffix '.onx' is unknown. Did you mean '.onnx'?"):
