@@ -19,11 +19,11 @@ from torch.distributed.fsdp import fully_shard
 
 import fst
 from tests.campaign.weights import Checks
-from tests.integrations.sharded import REFUSED, ROWS, TABLE, row_of, whole
+from tests.integrations.sharded import REFUSED, ROWS, STEPS, TABLE, row_of, whole
 
 COUNT = 3  # of each strategy, at scale 1
 RANKS, LIMIT = 2, 60
-TOLERANCE = 1e-12
+TOLERANCE, OF_ADAM = 1e-12, 1e-8  # Adam divides by the size of gradients that are nearly 0
 
 
 def checks() -> Checks:
@@ -81,7 +81,7 @@ class _Training:
     def __init__(self, strategy: str, draw: random.Random) -> None:
         self.row = ROWS[row_of(strategy)]
         self.widths = [draw.randint(3, 12) for _ in range(2)]
-        self.steps, self.batches = draw.randint(2, 4), draw.choice((1, 1, 2))
+        self.batches = draw.choice((1, 1, 2))
         self.clip = draw.random() < 0.4
         self.adam = draw.random() < 0.3 and strategy != "resprop"
         self.linear = draw.random() < 0.6
@@ -111,8 +111,8 @@ class _Training:
             torch.optim.AdamW if self.adam else functools.partial(torch.optim.SGD, momentum=0.9)
         )
         optimizer = kind(net.parameters(), lr=0.02)
-        attachment = fst.attach(net, optimizer, total_steps=self.steps, steps_per_epoch=2)
-        for step in range(self.steps):
+        attachment = fst.attach(net, optimizer, total_steps=STEPS, steps_per_epoch=2)
+        for step in range(STEPS):
             for batch in range(self.batches):
                 generator = torch.Generator().manual_seed(1000 * step + 10 * batch + rank)
                 images = torch.randn(3, 4, 5, 5, generator=generator, dtype=torch.float64)
@@ -131,13 +131,14 @@ def _compare(strategy: str, seed: int, rank: int) -> None:
     training.shard(net)
     training.train(net, net, rank)
     training.train(other, nn.parallel.DistributedDataParallel(other), rank)
+    tolerance = OF_ADAM if training.adam else TOLERANCE
     what = f"{strategy}, {vars(training)}"
     moved = 0.0
     for (name, mine), theirs, old in zip(
         net.named_parameters(), other.parameters(), before.parameters(), strict=True
     ):
         off = float((whole(mine) - theirs).abs().max())
-        assert off <= TOLERANCE, f"{name} is {off:.1e} off DDP's: {what}"
+        assert off <= tolerance, f"{name} is {off:.1e} off DDP's: {what}"
         moved = max(moved, float((theirs - old).abs().max()))
     assert moved > 1e-5, f"nothing trained: {what}"
     for name, layer in fst.sparse_layers(net).items():
