@@ -43,6 +43,7 @@ def test_lazy_modules_are_skipped_with_a_reason():
     model(input).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
 def test_weights_that_no_rule_prunes_are_skipped_with_a_reason(dtype):
     """Else they are converted, and the first forward pass or the fold fails."""

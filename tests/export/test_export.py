@@ -316,6 +316,15 @@ def test_files_beside_the_exported_one_stay(converted, tmp_path, suffix):
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.parametrize("suffix", formats.FORMATS)
+def test_a_link_may_name_a_file_of_another_suffix(converted, tmp_path, suffix):
+    """As stores of large files keep them, by their content."""
+    blob, path = tmp_path / "0f3c", tmp_path / f"m{suffix}"
+    path.symlink_to(blob)
+    fst.export(converted, path, torch.randn(2, 4, 8, 8))
+    assert path.is_symlink() and fst.verify(path).ok and blob.stat().st_size
+
+
 def test_exports_to_one_path_at_once_leave_a_whole_file(tmp_path):
     path, errors = tmp_path / "model.safetensors", []
     models = [nn.Sequential(nn.Conv2d(8, 8, 3)) for _ in range(3)]
