@@ -233,7 +233,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     with beside as folder:
-        partial = Path(folder) / final.name
+        partial = Path(folder) / Path(path).name  # a link names the format
         yield partial
         with open(partial, "rb") as file:
             os.fsync(file.fileno())

@@ -23,6 +23,7 @@ from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_l
 from fst.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
 from fst.rules.masks import read_pattern
 from fst.rules.strategy import Strategy
+from fst.rules.two_of_four import INTEGERS
 from fst.selection import LAYERS, kept_dense, never_called, shared_parameters
 from fst.stored.notes import drop_note, leave_note
 from fst.strategies.registry import get_strategy, list_strategies, options_of
@@ -290,6 +291,9 @@ def _reason_to_skip(module: nn.Module, strategy: Strategy) -> str | None:
         return "its forward was replaced on the instance (as accelerate's hooks do): convert first"
     if parametrize.is_parametrized(module) or module._parameters.get("weight") is None:
         return "parametrized: its weight is computed from other parameters"
+    if module.weight.dtype not in INTEGERS:
+        allowed = ", ".join(map(str, INTEGERS))
+        return f"its weight is {module.weight.dtype}; only {allowed} are pruned"
     if isinstance(module, UNSUPPORTED_CLASSES):
         return f"{type(module).__name__} is not supported; only Conv2d and Linear are"
     sparse = sparse_class(type(module))

@@ -15,8 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
-from fst.basics.text import table
-from fst.basics.values import is_number, one_of
+from fst.basics.text import counted_as, table
+from fst.basics.values import check_has_values, is_number, one_of
 from fst.checkpoint import state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -112,9 +112,9 @@ class VerifyReport:
             if several:
                 verdict = f"{check.pattern}: {verdict}"
             rows.append((check.name, shape, f"{check.density:.3f}", verdict))
-        parts = [f"{_count(len(rows) - len(short), 'weight is', 'weights are')} {self.pattern}"]
+        parts = [f"{counted_as(len(rows) - len(short), 'weight is', 'weights are')} {self.pattern}"]
         if bad:
-            parts = [f"of {_count(len(rows), 'weight', 'weights')} {bad} not {self.pattern}"]
+            parts = [f"of {counted_as(len(rows), 'weight', 'weights')} {bad} not {self.pattern}"]
         if short:
             sizes = ", ".join(map(str, sorted(set(short))))
             parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
@@ -126,10 +126,6 @@ class VerifyReport:
             verdict += f", less than min_coverage={self.min_coverage}"
         checked = table(("weight", "shape", "density", self.pattern), rows)
         return f"{checked}\n\n{self.covered}\n\n{verdict}"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 def verify(
@@ -183,6 +179,7 @@ def verify(
     if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
         raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
     everything = _weights(target)
+    check_has_values("target", {name: found.weight for name, found in everything.items()})
     counted: dict[str, int] = {}
     if example_input is not None:
         if not isinstance(target, nn.Module):

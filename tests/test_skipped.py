@@ -43,6 +43,16 @@ def test_lazy_modules_are_skipped_with_a_reason():
     model(input).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_no_rule_prunes_are_skipped_with_a_reason(dtype):
+    """Else they are converted, and the first forward pass or the fold fails."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3).to(dtype), nn.Conv2d(8, 8, 3))
+    report = fst.convert(model, "srste")
+    assert list(report.converted) == ["1"] and type(model[0]) is nn.Conv2d
+    assert f"its weight is {dtype}; only torch.float16" in report.skipped["0"]
+
+
 def test_a_forward_of_the_instance_s_own_is_skipped_with_a_reason():
     """A class that is changed under it would never be called."""
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))

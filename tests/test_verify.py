@@ -234,6 +234,19 @@ def test_groups_of_a_transposed_convolution_lie_along_its_inputs():
     assert not fst.verify(layer, m=8, n=1).ok
 
 
+def test_weights_without_values_are_refused_by_name(tmp_path):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+    fst.convert(model, "srste")
+    for target in (model, fst.fold(model), model.state_dict()):
+        with pytest.raises(ValueError, match="target: '0.weight' is on the meta device"):
+            fst.verify(target)
+    path = tmp_path / "m.safetensors"
+    with pytest.raises(ValueError, match="model: '0.weight' is on the meta device"):
+        fst.export(model, path)
+    assert not path.exists()
+
+
 def test_lazy_layers_are_refused_by_name():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.LazyConvTranspose2d(4, 1))
     with pytest.raises(ValueError, match="'1.weight' has no shape yet: run the model once"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import stat
 import sys
@@ -19,6 +20,7 @@ from fst.basics.errors import UsageError
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 TERMINATED = 143  # and of what SIGTERM has ended
 UNREAD = 141  # and of what has written to a pipe that nobody reads
+OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 USER_ERRORS = (
     AssertionError,  # mmengine's and timm's checks of arguments
     ValueError,
@@ -133,6 +135,8 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return extras.in_words(error)
     text = str(error) or type(error).__name__
+    if OF_WORKER.match(text):  # whose traceback is the message; its last line is the error
+        text = text.rstrip().rpartition("\n")[2].partition(": ")[2]
     if isinstance(error, KeyError) and error.args:
         text = str(error.args[0])
         text = text if " " in text else f"key {text!r} is missing"

@@ -1,4 +1,4 @@
-"""Wording shared by error messages and reports: nearest names and plain-text tables."""
+"""Wording shared by error messages and reports: nearest names, counts and plain-text tables."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known ones only."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def counted_as(number: int, one: str, several: str) -> str:
+    """The number and the words for it: "1 weight is", "2 weights are"."""
+    return f"{number} {one if number == 1 else several}"
 
 
 def table(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeGuard
 
-from torch import nn
+from torch import Tensor, nn
 
 from fst.basics.text import suggest
 
@@ -50,3 +50,13 @@ def check_module(model: object) -> None:
     """Raise TypeError unless ``model`` is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+
+
+def check_has_values(argument: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where a tensor is on the meta device."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(
+                f"{argument}: {name!r} is on the meta device and has no values: load them first, "
+                "as with model.to_empty(device=...) and model.load_state_dict(...)."
+            )

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from reprlib import repr as shortened
 from typing import Any
 
+from fst.basics.text import counted_as
 from fst.basics.values import is_integer, is_number
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
@@ -62,7 +63,7 @@ class Problems:
     def report(self, with_effect: bool) -> str:
         """One line per kind: count, what became of it, examples."""
         total = self.counts.total()
-        lines = [f"{self.source}: {total} {'problem' if total == 1 else 'problems'}"]
+        lines = [f"{self.source}: {counted_as(total, 'problem', 'problems')}"]
         for kind, count in self.counts.items():
             text, effect = kind.value
             if with_effect:

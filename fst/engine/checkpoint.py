@@ -29,8 +29,15 @@ POINTER = "last_checkpoint"  # the file in which MMEngine names the newest check
 
 
 def refuse_no_folder(work_dir: str | os.PathLike[str]) -> None:
-    """Raise ValueError unless ``work_dir``, or what of its path exists, is a folder."""
+    """Raise ValueError unless ``work_dir``, or what of its path exists, is a folder with a name."""
     path = Path(work_dir)
+    try:
+        os.path.abspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"work_dir={str(work_dir)!r} is no UTF-8, in which logs and checkpoints name it; name "
+            "another one with --work-dir."
+        ) from error
     existing = next(part for part in (path, *path.parents, Path()) if os.path.lexists(part))
     if not existing.is_dir():
         raise ValueError(

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.basics.sharding import LOAD, refuse_sharded
-from fst.basics.text import suggest, table
+from fst.basics.text import counted_as, suggest, table
+from fst.basics.values import check_has_values
 from fst.checkpoint import replacing
 from fst.conversion import fold
 from fst.exporting import consumers
@@ -96,11 +97,12 @@ class ExportReport:
             run = f"its outputs differ by {self.difference:.1e} of their largest value"
         kept = Counter(w.pattern for w in self.weights if w.pattern)
         exempt = sum(w.exempt for w in self.weights)
-        counts = [f"{count} are {pattern}" for pattern, count in sorted(kept.items())]
+        counts = [f"{counted_as(n, 'is', 'are')} {pattern}" for pattern, n in sorted(kept.items())]
         counts += [f"{exempt} exempt"] if exempt else []
         rest = len(rows) - kept.total() - exempt
         counts += [f"{rest} not pruned to N:M"] if rest or not counts else []
-        verdict = f"{self.path}: read back, of {len(rows)} weights {', '.join(counts)}; {run}"
+        of = counted_as(len(rows), "weight", "weights")
+        verdict = f"{self.path}: read back, of {of} {', '.join(counts)}; {run}"
         if self.not_finite:
             verdict += f"; {self.not_finite} values of the model's own outputs are not finite"
         if self.optimised is not None:
@@ -148,6 +150,7 @@ def export(
     if kind.computes and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
     inputs = _several(example_input)
+    check_has_values("model", {**dict(model.named_parameters()), **dict(model.named_buffers())})
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
     batches = [inputs]

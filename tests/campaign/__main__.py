@@ -27,9 +27,31 @@ from rich.console import Console
 from rich.table import Table
 
 import fst
-from tests.campaign import files, kills, op, weights
+from tests.campaign import (
+    choice,
+    exports,
+    files,
+    frozen,
+    kills,
+    masks,
+    op,
+    sharded,
+    signals,
+    weights,
+)
 
-KINDS = {"weights": weights, "op": op, "files": files, "kills": kills}
+KINDS = {
+    "weights": weights,
+    "op": op,
+    "masks": masks,
+    "choice": choice,
+    "frozen": frozen,
+    "exports": exports,
+    "fsdp": sharded,
+    "files": files,
+    "kills": kills,
+    "signals": signals,
+}
 COLUMNS = ("kind", "cases", "held", "failed", "seconds")
 MARK = "<!-- campaign -->\n"
 Cases = list[tuple[str, Callable[[random.Random], None]]]

@@ -44,30 +44,36 @@ def checks() -> Checks:
     return [(name, COUNT, partial(_check, name)) for name in fst.list_strategies()]
 
 
-def _start(strategy: str, folder: str, *arguments: str) -> subprocess.Popen[str]:
+def environment() -> dict[str, str]:
+    """Of a child process that uses this checkout."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def start(strategy: str, folder: str, *arguments: str) -> subprocess.Popen[str]:
+    """`fst train` on the digits, in a process of its own."""
     options = [*OPTIONS, f"sparsity.strategy={strategy}", *MORE.get(strategy, [])]
     command = [sys.executable, "tools/train.py", "configs/demo_digits.py", "--work-dir", folder]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, *arguments, "--cfg-options", *options],
         cwd=ROOT,
-        env=env,
+        env=environment(),
         text=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
 
 
-def _weights(folder: str) -> dict[str, torch.Tensor]:
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    """Those of the last epoch."""
     return load_checkpoint_safely(Path(folder) / f"epoch_{EPOCHS}.pth")["state_dict"]
 
 
 @functools.cache
-def _whole(strategy: str) -> tuple[dict[str, torch.Tensor], float, float]:
+def whole(strategy: str) -> tuple[dict[str, torch.Tensor], float, float]:
     """Weights of an uninterrupted run, the time until its folder stood, and its whole time."""
     with tempfile.TemporaryDirectory() as folder:
         began, stood = time.monotonic(), None
-        run = _start(strategy, f"{folder}/run")
+        run = start(strategy, f"{folder}/run")
         while run.poll() is None and time.monotonic() - began < LIMIT:
             if stood is None and os.path.exists(f"{folder}/run"):
                 stood = time.monotonic() - began
@@ -76,29 +82,35 @@ def _whole(strategy: str) -> tuple[dict[str, torch.Tensor], float, float]:
         run.kill()
         errors = run.communicate()[1]
         assert run.returncode == 0, f"the uninterrupted run failed: {errors[-500:]}"
-        return _weights(f"{folder}/run"), stood or 0.0, lasted
+        return weights(f"{folder}/run"), stood or 0.0, lasted
+
+
+def check_resumption(strategy: str, folder: str) -> None:
+    """Go on in a folder whose run was stopped: the whole run's weights, or a reason why not."""
+    expected = whole(strategy)[0]
+    found = sorted(path.name for path in Path(folder).glob("*.pth*"))
+    again = start(strategy, folder, "--resume")
+    try:
+        errors = again.communicate(timeout=LIMIT)[1]
+    except subprocess.TimeoutExpired:
+        again.kill()
+        raise AssertionError(f"resuming from {found} took more than {LIMIT} s") from None
+    if again.returncode == 2 and "error: " in errors:
+        return  # refused, and said why
+    assert again.returncode == 0, f"resuming from {found} failed: {errors[-500:]}"
+    resumed = weights(folder)
+    differ = [name for name in expected if not torch.equal(expected[name], resumed[name])]
+    assert resumed.keys() == expected.keys() and not differ, f"{differ} differ, from {found}"
 
 
 def _check(strategy: str, draw: random.Random) -> None:
-    weights, stood, lasted = _whole(strategy)
+    _, stood, lasted = whole(strategy)
     with tempfile.TemporaryDirectory() as folder:
-        run = _start(strategy, folder)
+        run = start(strategy, folder)
         try:
             # Most kills while it trains, some while it starts.
             run.wait(draw.uniform(0.5 * stood, lasted))
         except subprocess.TimeoutExpired:
             run.send_signal(signal.SIGKILL)
         run.communicate()
-        found = sorted(path.name for path in Path(folder).glob("*.pth*"))
-        again = _start(strategy, folder, "--resume")
-        try:
-            errors = again.communicate(timeout=LIMIT)[1]
-        except subprocess.TimeoutExpired:
-            again.kill()
-            raise AssertionError(f"resuming from {found} took more than {LIMIT} s") from None
-        if again.returncode == 2 and "error: " in errors:
-            return  # refused, and said why
-        assert again.returncode == 0, f"resuming from {found} failed: {errors[-500:]}"
-        resumed = _weights(folder)
-        differ = [name for name in weights if not torch.equal(weights[name], resumed[name])]
-        assert resumed.keys() == weights.keys() and not differ, f"{differ} differ, from {found}"
+        check_resumption(strategy, folder)

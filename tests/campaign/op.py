@@ -25,7 +25,8 @@ def checks() -> Checks:
     return [("call", COUNT, _check)]
 
 
-def _shape(draw: random.Random) -> Shape:
+def random_shape(draw: random.Random) -> Shape:
+    """A small convolution."""
     groups = draw.choice((1, 1, 2, 3))
     kernel, dilation = (tuple(draw.randint(1, most) for _ in "hw") for most in (4, 2))
     same = draw.random() < 0.3
@@ -63,7 +64,7 @@ def _laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def _check(draw: random.Random) -> None:
-    shape, row = _shape(draw), draw.choice(SETTINGS)
+    shape, row = random_shape(draw), draw.choice(SETTINGS)
     # What a rule draws can be read off in float64 alone.
     dtype = torch.float64 if row.drawn else draw.choice(tuple(TOLERANCE))
     torch.manual_seed(draw.getrandbits(32))

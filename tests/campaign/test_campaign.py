@@ -3,12 +3,20 @@
 import io
 import json
 import random
+import re
+from contextlib import contextmanager
 
 import pytest
+import torch
 from rich.console import Console
 
+import fst.exporting.model
 from fst.layers.modules import SparseLayer
+from fst.layers.remembered import FrozenBlock
+from fst.ops.prune import prune_weight
+from fst.rules.sampled import Positions, Sampled
 from tests.campaign import __main__ as campaign
+from tests.campaign import masks
 
 SMOKE = (
     "weights/swap_tensors-0",
@@ -17,6 +25,17 @@ SMOKE = (
     "op/call-0",
     "op/call-1",
     "op/call-2",
+    "masks/mask-3-bfloat16-2:4-0",
+    "masks/loop-2-float32-1:3-0",
+    "choice/draw-0",
+    "choice/mean-0",
+    "choice/noise-0",
+    "choice/resumed-0",
+    "choice/recomputed-0",
+    "frozen/interrupt-0",
+    "frozen/converted-again-0",
+    "exports/file-safetensors-0",
+    "exports/together-0",
     "files/system-zip-0",
     "files/getattr-called-legacy-0",
     "files/truncated-1",
@@ -54,3 +73,42 @@ def test_a_stale_weight_is_seen_and_told(monkeypatch, tmp_path, capsys):
     assert failure["repeat"].endswith("--seed 0 --scale 1 --only weights/data-copy-0")
     assert "| weights | 1 | 0 | 1 |" in (tmp_path / "page.md").read_text()
     assert campaign.main(["--only", "weights/new-parameter-0"]) == 0
+
+
+@contextmanager
+def _beside(path):
+    """A file of a fixed name, which may be a user's."""
+    partial = path.with_suffix(f".partial{path.suffix}")
+    yield partial
+    partial.replace(path)
+
+
+def _unweighted(choose):
+    def chosen(self, scores, count, start):
+        places, weight = choose(self, scores, count, start)
+        return Positions(places, torch.ones_like(weight))
+
+    return chosen
+
+
+FAULTS = {
+    "frozen/end-0": (FrozenBlock, "end", lambda block: None, "is left frozen"),
+    "exports/file-safetensors-1": (fst.exporting.model, "replacing", _beside, ""),
+    "choice/mean-0": (Sampled, "choose", _unweighted(Sampled.choose), "mean is .* off"),
+    "masks/mask-3-float32-2:4-?": (
+        masks,
+        "prune_weight",
+        lambda weight, strategy, groups, dtype: prune_weight(weight, strategy, 1, dtype),
+        "S",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_planted_fault_is_found(case, monkeypatch, tmp_path):
+    """Each is one that the library once had, or that its design rules out."""
+    owner, name, faulty, message = FAULTS[case]
+    monkeypatch.setattr(owner, name, faulty)
+    assert campaign.main(["--only", case, "--json", str(tmp_path / "a.json")]) == 1
+    failures = json.loads((tmp_path / "a.json").read_text())["failures"]
+    assert failures and all(re.search(message, failure["error"]) for failure in failures)

@@ -59,6 +59,23 @@ def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_pat
     assert cli.test([config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_broken_image_is_named_in_one_line(images, config, tmp_path, capsys, share, workers):
+    """Copied in part, or not at all; also where a process of its own reads it."""
+    broken = images / "train" / "cats" / "1.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: int(share * len(whole))])
+    options = ["--cfg-options", f"data_root={images}", f"train_dataloader.num_workers={workers}"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    last = message.splitlines()[-1]
+    assert last.startswith(f"error: image {str(broken)!r} cannot be read: "), message
+    assert "Traceback" not in message
+
+
 def test_outputs_and_topk_follow_the_classes(images, config, tmp_path):
     loaded = load_config(config, {"data_root": str(images)})
     assert loaded.model.architecture.num_classes == 2

@@ -264,6 +264,13 @@ def test_bad_example_inputs(converted, tmp_path, example, error, message):
         fst.export(converted.to(torch.bfloat16), tmp_path / "m.onnx", example)
 
 
+def test_one_weight_is_singular(tmp_path):
+    model = nn.Sequential(nn.Conv2d(8, 8, 1))
+    fst.convert(model, "srste")
+    report = fst.export(model, tmp_path / "m.safetensors")
+    assert "read back, of 1 weight 1 is 2:4; it was not run" in str(report)
+
+
 def test_bad_arguments(converted, tmp_path, monkeypatch):
     images = torch.randn(2, 4, 8, 8)
     with pytest.raises(ValueError, match="suffix '.onx' is unknown. Did you mean '.onnx'?"):
@@ -307,6 +314,15 @@ def test_files_beside_the_exported_one_stay(converted, tmp_path, suffix):
     mine.write_text("mine")
     fst.export(converted, tmp_path / f"model{suffix}", torch.randn(2, 4, 8, 8))
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", formats.FORMATS)
+def test_a_link_may_name_a_file_of_another_suffix(converted, tmp_path, suffix):
+    """As stores of large files keep them, by their content."""
+    blob, path = tmp_path / "0f3c", tmp_path / f"m{suffix}"
+    path.symlink_to(blob)
+    fst.export(converted, path, torch.randn(2, 4, 8, 8))
+    assert path.is_symlink() and fst.verify(path).ok and blob.stat().st_size
 
 
 def test_exports_to_one_path_at_once_leave_a_whole_file(tmp_path):

@@ -111,9 +111,12 @@ def class_folders(data_root: str, split: str | None = None) -> tuple[str, ...]:
 
 
 def _open(path: str) -> Image.Image:
-    with Image.open(path) as file:
-        file.load()
-        return file
+    try:
+        with Image.open(path) as file:
+            file.load()
+            return file
+    except (OSError, SyntaxError, ValueError) as error:  # as Pillow's decoders raise
+        raise ValueError(f"image {path!r} cannot be read: {error}.") from error
 
 
 def _images_below(folder: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fst.basics.arguments import STOPPED, user_errors
 from fst.command_lines import lab as command_lines
+from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
 from fst.lab.ablation import equal_time
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
@@ -49,6 +50,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     grid = load_grid(arguments.grid)
     folder = grid.path.stem + "_equal_time" * arguments.equal_time
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / folder
+    refuse_no_folder(work_dir)
     invocation = _invocation(arguments, argv, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])

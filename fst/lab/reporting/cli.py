@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fst.basics.arguments import user_errors
+from fst.basics.text import counted_as
 from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
 from fst.environment import versions
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sections.insert(0, (describe_runs(runs, Path(drawings)), Path(drawings), ""))
             text = page(arguments.title, sections, made)
         write_text_atomically(text, arguments.out)
-    print(f"wrote {arguments.out}: {len(sections)} sections")
+    print(f"wrote {arguments.out}: {counted_as(len(sections), 'section', 'sections')}")
     return 0
 
 

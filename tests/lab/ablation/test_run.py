@@ -199,6 +199,14 @@ def test_bad_arguments(write_grid, ablate, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_work_dir_that_is_no_folder(write_grid, ablate, tmp_path, capsys):
+    (tmp_path / "work").touch()
+    with pytest.raises(SystemExit) as stop:
+        ablate(write_grid())
+    assert stop.value.code == 2
+    assert "is no folder; name another one with --work-dir" in capsys.readouterr().err
+
+
 @pytest.mark.system
 def test_runs_as_jobs(write_grid, ablate, tmp_path, calls, monkeypatch, capsys):
     """submitit's own processes on this machine; a job that failed is the run's failure."""

@@ -138,6 +138,8 @@ def test_the_command_line(tmp_path, capsys):
     assert "inside" not in read.text
     assert read.tags.count("img") == 4  # two of the analysis; metric and loss of the runs
     assert read.text.rindex("Training runs") < read.text.rindex("Numbers")
+    assert cli.main([str(tmp_path / "runs"), "-o", str(out)]) == 0
+    assert capsys.readouterr().out.endswith("1 section\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,264 @@
+"""Choice by importance: the draw is the literal one, exact in the mean, and keeps its promises."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fst
+from fst.backends import force
+from fst.command_lines.analyze import NETWORKS
+from fst.lab.arguments import source_and_name
+from fst.models.named import build_architecture
+from fst.ops import cpp
+from fst.ops.positions import draw as drawing
+from fst.ops.positions import noise
+from fst.rules.sampled import UNIT, Sampled, _lengths
+from fst.rules.strategy import Strategy
+from tests.campaign.op import random_shape
+from tests.campaign.weights import Checks
+from tests.cases import Operands, error
+from tests.ops.test_sampled import At, gradients, scores_of, starts
+from tests.oracle.rules import reference_sample
+
+FEW = 160  # positions whose draws are all enumerated
+SIZES = (32, 64)
+ONE_SIZE = {  # networks for images of one size, and the option that names it
+    "torchvision:vit_b_16": "image_size",
+    "timm:vit_small_patch16_224": "img_size",
+    "timm:swin_tiny_patch4_window7_224": "img_size",
+}
+STRATEGIES = (
+    ("sampled", {"keep": 0.5}),
+    ("sampled", {"keep": 0.3, "grad_input": 0.5, "center": False}),
+    ("sampled", {"noise": 0.1}),
+    ("fst_sampled", {"keep": 0.25}),
+    ("fst_sampled", {"noise": 0.2}),
+)
+
+
+def checks() -> Checks:
+    """Draws, their means, promises of noise, resumed and recomputed trainings, networks."""
+    networks = [(f"network-{name}", 1, partial(_check_network, name)) for name in NETWORKS]
+    return [
+        ("draw", 300, _check_draw),
+        ("mean", 150, _check_mean),
+        ("noise", 200, _check_noise),
+        ("resumed", 30, _check_resumed),
+        ("recomputed", 30, _check_recomputed),
+        *networks,
+    ]
+
+
+# ---------------------------------------------------------------- draws
+
+
+def _ties(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
+    return torch.randint(0, 3, shape).double()
+
+
+def _rare(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape).double() * (torch.rand(shape) < 0.1)
+
+
+def _wild(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
+    values = torch.randn(shape).double().flatten()
+    for _ in range(draw.randint(1, 3)):
+        values[draw.randrange(len(values))] = draw.choice((math.nan, math.inf, -math.inf))
+    return values.view(shape)
+
+
+FAMILIES: dict[str, Callable[[random.Random, tuple[int, ...]], Tensor]] = {
+    "normal": lambda draw, shape: torch.randn(shape).double(),
+    "wide": lambda draw, shape: torch.randn(shape).double().mul(12).exp(),
+    "tiny": lambda draw, shape: torch.randn(shape).double() * 1e-30,
+    "zero": lambda draw, shape: torch.zeros(shape, dtype=torch.float64),
+    "ties": _ties,
+    "rare": _rare,
+    "wild": _wild,
+}
+
+
+def _check_draw(draw: random.Random) -> None:
+    """As many distinct positions as promised, those of the reference; in C++ the same."""
+    torch.manual_seed(draw.getrandbits(32))
+    family = draw.choice(list(FAMILIES))
+    shape = (draw.randint(1, 3), 1, draw.randint(1, 9), draw.randint(1, 9))
+    grads = FAMILIES[family](draw, shape).float().double()  # as exact in the kernel's float32
+    keep, start = draw.uniform(0.01, 1), draw.random()
+    scores = Sampled().scores(grads)
+    count = drawing.count_of(keep, len(scores))
+    where = torch.tensor(start, dtype=torch.float64)
+    found = Sampled().choose(scores, count, where)
+    what = f"{family}, {tuple(shape)}, keep {keep}, start {start}"
+    assert len(set(found.places.tolist())) == len(found.places) == count, what
+    assert bool((found.weight >= 1).all()), what
+    expected = reference_sample(grads, keep, start).flatten()
+    weights = torch.zeros_like(expected)
+    weights[found.places.long()] = found.weight
+    assert error(weights, expected) <= 1e-6, f"not the reference's draw: {what}"
+    if cpp.missing():
+        return
+    kernel = drawing.choose(Sampled(), scores.float(), count, where)
+    assert len(set(kernel.places.tolist())) == count, what
+    both = weights[kernel.places.long()]
+    # an end may lie a few of 2³¹ parts beside the other's: then a neighbour is drawn
+    other = int((both == 0).sum())
+    assert other <= 1 and error(kernel.weight.double()[both > 0], both[both > 0]) <= 1e-5, what
+
+
+def _check_mean(draw: random.Random) -> None:
+    """The mean over all draws is the exact gradient, of the input and of the weight."""
+    torch.manual_seed(draw.getrandbits(32))
+    shape = random_shape(draw)
+    operands = shape.operands(torch.float64)
+    operands.grad_output *= torch.randn(operands.grad_output[:, :1].shape).double().exp()
+    scores = scores_of(operands)
+    if len(scores) > FEW:
+        operands = Operands(operands.input[:1], operands.weight, None, operands.grad_output[:1])
+        scores = scores_of(operands)
+    keep, center = draw.choice((0.5, 0.25, 0.1)), draw.random() < 0.5
+    count = drawing.count_of(keep, len(scores))
+    means = [0.0, 0.0]
+    with force(grad_weight="torch", grad_input="torch"):
+        for start, probability in starts(scores, count):
+            rule = At(keep=keep, center=center, start=start)
+            found = gradients(shape, operands, rule, rule)
+            means = [m + probability * g for m, g in zip(means, found, strict=True)]
+    what = f"keep {keep}, center {center}, {shape}"
+    for name, mean, exact in zip(
+        ("grad_input", "grad_weight"), means, gradients(shape, operands, None), strict=True
+    ):
+        assert error(mean, exact) <= 1e-10, f"{name}'s mean is {error(mean, exact):.1e} off: {what}"
+    if cpp.missing():
+        return
+    single = Operands(
+        operands.input.float(), operands.weight.float(), None, operands.grad_output.float()
+    )
+    rule = At(keep=keep, center=center, start=draw.random())
+    results = []
+    for program in ("torch", "cpp"):
+        with force(grad_weight=program, grad_input=program):
+            results.append(gradients(shape, single, rule, rule))
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs.double()) <= 1e-5, f"C++ and PyTorch differ: {what}"
+
+
+def _check_noise(draw: random.Random) -> None:
+    """The least number of positions whose draw adds no more than is allowed."""
+    torch.manual_seed(draw.getrandbits(32))
+    family = draw.choice(("normal", "wide", "ties", "rare"))
+    total = draw.randint(2, 400)
+    scores = FAMILIES[family](draw, (total,)).abs()
+    if family == "wide":
+        scores = scores.sqrt().sqrt()
+    allowed = float(scores.square().sum()) * 10 ** draw.uniform(-3, 2)
+    count = noise.count(scores, allowed)
+    assert 1 <= count <= total
+    what = f"{family}, {count} of {total}, {allowed:.3g} allowed"
+    slack = 1e-3 * allowed + 1e-12
+    assert _added(scores, count) <= allowed + slack, f"{_added(scores, count):.3g} added: {what}"
+    if count > 1:
+        fewer = _added(scores, count - 1)
+        assert fewer >= allowed - slack, f"one less adds only {fewer:.3g}: {what}"
+
+
+def _added(scores: Tensor, count: int) -> float:
+    """Σ (1/π − 1) s² of a draw."""
+    probability = _lengths(scores, count).double() / UNIT
+    return float(((1 / probability - 1) * scores.square()).sum())
+
+
+# ---------------------------------------------------------------- trainings
+
+
+def _net(draw: random.Random) -> nn.Sequential:
+    torch.manual_seed(draw.getrandbits(32))
+    width, groups = draw.choice((6, 8)), draw.choice((1, 2))
+    net = nn.Sequential(
+        nn.Conv2d(4, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, draw.choice((1, 2)), 1, groups=groups),
+        nn.ReLU(),
+        nn.Conv2d(width, 4, 1),
+    )
+    name, options = draw.choice(STRATEGIES)
+    fst.convert(net, name, **options)
+    fst.seed_random_rules(net, draw.getrandbits(16))
+    return net.double()
+
+
+def _train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range, **how: bool) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(4, 4, 7, 7, generator=generator, dtype=torch.float64)
+        images.requires_grad_()
+        output = checkpoint(net, images, **how) if how else net(images)
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def _assert_equal(net: nn.Module, other: nn.Module, what: str) -> None:
+    for (name, mine), theirs in zip(net.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs), f"{name} differs {what}"
+
+
+def _check_resumed(draw: random.Random) -> None:
+    """Saved in the middle and gone on in another model, it ends with the same weights."""
+    state = draw.getstate()
+    whole = _net(draw)
+    steps, half = draw.randint(2, 6), draw.randint(1, 5)
+    optimizer = _optimizer(whole)
+    _train(whole, optimizer, range(half))
+    saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), fst.sparsity_state(whole)))
+    _train(whole, optimizer, range(half, half + steps))
+    draw.setstate(state)
+    resumed = _net(draw)
+    with torch.no_grad():
+        [parameter.zero_() for parameter in resumed.parameters()]
+    made = _optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    made.load_state_dict(saved[1])
+    fst.load_sparsity_state(resumed, saved[2])
+    _train(resumed, made, range(half, half + steps))
+    _assert_equal(whole, resumed, f"after {half} and {steps} steps of {resumed[0].strategy}")
+
+
+def _check_recomputed(draw: random.Random) -> None:
+    """Activation checkpointing recomputes the forward pass and draws what it would have drawn."""
+    state = draw.getstate()
+    plain = _net(draw)
+    draw.setstate(state)
+    recomputed = _net(draw)
+    _train(plain, _optimizer(plain), range(3))
+    _train(recomputed, _optimizer(recomputed), range(3), use_reentrant=draw.random() < 0.5)
+    _assert_equal(plain, recomputed, f"under checkpoint with {plain[0].strategy}")
+
+
+def _check_network(name: str, draw: random.Random) -> None:
+    """Two steps of a known network, each layer choosing its share of the positions."""
+    torch.manual_seed(draw.getrandbits(32))
+    size = draw.choice(SIZES)
+    given = {ONE_SIZE[name]: size} if name in ONE_SIZE else {}
+    net = build_architecture(*source_and_name(name), **given)
+    fst.convert(net, Strategy("s", grad_weight=Sampled(keep=None, noise=0.1)), layers="all")
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(2):
+        net(torch.randn(2, 3, size, size)).square().mean().backward()
+        optimizer.step()
+    wrong = [n for n, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not wrong, f"no finite gradient of {wrong[:3]}"
+    shares = {k: v for k, v in fst.metrics(net).items() if "positions" in k}
+    assert shares and all(0 < share <= 1 for share in shares.values()), shares

@@ -1,0 +1,276 @@
+"""Exported files hold what the folded model computes, and no failure or kill harms another file."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import fst
+from tests.campaign.kills import ROOT
+from tests.campaign.weights import Checks
+
+FORMATS = {"onnx": 25, "pt2": 40, "safetensors": 60}  # cases of each, at scale 1
+STRATEGIES = ("srste", "fst", "fst_w", "tsm", "sdgp", "mvue", "fst_sampled", "dense")
+TOLERANCE = 1e-4
+LIMIT = 120
+
+
+class Log(nn.Module):
+    """Whose outputs are not all finite, and not steep where they are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.mul(4).round().log()
+
+
+class Both(nn.Module):
+    """A residual sum, and one weight for two convolutions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.second.weight = self.first.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input + self.second(self.first(input).relu())
+
+
+class Failing(nn.Module):
+    """Raises when it is called."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        raise ValueError("campaign")
+
+
+PARTS: dict[str, Callable[[random.Random, int], nn.Module]] = {
+    "conv": lambda draw, width: nn.Conv2d(width, width, draw.choice((1, 3)), padding=1),
+    "grouped": lambda draw, width: nn.Conv2d(width, width, 3, padding=1, groups=2, bias=False),
+    "depthwise": lambda draw, width: nn.Conv2d(width, width, 3, padding=1, groups=width),
+    "strided": lambda draw, width: nn.Conv2d(width, width, 3, 2, 1),
+    "deconv": lambda draw, width: nn.ConvTranspose2d(width, width, 2),
+    "norm": lambda draw, width: nn.BatchNorm2d(width),
+    "relu": lambda draw, width: nn.ReLU(),
+    "dropout": lambda draw, width: nn.Dropout(0.3),
+    "both": lambda draw, width: Both(width),
+    "pool": lambda draw, width: nn.AvgPool2d(3, 1, 1),
+}
+
+
+def checks() -> Checks:
+    """Files of each format, and what happens beside them."""
+    return [
+        *(
+            (f"file-{suffix}", count, partial(_check_file, suffix))
+            for suffix, count in FORMATS.items()
+        ),
+        *((f"refused-{suffix}", 4, partial(_check_refused, suffix)) for suffix in FORMATS),
+        ("together", 12, _check_together),
+        ("killed", 8, _check_killed),
+    ]
+
+
+def _model(draw: random.Random, log: bool = False) -> nn.Sequential:
+    torch.manual_seed(draw.getrandbits(32))
+    width = draw.choice((4, 8, 12))
+    parts = [PARTS[draw.choice(list(PARTS))](draw, width) for _ in range(draw.randint(1, 5))]
+    head: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5)]
+    net = nn.Sequential(nn.Conv2d(4, width, 3, padding=1), *parts, *head)
+    if log:
+        net.append(Log())
+    net.train()
+    net(torch.randn(4, 4, 9, 9))  # statistics of batch norm
+    fst.convert(net, draw.choice(STRATEGIES), layers=draw.choice(("conv", "all")))
+    return net.train(draw.random() < 0.5)
+
+
+def _outputs(path: Path, images: Tensor) -> Tensor:
+    """What the file computes, read by another program than FST."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(images)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0])
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest value; infinite where NaN is elsewhere."""
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    if same.all():
+        return 0.0
+    off = (found - expected).abs()[~same]
+    if not off.isfinite().all():
+        return math.inf
+    sizes = expected[expected.isfinite()].abs()
+    return float(off.max() / sizes.max())
+
+
+def _check_file(suffix: str, draw: random.Random) -> None:
+    """The file's outputs, zeros and notes; all else in the folder and in the model stays."""
+    net = _model(draw, log=draw.random() < 0.2)
+    state, trains = copy.deepcopy(net.state_dict()), net.training
+    sparse = net[0].strategy.output is not None
+    plain = fst.fold(net).eval()
+    with tempfile.TemporaryDirectory() as name:
+        path, beside = Path(name) / f"m.{suffix}", Path(name) / f"m.partial.{suffix}"
+        beside.write_text("mine")
+        target = path
+        if draw.random() < 0.3:
+            target = Path(name) / "elsewhere"
+            target.write_text("old")
+            path.symlink_to(target)
+        exported = plain if draw.random() < 0.3 else net
+        report = fst.export(exported, path, torch.randn(2, 4, 9, 9))
+        assert path.is_symlink() == (target != path), "a link was replaced"
+        assert beside.read_text() == "mine", "a file beside it was changed"
+        assert {*Path(name).iterdir()} == {path, beside, target}, "files were left"
+        assert net.training == trains, "the model is in another mode"
+        for key, value in net.state_dict().items():
+            assert torch.equal(value, state[key]), f"{key} of the model has changed"
+        if suffix == "safetensors":
+            from safetensors.torch import load_file
+
+            held = load_file(path)
+            for key, value in plain.state_dict().items():
+                assert torch.equal(held[key], value), f"{key} differs in the file"
+        else:
+            for samples in (1, 3):
+                images = torch.randn(samples, 4, 9, 9)
+                off = _off(_outputs(path, images), plain(images).detach())
+                assert off <= TOLERANCE, f"outputs of {samples} samples are {off:.1e} off"
+        patterns = [w.pattern for w in report.weights if w.pattern]
+        assert bool(patterns) == sparse, f"patterns {patterns} of {net[0].strategy.name}"
+        if sparse:
+            found = fst.verify(path)
+            assert found.ok and len([x for x in found.layers if x.inside]) >= len({*patterns})
+
+
+def _check_refused(suffix: str, draw: random.Random) -> None:
+    """A model that cannot be run leaves the old file, and nothing else."""
+    if suffix == "safetensors":  # which is not run: the folder is missing, or a folder is there
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name) / draw.choice(("none/m.safetensors", "m.safetensors"))
+            if path.parent == Path(name):
+                path.mkdir()
+            _refuse(_model(draw), path)
+            assert len([*Path(name).iterdir()]) == (path.parent == Path(name))
+        return
+    net = _model(draw).append(Failing())
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"m.{suffix}"
+        path.write_text("old")
+        _refuse(net, path)
+        assert path.read_text() == "old" and [*Path(name).iterdir()] == [path]
+
+
+def _refuse(net: nn.Module, path: Path) -> None:
+    try:
+        fst.export(net, path, torch.randn(2, 4, 9, 9))
+    except (ValueError, OSError):
+        return
+    raise AssertionError("it was exported")
+
+
+def _check_together(draw: random.Random) -> None:
+    """Threads that write one path: none fails, and the file is one of theirs."""
+    nets = [_model(draw) for _ in range(draw.randint(2, 4))]
+    errors: list[Exception] = []
+
+    def write(net: nn.Module, path: Path) -> None:
+        try:
+            for _ in range(5):
+                fst.export(net, path)
+        except Exception as error:  # of any kind: it is told below
+            errors.append(error)
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "m.safetensors"
+        threads = [threading.Thread(target=write, args=(net, path)) for net in nets]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not errors, errors[0]
+        assert [*Path(name).iterdir()] == [path], "files were left"
+        assert _digest(path) in {_digest(_exported(net, Path(name))) for net in nets}
+
+
+def _exported(net: nn.Module, folder: Path) -> Path:
+    fst.export(net, folder / "one.safetensors")
+    return folder / "one.safetensors"
+
+
+def _digest(path: Path) -> str:
+    """Of the names and values; the order of a file's metadata varies."""
+    from safetensors.torch import load_file
+
+    held = sorted(load_file(path).items())
+    return hashlib.sha256(repr([(k, v.numpy().tobytes()) for k, v in held]).encode()).hexdigest()
+
+
+WRITES = """
+import sys, torch, fst
+torch.set_num_threads(1)
+nets = []
+for seed in (0, 1):
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Conv2d(64, 256, 3), torch.nn.Conv2d(256, 256, 3))
+    fst.convert(net, "srste")
+    nets.append(net)
+print("ready", flush=True)
+while True:
+    for net in nets:
+        fst.export(net, sys.argv[1])
+        print("written", flush=True)
+"""
+
+
+@functools.cache
+def _whole() -> frozenset[str]:
+    """Both files that `WRITES` writes in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.safetensors"
+        found: set[str] = set()
+        writer = _writer(path)
+        while len(found) < 2:
+            assert writer.stdout.readline()
+            found |= {_digest(path)} if path.exists() else set()
+        writer.kill()
+        writer.communicate()
+        return frozenset(found)
+
+
+def _writer(path: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WRITES, str(path)]
+    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE)
+
+
+def _check_killed(draw: random.Random) -> None:
+    """SIGKILL in the middle of exports: the file is a whole one, and the next export works."""
+    whole = _whole()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.safetensors"
+        writer = _writer(path)
+        while writer.stdout.readline() != "written\n":
+            assert writer.poll() is None, "the writer has ended"
+        time.sleep(draw.uniform(0, 0.3))
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate(timeout=LIMIT)
+        assert _digest(path) in whole, "half a file, or a mixture"
+        fst.export(_model(draw), path)
+        assert _digest(path) not in whole

@@ -1,0 +1,147 @@
+"""FSDP2 on two ranks (gloo) trains random networks as DistributedDataParallel does."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import random
+import tempfile
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed.fsdp import fully_shard
+
+import fst
+from tests.campaign.weights import Checks
+from tests.integrations.sharded import REFUSED, ROWS, STEPS, TABLE, row_of, whole
+
+COUNT = 3  # of each strategy, at scale 1
+RANKS, LIMIT = 2, 60
+TOLERANCE, OF_ADAM = 1e-12, 1e-8  # Adam divides by the size of gradients that are nearly 0
+
+
+def checks() -> Checks:
+    """Each strategy that trains on sharded weights."""
+    names = [name for name, what in TABLE.items() if what != REFUSED]
+    return [(name, COUNT, functools.partial(_check, name)) for name in names]
+
+
+def _check(strategy: str, draw: random.Random) -> None:
+    """Both ranks run the case of the same seed; they are started anew after a failure."""
+    ranks, seed = _ranks(), draw.getrandbits(32)
+    for rank in ranks:
+        rank.send((strategy, seed))
+    answers = [rank.recv() if rank.poll(2 * LIMIT) else "no answer" for rank in ranks]
+    wrong = [answer for answer in answers if answer]
+    if wrong:
+        _ranks.cache_clear()
+        raise AssertionError(min(wrong, key=len))
+
+
+@functools.cache
+def _ranks() -> list[Connection]:
+    """The ends of pipes to two processes that wait for cases."""
+    context = multiprocessing.get_context("spawn")
+    folder, ends = tempfile.mkdtemp(), []
+    for rank in range(RANKS):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(rank, folder, theirs), daemon=True)
+        process.start()
+        atexit.register(process.kill)
+        ends.append(mine)
+    return ends
+
+
+def _serve(rank: int, folder: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    store, wait = f"file://{Path(folder) / 'store'}", timedelta(seconds=LIMIT)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=wait)
+    while True:
+        try:
+            strategy, seed = pipe.recv()
+        except EOFError:
+            return
+        try:
+            _compare(strategy, seed, rank)
+            pipe.send("")
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            pipe.send(f"rank {rank}, {where.name}: {error!r}")
+
+
+class _Training:
+    """The options of one loop, drawn alike on both ranks."""
+
+    def __init__(self, strategy: str, draw: random.Random) -> None:
+        self.row = ROWS[row_of(strategy)]
+        self.widths = [draw.randint(3, 12) for _ in range(2)]
+        self.batches = draw.choice((1, 1, 2))
+        self.clip = draw.random() < 0.4
+        self.adam = draw.random() < 0.3 and strategy != "resprop"
+        self.linear = draw.random() < 0.6
+        self.reshard = draw.choice((True, False))
+        self.apart = draw.sample((0, 2, 4), draw.randint(0, 3))
+        self.seed = draw.getrandbits(16)
+
+    def network(self, rank: int) -> nn.Sequential:
+        torch.manual_seed(self.seed)
+        first, second = self.widths
+        net = nn.Sequential(
+            *(nn.Conv2d(4, first, 3, padding=1), nn.ReLU(), nn.Conv2d(first, second, 3)),
+            *(nn.ReLU(), nn.Conv2d(second, 8, 1), nn.Flatten(), nn.Linear(72, 4)),
+        ).double()
+        kinds = [nn.Conv2d, nn.Linear] if self.linear else [nn.Conv2d]
+        fst.convert(net, self.row(), include=kinds)
+        fst.seed_random_rules(net, self.seed, rank)
+        return net
+
+    def shard(self, net: nn.Sequential) -> None:
+        for index in self.apart:
+            fully_shard(net[index], reshard_after_forward=self.reshard)
+        fully_shard(net, reshard_after_forward=self.reshard)
+
+    def train(self, net: nn.Module, called: nn.Module, rank: int) -> None:
+        kind: Any = (
+            torch.optim.AdamW if self.adam else functools.partial(torch.optim.SGD, momentum=0.9)
+        )
+        optimizer = kind(net.parameters(), lr=0.02)
+        attachment = fst.attach(net, optimizer, total_steps=STEPS, steps_per_epoch=2)
+        for step in range(STEPS):
+            for batch in range(self.batches):
+                generator = torch.Generator().manual_seed(1000 * step + 10 * batch + rank)
+                images = torch.randn(3, 4, 5, 5, generator=generator, dtype=torch.float64)
+                loss = called(images).square().mean()
+                attachment.report_loss(loss)
+                loss.backward()
+            if self.clip:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _compare(strategy: str, seed: int, rank: int) -> None:
+    training = _Training(strategy, random.Random(seed))
+    net, other, before = (training.network(rank) for _ in range(3))
+    training.shard(net)
+    training.train(net, net, rank)
+    training.train(other, nn.parallel.DistributedDataParallel(other), rank)
+    tolerance = OF_ADAM if training.adam else TOLERANCE
+    what = f"{strategy}, {vars(training)}"
+    moved = 0.0
+    for (name, mine), theirs, old in zip(
+        net.named_parameters(), other.parameters(), before.parameters(), strict=True
+    ):
+        off = float((whole(mine) - theirs).abs().max())
+        assert off <= tolerance, f"{name} is {off:.1e} off DDP's: {what}"
+        moved = max(moved, float((theirs - old).abs().max()))
+    assert moved > 1e-5, f"nothing trained: {what}"
+    for name, layer in fst.sparse_layers(net).items():
+        mine, theirs = layer.output_mask(), fst.sparse_layers(other)[name].output_mask()
+        same = mine is theirs or torch.equal(mine, theirs)
+        assert same, f"the mask of {name} differs: {what}"
