@@ -98,7 +98,7 @@ def test_every_number_is_that_of_its_source(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_changed_number_is_found(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    cells = re.findall(r"\| (\d+\.\d ± \d+\.\d|\d\.\d\d|\d{4}) (?=\|)", text)
+    cells = re.findall(r"\| ([−+]?\d+(?:\.\d+)?(?: ± \d+\.\d+)?) (?=\|)", text)
     assert len(cells) > 5
     for cell in cells:
         changed = cell[:-1] + str((int(cell[-1]) + 1) % 10)
