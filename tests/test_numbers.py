@@ -1,4 +1,4 @@
-"""Numbers in the tables of README.md and docs/choose.md are those of the results page they name.
+"""Numbers in the tables of three pages are those of the results pages that they name.
 
 A column whose heading is a link with a title is measured: `[shown](page.md#section "column")`. Each
 of its cells repeats the cell of that column in the row of the same name, rounded. No other column
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "choose.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "choose.md", ROOT / "docs" / "index.md"]
 HEADING = re.compile(r'\[[^\]]*\]\(([^)#\s]+)#([^)\s]+) "([^"]+)"\)')
 NUMBER = re.compile(r"[−+-]?\d+(?:\.\d+)?")
 
