@@ -66,7 +66,7 @@ class Sampled(Rule):
             raise ValueError(f"noise={self.noise!r} must be a number above 0.")
 
     def scores(self, grad_output: Tensor) -> Tensor:
-        """(N·P·Q,) what the probability of each position is proportional to."""
+        """(N·P·Q,) the score of each position, to which its probability is proportional."""
         wide = torch.promote_types(grad_output.dtype, torch.float32)
         return torch.linalg.vector_norm(grad_output, dim=1, dtype=wide).flatten()
 
