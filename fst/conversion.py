@@ -45,9 +45,9 @@ KINDS = "convolution or linear layer"
 def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
     """Class decorator: layers of exactly the type ``sparse.dense_class`` can become ``sparse``.
 
-    ``sparse`` is a subclass of `SparseConv2d` or `SparseLinear`, and of ``dense_class``. It computes
-    what ``dense_class`` computes. Its `weight_as_conv` gives the weight that is pruned; its forward
-    pass prepares the input.
+    ``sparse`` is a subclass of `SparseConv2d` or `SparseLinear`, and of ``dense_class``. It
+    computes what ``dense_class`` computes. Its `weight_as_conv` gives the weight that is pruned;
+    its forward pass prepares the input.
     """
     SPARSE_CLASSES[sparse.dense_class] = sparse
     return sparse
