@@ -14,6 +14,26 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
+    for library in ("torchvision", "onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(library)
+    found = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert found
+    code, shown = found.groups()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in shown.splitlines():
+        expected = ".*".join(map(re.escape, line.split("...")))
+        assert re.search(f"^{expected}", done.stdout, re.MULTILINE), line
+
+
 @pytest.mark.parametrize("strategy", ["fst", "dense"])
 def test_own_loop_learns_and_folds(strategy: str) -> None:
     command = [sys.executable, "examples/own_loop.py", "--strategy", strategy, "--epochs", "3"]
