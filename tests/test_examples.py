@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
     for library in ("torchvision", "onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(library)
-    found = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    found = re.search(
+        r"```python\n(.*?)```.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
     assert found
     code, shown = found.groups()
     done = subprocess.run(
