@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
-RELATIVE = r"\((?!https?:|#)([^)]+)\)"
+RELATIVE = r'\((?!https?:|#)([^)"\s]+)(?: "[^"]*")?\)'
 KERNELS = sorted(path.name for path in (ROOT / "kernels").glob("*.cpp"))
 HEADERS = sorted(path.name for path in (ROOT / "kernels").glob("*.h"))
 FLAGS = [

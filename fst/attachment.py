@@ -156,13 +156,13 @@ def attach(
 ) -> Attachment:
     """Let strategies do their share of each optimizer step.
 
-    Strategies with a `Schedule` choose masks, and zero gradients, weights and momentum, around it.
-    Others, such as SR-STE's decay, need no attachment.
+    Around the step strategies with a `Schedule` choose masks, and zero gradients, weights and
+    momentum. Other strategies need no attachment; SR-STE's decay acts without one.
 
     Args:
         model: converted; it may be trained on any loss, in any loop.
-        optimizer: holds the weights of the layers with a schedule. Where there are several, each is
-            attached to the part of the model that it trains.
+        optimizer: holds the weights of the layers with a schedule. Attach each of several
+            optimizers to the part of the model that it trains.
         total_steps: optimizer steps of the whole training, for schedules that end with it.
         steps_per_epoch: optimizer steps of one pass over the data, for schedules that act after
             each epoch.

@@ -73,9 +73,9 @@ def patterns(
     group_order: str = "channel",
     example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> dict[str, str]:
-    """The n:m of each layer with which a share ``left`` of the model remains, for `fst.convert`.
+    """Choose an n:m for each layer so that a share ``left`` of the model remains.
 
-    n is m, or a power of two below it. ::
+    `fst.convert` takes the result. n is m, or a power of two below m. ::
 
         fst.convert(model, "srste", patterns=fst.patterns(model, 0.2))
 
@@ -85,14 +85,14 @@ def patterns(
             at most 1. Less remains where no pattern fits.
         m: size of the groups; DominoSearch's is 16.
         criterion: "erk" or "domino", see the module.
-        budget: of what ``left`` is a share, "weights" or "multiply-adds".
+        budget: "weights" or "multiply-adds": ``left`` is a share of them.
         include, exclude, layers: as `fst.convert` takes them.
         group_order: as the strategy's.
         example_input: one batch (N, ...), or a tuple of inputs, to count multiply-adds: for
             "domino" and for the budget of "multiply-adds".
 
     Returns:
-        Name of each layer -> "n:m". "m:m" is dense; so is a layer all of whose groups are shorter.
+        Name of each layer -> "n:m". "m:m" is dense. A layer whose groups are all shorter is dense.
 
     Raises:
         ValueError: an argument is none of those, nothing is to be made sparse, or the sparsest

@@ -46,17 +46,18 @@ KINDS = "convolution or linear layer"
 def register_layer(sparse: type[SparseLayer]) -> type[SparseLayer]:
     """Class decorator: layers of exactly the type ``sparse.dense_class`` can become ``sparse``.
 
-    A subclass of `SparseConv2d` or `SparseLinear` and of that type, which computes what that type
-    computes: its `weight_as_conv` gives what is pruned, its forward pass prepares the input.
+    ``sparse`` is a subclass of `SparseConv2d` or `SparseLinear`, and of ``dense_class``. It
+    computes what ``dense_class`` computes. Its `weight_as_conv` gives the weight that is pruned;
+    its forward pass prepares the input.
     """
     SPARSE_CLASSES[sparse.dense_class] = sparse
     return sparse
 
 
 def sparse_class(kind: type[nn.Module]) -> type[SparseLayer] | None:
-    """What a layer of type ``kind`` becomes; None if it stays dense.
+    """The sparse class of layers of type ``kind``; None if they stay dense.
 
-    The classes of library L are registered by the module fst.integrations.L, if there is one.
+    The module fst.integrations.L, if there is one, registers the classes of library L.
     """
     if kind not in SPARSE_CLASSES:
         module = f"fst.integrations.{kind.__module__.partition('.')[0]}"
@@ -86,12 +87,12 @@ def convert(
         strategy: a name or a `Strategy`.
         include: glob patterns on layer names (a pattern also matches everything below that name)
             or layer types; if None, ``layers`` decides.
-        exclude: likewise, what to leave dense.
+        exclude: patterns and types, as in ``include``, of layers that stay dense.
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
-            "all", both, without the patch embedding. Those with fewer input channels than the
+            "all", both, without the patch embedding. Layers with fewer input channels than the
             strategy asks for stay dense.
-        patterns: the N:M of some layers' weights, where it is not the strategy's: name pattern ->
-            "n:m" (`fst.patterns` makes them for a budget). Of several that match, the last one
+        patterns: name pattern -> "n:m", for layers whose weights have another N:M than the
+            strategy's (`fst.patterns` makes them for a budget). The last pattern that matches
             counts.
         example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
             report: the model runs on it once, dense, in eval mode.
@@ -99,9 +100,9 @@ def convert(
             ``fst.convert(model, "srste", decay=1e-3)``.
 
     Returns:
-        A report of every convolution and linear layer: converted, or skipped and why; and which
-        share of the model that is. Weights of `nn.MultiheadAttention`, which has no layers to
-        convert, are named in it too.
+        A report of every convolution and linear layer: converted, or skipped and why, and the
+        share of the model that is converted. It also names the weights of `nn.MultiheadAttention`,
+        which has no layers to convert.
 
     Raises:
         ValueError: nothing was converted, a pattern matches no layer, ``layers`` is unknown, or

@@ -24,7 +24,7 @@ def sparse_conv2d(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """2-D convolution whose three GEMMs are pruned as ``strategy`` says; else `F.conv2d`.
+    """`F.conv2d` whose three GEMMs ``strategy`` prunes.
 
     Args:
         input: (N, Cin, H, W).
@@ -32,8 +32,8 @@ def sparse_conv2d(
             (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
         bias: (Cout,) or None.
         stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
-        strategy: a name or a `Strategy`. One that remembers earlier steps (`resprop`, and `sampled`
-            with ``noise``) does so in layers only: here every call is a first step, which is dense.
+        strategy: a name or a `Strategy`. `resprop`, and `sampled` with ``noise``, remember earlier
+            steps in layers only. Here every call is their first step, which is dense.
         generator: source of randomness of random rules; torch's default generator if None.
 
     Returns:
@@ -61,12 +61,11 @@ def sparse_linear(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """`sparse_conv2d` for linear layers: a 1x1 convolution over a sample's positions.
+    """`F.linear` whose three GEMMs ``strategy`` prunes: a 1x1 convolution over the positions.
 
     Args:
-        input: (..., in_features). The positions that rules of grad_weight group, pair or draw are
-            the tokens of (N, T, C), or the map of (..., H, W, C); (N, C) has one position for each
-            sample.
+        input: (..., in_features). Rules of grad_weight group, pair or draw positions: the tokens
+            of (N, T, C), or the map of (..., H, W, C). (N, C) has one position for each sample.
         weight: (out_features, in_features).
         bias: (out_features,) or None.
     """

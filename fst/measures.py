@@ -92,13 +92,13 @@ _WATCHES: weakref.WeakKeyDictionary[nn.Module, MaskWatch] = weakref.WeakKeyDicti
 def metrics(model: nn.Module, prefix: str = "sparsity/") -> dict[str, float]:
     """Density, mask flip rate and gradient norm, of the whole model and of each converted layer.
 
-    Call it between ``optimizer.step()`` and ``zero_grad()``: gradients are then those of the step,
-    clipped, and with SR-STE's decay. Masks are those of the next step. It computes each mask and
-    waits for the device once, so call it every so many steps.
+    Call it between ``optimizer.step()`` and ``zero_grad()``. Gradients are then clipped, and have
+    SR-STE's decay; masks are those of the next step. The call computes each mask and waits for the
+    device once, so call it every so many steps.
 
     Args:
         model: converted.
-        prefix: what keys begin with.
+        prefix: begin of each key.
 
     Returns:
         "sparsity/density" and "sparsity/density/<layer>": share of weights kept in the output GEMM

@@ -13,9 +13,9 @@ from fst.layers.modules import SparseLayer, converted_layers, sparse_layers
 
 
 def sparsity_state(model: nn.Module) -> dict[str, Any]:
-    """What all converted layers remember, as plain data for a checkpoint.
+    """The state of all converted layers, as plain data for a checkpoint.
 
-    The state_dict stays that of the dense model; this belongs beside it.
+    Save it beside the state_dict, which stays that of the dense model.
     """
     return {
         name: {"strategy": str(layer.strategy), **layer.state.saved()}
@@ -24,7 +24,7 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
 
 
 def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Restore what `sparsity_state` returned, between two steps; in the middle of a run too.
+    """Restore what `sparsity_state` returned. Call it between two steps, also within a run.
 
     Raises:
         ValueError: the state belongs to other layers or to another strategy, or a value in it is
@@ -83,7 +83,7 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
     """Draw random rules from (seed, layer, step) instead of torch's default generator.
 
-    Masks of the weight are then equal on all ranks; those of grad_output and input differ.
+    Masks of the weight are then equal on all ranks. Masks of grad_output and input differ.
 
     Raises:
         TypeError: ``seed`` or ``rank`` is no integer.

@@ -75,7 +75,7 @@ class VerifyReport:
     Attributes:
         layers: the weights that were checked, each against its pattern.
         covered: all weights of convolutions and linear layers, checked or not.
-        min_coverage: what `coverage` must reach.
+        min_coverage: the least `coverage` of an ok report.
         not_pruned: weights of convolutions and linear layers that were not converted, so not
             checked, where the target says which ones were.
     """
@@ -141,24 +141,25 @@ def verify(
 ) -> VerifyReport:
     """Check that every group of m consecutive weights has at most n non-zero ones.
 
-    The report also says which share of the model that is. Nobody can use the zeros of groups
-    shorter than m (depthwise, images): a weight of such groups has an offence if one has more than
-    n non-zero, and is exempt, so not covered, if none has. ``include`` and ``exclude`` choose what
-    is checked; the coverage is that of all convolutions and linear layers.
+    The report also says which share of the model obeys the pattern (coverage). Nobody can use the
+    zeros of groups shorter than m (depthwise layers, images). A weight of such groups is exempt and
+    not covered; it has an offence if one of its groups has more than n non-zero values. ``include``
+    and ``exclude`` choose the weights to check. The coverage counts all convolutions and linear
+    layers.
 
-    What was converted is known of a converted or folded model, of a folded one's state_dict, and of
-    the files that `torch.save` writes of it, `fst fold` and `fst.export`: there the weights are
-    checked that were converted to N:M. Elsewhere all convolution weights are (4-D; of a state_dict
-    all 4-D tensors). With ``include``, whatever it selects is checked.
+    A converted model, a folded model, its state_dict, and the files of `fst fold` and `fst.export`
+    know which weights were converted to N:M: these weights are checked. Of other targets all
+    convolution weights are checked (4-D; of a state_dict all 4-D tensors). With ``include`` the
+    weights that it selects are checked.
 
     Args:
         target: a model (each weight is checked as its layer computes with it: of converted layers
             S(W)), a state_dict, or the path of a checkpoint, a .safetensors, .onnx or .pt2 file.
-        n, m: the pattern of all weights, 2 and 4 where one is given alone. Neither: of each weight
-            the one that it was pruned to, 2:4 where nobody knows.
-        group_order: "channel" (along input channels, which a transposed convolution's weight has
-            first; a state_dict does not tell those apart) or "im2col" (along Cin·kh·kw); None: of
-            each weight the order that it was pruned along, "channel" where nobody knows.
+        n, m: the pattern of all weights. If one is missing, n is 2 and m is 4. If both are missing,
+            each weight has the pattern that it was pruned to, or 2:4 where it is unknown.
+        group_order: "channel" (along input channels; a transposed convolution's weight has them
+            first, which a state_dict does not tell) or "im2col" (along Cin·kh·kw). None: each
+            weight has the order that it was pruned along, or "channel" where it is unknown.
         include, exclude: as in `fst.convert`: patterns on names, of the layer ("layer1", with all
             that is below) or of the parameter ("layer1.*.weight"); of a model, types of layers too.
         min_coverage: the report is not ok if its ``coverage`` is less (0 to 1).

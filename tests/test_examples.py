@@ -14,6 +14,50 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
+    for library in ("torchvision", "onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(library)
+    found = re.search(
+        r"```python\n(.*?)```.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    assert found
+    code, shown = found.groups()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in shown.splitlines():
+        expected = ".*".join(map(re.escape, line.split("...")))
+        assert re.search(f"^{expected}", done.stdout, re.MULTILINE), line
+
+
+def test_a_rule_outside_the_package_trains_by_a_config(tmp_path: Path) -> None:
+    """The first two blocks of CONTRIBUTING.md are the module and the config."""
+    pytest.importorskip("mmengine")
+    module, config = re.findall(
+        r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S
+    )[:2]
+    (tmp_path / "my_rules.py").write_text(module)
+    (tmp_path / "mine.py").write_text(config)
+    quick = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
+    done = subprocess.run(
+        [sys.executable, "-m", "fst", "train", "mine.py", "--cfg-options", *quick],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every_other [output: EveryOther(" in done.stdout
+    assert (tmp_path / "work_dirs" / "mine" / "epoch_1.pth").is_file()
+
+
 @pytest.mark.parametrize("strategy", ["fst", "dense"])
 def test_own_loop_learns_and_folds(strategy: str) -> None:
     command = [sys.executable, "examples/own_loop.py", "--strategy", strategy, "--epochs", "3"]

@@ -9,7 +9,8 @@ None of these programs is run by FST's tests: there is no GPU. Sources:
   layers; in half precision rows and columns must be multiples of 32 and 64 (CUTLASS) or of 16
   (cuSPARSELt): `_DTYPE_SHAPE_CONSTRAINTS` in torch/sparse/semi_structured.py of torch 2.11.
 - OpenVINO: `CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE` packs weights of matrix multiplications alone,
-  whatever their zeros (docs.openvino.ai, "Intel CPU specific properties").
+  of models quantised to int8, with Intel AMX, channels in multiples of 64, and a share of zeros
+  above the rate that is set (docs.openvino.ai, "CPU device", "Sparse weights decompression").
 """
 
 from __future__ import annotations
@@ -48,4 +49,8 @@ def openvino(shape: tuple[int, ...], density: float) -> str:
     """What OpenVINO's CPU plugin does with a weight."""
     if len(shape) != 2:
         return "no: linear layers only"
-    return f"packs {100 * (1 - density):.0f} % zeros" if density < 1 else "no: no zeros"
+    if density == 1:
+        return "no: no zeros"
+    if shape[0] % 64 or shape[1] % 64:
+        return "no: not multiples of 64"
+    return f"{100 * (1 - density):.0f} % zeros, if int8 on AMX"

@@ -59,14 +59,14 @@ class ExportedWeight:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export` wrote; ``str()`` is a table of weights and who can use them.
+    """Report of `export`; ``str()`` is a table of weights and of programs that can use them.
 
     Attributes:
         difference: largest difference between an output of the file and the model's, relative to
             the largest value of that output; None where the file was not run.
         not_finite: values of the model's outputs that are infinite or NaN, as the file's are.
-        optimised: the same difference where the program that runs the file changes it first, if
-            that one is large: the fault is the program's, and ``difference`` that without it.
+        optimised: the difference after the optimisations of the program that runs the file, if
+            they make it large. Then the fault is the program's, and ``difference`` is without them.
         changed: layers of which the file has the plain kind, because their own would compute
             another weight from the folded one; "" if there are none.
     """

@@ -66,7 +66,7 @@ class Alternating(Rule):
         return tuple(p for p in found if p.row < height and p.column < width)
 
     def leaves_dense(self, height: int, width: int) -> bool:
-        """Where no pair fits, as in a map that is one column."""
+        """True where no pair fits, as in a map that is one column."""
         if self.block == (1, 2) and self.pairing == "row":
             return width == 1
         return height == 1 if self.block == (2, 1) else height * width == 1

@@ -17,7 +17,7 @@ LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling lea
 
 @dataclass(frozen=True)
 class WholeGradient(Rule):
-    """What `TopK` and `Reuse` share: grad_output, and the share of it that is kept.
+    """A rule of grad_output that keeps a share of it: the base of `TopK` and `Reuse`.
 
     Attributes:
         density: 0 < density <= 1.

@@ -111,7 +111,7 @@ class Rule:
         return None
 
     def leaves_dense(self, height: int, width: int) -> bool:
-        """Whether grad_weight of a layer with such an output map is left as it is."""
+        """Whether grad_weight stays dense in a layer with such an output map."""
         return False
 
     def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:

@@ -33,14 +33,14 @@ class Remembered(Protocol):
 
 
 class PrunedLayer(Protocol):
-    """What a schedule may touch of a converted layer; its rules are in ``strategy``."""
+    """The part of a converted layer that a schedule may touch; its rules are in ``strategy``."""
 
     weight: Tensor
     strategy: Any  # a Strategy, whose module imports this one
 
     @property
     def state(self) -> Remembered:
-        """What holds from step to step."""
+        """The state that holds from step to step."""
 
     @property
     def conv_groups(self) -> int:
@@ -156,14 +156,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens around optimizer steps to the layers that share a strategy.
+    """Acts around optimizer steps on the layers that share a strategy.
 
     `step` counts the steps of the optimizer, so it is 1 in the first `before_update`. It stands
     still where a GradScaler skips a step.
 
     Attributes:
         acts_at_steps: whether it works at the optimizer's steps, so that `fst.attach` is needed.
-        needs: the arguments of `fst.attach` that it cannot do without.
+        needs: the arguments of `fst.attach` that the schedule requires.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
         removes_channels: whether the model gets smaller; Parameters are then replaced.
         draws_masks: whether it draws masks at random.
@@ -200,11 +200,11 @@ class Schedule:
         """After each training call of a layer; not in compiled code."""
 
     def measure(self, layer: PrunedLayer) -> dict[str, Tensor]:
-        """Scalars for the log by name, over the time since this was last asked."""
+        """Scalars for the log by name, over the time since the last call."""
         return {}
 
     def remark(self, layer: PrunedLayer, gemm: str) -> str:
-        """What the report says of a GEMM that is dense, instead of its usual reason."""
+        """The report's reason for a GEMM that is dense; empty: the usual reason."""
         return ""
 
 

@@ -132,7 +132,7 @@ class Strategy:
 
     @cached_property
     def only_samples(self) -> bool:
-        """Whether the strategy is dense but for a number of positions that it keeps."""
+        """Whether the strategy draws a fixed number of positions, and is dense in all else."""
         rules = (self.grad_input, self.grad_weight)
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(
@@ -175,7 +175,7 @@ class Strategy:
 
     @property
     def remembers_batches(self) -> bool:
-        """Whether layers remember something of batches, which is not the same on all ranks."""
+        """Whether layers remember something of their batches, which differ between ranks."""
         counts = self.schedule is not None and not self.schedule.acts_at_steps
         return self.has_memory or counts
 

@@ -46,7 +46,7 @@ class FewerDenseGroups(Phases):
         one_of("decline", self.decline, DECLINES)
 
     def share(self, progress: float) -> float:
-        """Of the dense groups, for a progress of the ramp from 0 to 1."""
+        """Share of the dense groups, for a progress of the ramp from 0 to 1."""
         if progress >= 1:
             return 0.0
         if self.decline == "cos":

@@ -103,7 +103,7 @@ class DropAndGrow(HeldMasks):
         run.skip_update()
 
     def replace(self, layer: PrunedLayer, fraction: float) -> None:
-        """Drop a share of the connections by magnitude, grow as many by that of the gradient."""
+        """Drop the smallest share of the connections; grow as many by the gradient's magnitude."""
         weight, mask = layer.weight_as_conv().detach(), layer.state.kept_mask
         assert mask is not None  # kept from `start` on
         gradient = layer.gradient_as_conv()

@@ -31,11 +31,11 @@ def sampled(
 ) -> Strategy:
     """Y = W·X, dX = Wᵀ·dY, dW from half of the output positions, exact in the mean.
 
-    A dense model that trains with fewer multiply-adds. ``keep`` is the share of the positions that
-    dW takes: 0.5 unless ``noise`` is given. ``noise`` instead is the share of the gradient's
-    variance that the draw may add: each layer then chooses its share at each step.
-    ``grad_input`` is the share that dX takes; None leaves dX exact. Where it equals ``keep``, one
-    list of positions serves both.
+    The model stays dense and trains with fewer multiply-adds. ``keep`` is the share of the
+    positions that dW takes, 0.5 unless ``noise`` is given. With ``noise`` each layer chooses its
+    share at each step: the draw adds at most this share of the gradient's variance. ``grad_input``
+    is the share of the positions that dX takes; None leaves dX exact. Where ``grad_input`` equals
+    ``keep``, one list of positions serves both.
     """
     if grad_input is not None:
         check_share("grad_input", grad_input)

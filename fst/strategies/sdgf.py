@@ -1,4 +1,4 @@
-"""SdGf and MdGf: N:M reached step by step, by the pattern or by what the pruned weights count.
+"""SdGf and MdGf: the pattern reaches N:M step by step, or pruned weights count less and less.
 
 Papers: Kao et al., "Training Recipe for N:M Structured Sparsity with Decaying Pruning Mask", 2022
 (arXiv 2209.07617); Bambhaniya et al., "Progressive Gradient Flow for Robust N:M Sparsity Training
@@ -114,7 +114,7 @@ class DecayingPattern(Settling):
 
 @dataclass(frozen=True)
 class DecayingRest(Settling):
-    """What pruned weights count falls from 1 to 0."""
+    """The factor of pruned weights falls from 1 to 0."""
 
     decline: str = "linear"
 

@@ -2,7 +2,7 @@
 
 Paper: Zhou et al., "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch",
 ICLR 2021, Eq. 9. Official code: github.com/NM-sparsity/NM-sparsity (its autograd function adds the
-decay to the gradient; here that waits for the optimizer's step).
+decay to the gradient; here the optimizer's step adds it).
 """
 
 from fst.basics.values import one_of
@@ -25,10 +25,10 @@ def srste(
 ) -> Strategy:
     """Y = S(W)·X, dX = S(W)ᵀ·dY, dW dense + λ(W − S(W)).
 
-    ``backward`` is the weight of dX: "pruned" (S(W)ᵀ, the derivative of Y, as the official code
-    takes it; its groups do not run along dX's reduction axis, so no sparse hardware computes it,
-    and FST's Table 3 counts it as dense) or "dense" (Wᵀ). Layers add the decay where the optimizer
-    steps; `torch.autograd.grad` returns dW without it.
+    ``backward`` names the weight of dX. "pruned" is S(W)ᵀ, the derivative of Y, as in the official
+    code. Its groups do not run along dX's reduction axis, so no sparse hardware computes it, and
+    FST's Table 3 counts it as dense. "dense" is Wᵀ. Layers add the decay where the optimizer steps;
+    `torch.autograd.grad` returns dW without the decay.
     """
     one_of("backward", backward, BACKWARD)
     return Strategy(

@@ -295,7 +295,9 @@ def test_who_can_use_the_zeros():
     assert consumers.torch_semi_structured((10, 512), True) == "no: not multiples of 16"
     assert consumers.torch_semi_structured((64, 64), False) == "no: not 2:4"
     assert consumers.torch_semi_structured((64, 64, 1, 1), True) == "no: linear layers only"
-    assert consumers.openvino((64, 64), 0.5) == "packs 50 % zeros"
+    assert consumers.openvino((64, 64), 0.5) == "50 % zeros, if int8 on AMX"
+    assert consumers.openvino((64, 48), 0.5) == "no: not multiples of 64"
+    assert consumers.openvino((64, 64), 1.0) == "no: no zeros"
 
 
 def test_the_sizes_are_torchs_own():
