@@ -69,7 +69,7 @@ def draw(points: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The script's options."""
-    add_subject(parser, batches=4, batch_size=128, needs_data=True)
+    add_subject(parser, batches=4, batch_size=128)
     add_layers(parser, None)
     parser.add_argument(
         "--checkpoints", nargs="+", default=[], metavar="FILE", help="of later points, in order"
