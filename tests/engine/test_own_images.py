@@ -70,10 +70,9 @@ def test_a_broken_image_is_named_in_one_line(images, config, tmp_path, capsys, s
     with pytest.raises(SystemExit) as stopped:
         cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
     assert stopped.value.code == 2
-    message = capsys.readouterr().err
-    last = message.splitlines()[-1]
-    assert last.startswith(f"error: image {str(broken)!r} cannot be read: "), message
-    assert "Traceback" not in message
+    said, _, message = capsys.readouterr().err.rpartition("error: ")
+    assert message.startswith(f"image {str(broken)!r} cannot be read: "), said
+    assert message.count("\n") == 1
 
 
 def test_outputs_and_topk_follow_the_classes(images, config, tmp_path):
