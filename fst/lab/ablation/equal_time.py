@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.optim import build_optim_wrapper
 from torch.utils.data import DataLoader
 
@@ -101,6 +103,8 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
             path = Path(folder) / f"{name}.py"
             write_config(run.config, path)
             config = load_config(str(path))
+        torch.manual_seed(run.seed)
+        model = build_model(config)  # first: it sets the scope in which data sets are found
         described = config.train_dataloader.to_dict()
         known = next((entry for entry in loaders if entry[0] == described), None)
         if known is None:
@@ -108,16 +112,14 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
             known = (described, loader, itertools.chain.from_iterable(itertools.repeat(loader)))
             loaders.append(known)
         iterations[name] = len(known[1])
-        steps[name] = _step(config, known[2], device, run.seed)
+        steps[name] = _step(config, model.to(device).train(), known[2], run.seed)
     times = compare(steps, ROUNDS, device, WARMUP)
     return EqualTime(baseline, times, iterations, surroundings(device))
 
 
 def _step(
-    config: Any, batches: Iterator[Any], device: torch.device, seed: int
+    config: Config, model: BaseModel, batches: Iterator[Any], seed: int
 ) -> Callable[[], object]:
-    torch.manual_seed(seed)
-    model = build_model(config).to(device).train()
     optimizer = build_optim_wrapper(model, config.optim_wrapper)
     for group in optimizer.param_groups:
         group["lr"] = LEARNING_RATE
