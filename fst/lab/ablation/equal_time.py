@@ -29,6 +29,7 @@ from fst.lab.ablation.grid import Grid
 
 FILE = "equal_time.json"
 ROUNDS = 15
+MOST = 20e3  # milliseconds of the slowest setting, after which no round begins
 WARMUP = 3  # calls before the first round, in which layers choose their backends
 LEARNING_RATE = 1e-6  # no step may change how long the next one takes
 
@@ -113,7 +114,7 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
             loaders.append(known)
         iterations[name] = len(known[1])
         steps[name] = _step(config, model.to(device).train(), known[2], run.seed)
-    times = compare(steps, ROUNDS, device, WARMUP)
+    times = compare(steps, ROUNDS, device, WARMUP, MOST)
     return EqualTime(baseline, times, iterations, surroundings(device))
 
 
