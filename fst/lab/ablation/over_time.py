@@ -54,8 +54,8 @@ def _table(results: Results, times: EqualTime, target: float) -> Table:
     caption = (
         f"Every setting had the {_budget(results, times):.0f} s of {label}'s training: as many "
         "whole epochs as fit, its schedule stretched to them. Seconds are steps times the step's "
-        f"time: the median (and quartiles) of up to {ROUNDS} rounds in which all settings take turns, "
-        "loading, augmentation and optimizer included, on "
+        f"time: the median (and quartiles) of up to {ROUNDS} rounds in which all settings take "
+        "turns, loading, augmentation and optimizer included, on "
         f"{times.machine['device']}, {times.machine['threads']} threads, autotuner "
         f"{times.machine['autotuner']}; validation is not counted. The last column: the first of "
         f"about {VALIDATIONS} validations that reaches the mean of {label}'s ends, mean over the "
