@@ -1,4 +1,4 @@
-"""What trained resnet9_srste.pth: a narrow ResNet-9, 10,000 images of CIFAR-10, 10 epochs, seed 0."""
+"""What trained resnet9_srste.pth: 10 epochs on 10,000 images of CIFAR-10."""
 
 _base_ = "fst::configs/cifar10_subset.py"
 
