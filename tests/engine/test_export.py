@@ -25,7 +25,7 @@ def test_a_run_is_exported(train, write_config, tmp_path, capsys):
         assert main([config, source, str(out), "--size", "16"]) == 0
         said = capsys.readouterr().out
         assert "images: grey, (x - [78.0]) / [96.0], x in 0..255" in said
-        assert "of 3 weights 1 are 2:4, 1 exempt, 1 not pruned to N:M" in said
+        assert "of 3 weights 1 is 2:4, 1 exempt, 1 not pruned to N:M" in said
         assert fst.verify(out).ok and len(fst.verify(out).layers) == 2
         file = onnx.load(out)
         held = {entry.key: json.loads(entry.value) for entry in file.metadata_props}

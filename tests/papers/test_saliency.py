@@ -15,6 +15,7 @@ from torch import nn
 
 import fst
 from fst.rules.nm import NM
+from tests.strategy_settings import SHIPPED
 
 
 def net():
@@ -113,7 +114,7 @@ def test_reference_forward_or_dense(batches):
         saliency(net(), loss, batches, approximation, reference="own")
 
 
-@pytest.mark.parametrize("name", fst.list_strategies())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_strategy_can_be_measured(name, batches):
     """Schedules, kept masks and random rules included; the model itself stays as it is."""
     model = net().train()
