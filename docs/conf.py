@@ -46,6 +46,7 @@ nitpick_ignore = [
     ("py:class", "Inputs"),
     ("py:class", "Contestant"),
     ("py:class", "Geometry"),
+    ("py:class", "Candidates"),
     ("py:class", "fst.backends.timing.Samples"),
     ("py:class", "fst.layers.coverage.Coverage"),
 ]

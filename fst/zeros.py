@@ -57,7 +57,8 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
     Args:
         plain: a folded model, or any with zeros; its convolutions' and linear layers' weights are
             held.
-        include: which weights, by name, such as "layer1" with all below it or "*.conv1.weight".
+        include: which weights, by name, such as ``"layer1"`` with all below it or
+            ``"*.conv1.weight"``.
 
     Returns:
         A handle with the masks and ``remove()``.
