@@ -370,10 +370,7 @@ def _case(*values: Any, always: bool) -> object:
 
 
 def of_each_kind(rows: Sequence[Setting]) -> list[object]:
-    """The rows as cases of a test; those not in ``KINDS`` are marked `exhaustive`.
-
-    For tests in which the amounts cannot matter.
-    """
+    """Cases of a test in which amounts cannot matter; rows not in ``KINDS`` are `exhaustive`."""
     return [_case(row, always=row in KINDS) for row in rows]
 
 

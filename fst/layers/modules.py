@@ -6,6 +6,7 @@ references held elsewhere stay valid.
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import weakref
@@ -75,8 +76,9 @@ class SparseLayer(PrunableWeight):
             return self.dense_class.forward(self, input)
         return self._sparse_forward(input, key)
 
+    @abc.abstractmethod
     def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
-        raise NotImplementedError
+        """What the class computes by `_call`; shapes as the dense layer's."""
 
     def _call(
         self, input: Tensor, where: Window = (1, 0, 1), key: ExactKey | None = None
