@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from fst.basics.arguments import silent_when_unread, user_errors
@@ -16,6 +15,7 @@ from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
 from fst.command_lines import analyze, lab, training
+from fst.command_lines.paths import check_out, check_read
 
 
 class Command(NamedTuple):
@@ -65,6 +65,8 @@ COMMANDS = {
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "Warning: The bbox is out of bounds",  # a drawn box ends at the border
+    "Warning: The polygon is out of bounds",
 )
 EPILOG = """\
 fst COMMAND --help explains a command. Training on several GPUs:
@@ -94,21 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
         if command.parser is not None:
-            _check_paths(command.parser().parse_args(rest))
+            given = command.parser().parse_args(rest)
+            check_read(given)
+            if name in ("fold", "export"):
+                check_out(given.out, given.checkpoint)
         module = importlib.import_module(command.module)
     with silent_when_unread(), _without_noise():
         return getattr(module, command.function)(rest)
-
-
-def _check_paths(given: argparse.Namespace) -> None:
-    """Raise FileNotFoundError before the imports, which take seconds, if a file is not there.
-
-    Names of packages' configs and addresses of checkpoints are looked up later.
-    """
-    for kind in ("config", "checkpoint"):
-        path = getattr(given, kind, None) or "::"
-        if "::" not in path and "://" not in path and not Path(path).expanduser().is_file():
-            raise FileNotFoundError(f"{kind} {path!r} does not exist or is no file.")
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import fst
 from fst import cli
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.command_lines import analyze
+from fst.command_lines.paths import config_path, packaged_configs
 from fst.engine.config import load_config
-from fst.engine.packaged import config_path, packaged_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 DOORS = sorted((ROOT / "tools").glob("*.py"))
@@ -214,6 +214,21 @@ def test_every_command_imports():
             f"config {str(ROOT)!r} does not exist or is",
         ),
         (["verify", "absent.onnx"], "'absent.onnx' does not exist or is no file."),
+        (["ablate", "absent.yaml"], "grid 'absent.yaml' does not exist"),
+        (["ablate", "fst::configs/ablation/absent"], "'fst::configs/ablation/absent' is no config"),
+        (["analyze", "macs", "fst::configs/demo_digits.py", "absent.py"], "config 'absent.py'"),
+        (["analyze", "decay", "absent.py"], "config 'absent.py' does not exist"),
+        (["bench", "--model", "absent.py"], "config 'absent.py' does not exist"),
+        (["configs", "show", "absent.py"], "config 'absent.py' does not exist"),
+        (
+            ["train", "fst::configs/demo_digits", "--resume", "absent.pth"],
+            "checkpoint 'absent.pth'",
+        ),
+        (
+            ["fold", "README.md", "README.md", "absent/o.pth"],
+            "the folder of OUT=",
+        ),
+        (["export", "README.md", "README.md", "README.md"], "OUT='README.md' is the checkpoint"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from fst.detection.annotations import read_coco
 
-SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+VALIDATION = ("val", "valid", "validation")
+SPLITS = {"train": ("train",), "val": VALIDATION, "test": ("test", *VALIDATION)}
 COCO_FILES = (
     "{split}.json",
     "annotations/{split}.json",
@@ -23,7 +24,7 @@ VOC_ANNOTATIONS = ("Annotations", "annotations")
 
 
 def find_split(dataset: Any, split: str, layout: str) -> None:
-    """Point a data set's config to the files of its split, if its own ``ann_file`` does not exist.
+    """Point a data set's config to the files and folders of its split, where its own do not exist.
 
     Args:
         dataset: The config, with ``data_root``; changed in place where another layout is found.
@@ -31,13 +32,31 @@ def find_split(dataset: Any, split: str, layout: str) -> None:
         layout: "voc" or "coco".
     """
     root = dataset.get("data_root") or ""
-    if "://" in root or osp.isfile(osp.join(root, dataset.get("ann_file") or "")):
+    if "://" in root:
+        return
+    if osp.isfile(osp.join(root, dataset.get("ann_file") or "")):
+        _find_folders(dataset, root, split, layout)
         return
     for name in SPLITS[split]:
         found = _voc(root, name) if layout == "voc" else _coco(root, name)
         if found is not None:
             dataset.update(found)
             return
+
+
+def _find_folders(dataset: Any, root: str, split: str, layout: str) -> None:
+    """Replace the folders of an existing ``ann_file`` that do not exist."""
+    prefix = dataset.get("data_prefix") or {}
+    if layout == "coco":
+        if not osp.isdir(osp.join(root, prefix.get("img") or "")):
+            folder = _image_folder(root, dataset["ann_file"], split, prefix["img"])
+            dataset["data_prefix"] = {**prefix, "img": folder}
+        return
+    base = osp.join(root, prefix.get("sub_data_root") or "")
+    for key, names in (("img_subdir", VOC_IMAGES), ("ann_subdir", VOC_ANNOTATIONS)):
+        given = dataset.get(key) or names[0]
+        if not osp.isdir(osp.join(base, given)):
+            dataset[key] = _folder(base, (given, *names))
 
 
 def _voc(root: str, split: str) -> dict[str, Any] | None:
@@ -66,8 +85,8 @@ def _coco(root: str, split: str) -> dict[str, Any] | None:
     return None
 
 
-def _image_folder(root: str, file: str, split: str) -> str:
-    """The folder that holds the first image of an annotation file; "" where none does."""
+def _image_folder(root: str, file: str, split: str, otherwise: str = "") -> str:
+    """The folder that holds the first image of an annotation file."""
     names = (
         image.get("file_name")
         for image in read_coco(osp.join(root, file))["images"]
@@ -75,4 +94,4 @@ def _image_folder(root: str, file: str, split: str) -> str:
     )
     first = str(next(names, ""))
     folders = [osp.dirname(file), *(folder.format(split=split) for folder in COCO_IMAGES)]
-    return next((f for f in folders if osp.isfile(osp.join(root, f, first))), "")
+    return next((f for f in folders if osp.isfile(osp.join(root, f, first))), otherwise)

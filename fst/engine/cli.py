@@ -18,7 +18,6 @@ from fst.basics.arguments import user_errors
 from fst.checkpoint import save_atomically
 from fst.command_lines import training as command_lines
 from fst.command_lines.training import NEWEST
-from fst.engine.arguments import check_out
 from fst.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
@@ -157,7 +156,6 @@ def fold(argv: Sequence[str] | None = None) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
     arguments = command_lines.fold().parse_args(argv)
     with user_errors(arguments):
-        check_out(arguments.out, arguments.checkpoint)
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         if config.get("sparsity") is None:
             raise ValueError(

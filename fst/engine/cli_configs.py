@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from fst.basics.arguments import user_errors
 from fst.command_lines import training as command_lines
+from fst.command_lines.paths import packaged_configs
 from fst.engine.config import load_config
-from fst.engine.packaged import copy_configs, packaged_configs
+from fst.engine.packaged import copy_configs
 
 
 def main(argv: Sequence[str] | None = None) -> int:

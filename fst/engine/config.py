@@ -13,9 +13,10 @@ from mmengine.config import Config
 
 from fst.basics.text import nearest
 from fst.basics.values import is_integer
+from fst.command_lines.paths import config_path
 from fst.engine import data_root
 from fst.engine.hooks import SparsityHook
-from fst.engine.packaged import config_path, drop_scope
+from fst.engine.packaged import drop_scope
 from fst.rules.strategy import Strategy
 
 KNOWN_KEYS = frozenset(

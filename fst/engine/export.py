@@ -15,7 +15,6 @@ import fst
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely, replacing, trained_classes
 from fst.command_lines import training as command_lines
-from fst.engine.arguments import check_out
 from fst.engine.classifier import Classifier
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
@@ -29,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.size and len(arguments.size) > 2:
         parser.error(f"argument --size: {arguments.size} is not one number or two")
     with user_errors(arguments):
-        check_out(arguments.out, arguments.checkpoint)
         if format_of(Path(arguments.out)).computes and not arguments.size:
             raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)

@@ -21,10 +21,10 @@ from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
+from fst.command_lines.paths import config_path
 from fst.conversion import fold
 from fst.engine.checkpoint import newest_checkpoint
 from fst.engine.model import sparse_root
-from fst.engine.packaged import config_path
 from fst.environment import cores, machine, versions
 from fst.lab.ablation.configs import make_runs
 from fst.lab.ablation.folders import RunFolder

@@ -41,6 +41,25 @@ def coco_annotations_and_images(root):
     (root / "JPEGImages").rename(root / "images")
 
 
+def coco_with_images_by_split(root):
+    for split in ("train", "val"):
+        (root / split).mkdir()
+        for image in json.loads((root / f"{split}.json").read_text())["images"]:
+            shutil.move(root / "JPEGImages" / image["file_name"], root / split)
+    shutil.rmtree(root / "JPEGImages")
+
+
+def coco_with_images_beside(root):
+    for image in (root / "JPEGImages").iterdir():
+        shutil.move(image, root)
+    (root / "JPEGImages").rmdir()
+
+
+def voc_renamed_folders(root):
+    (root / "JPEGImages").rename(root / "images")
+    (root / "Annotations").rename(root / "annotations")
+
+
 def voc_devkit(root):
     folder = root / "VOCdevkit" / "VOC2012"
     folder.mkdir(parents=True)
@@ -64,6 +83,9 @@ def voc_small_letters(root):
         ("_coco", coco_2017),
         ("_coco", coco_in_folders),
         ("_coco", coco_annotations_and_images),
+        ("_coco", coco_with_images_by_split),
+        ("_coco", coco_with_images_beside),
+        ("", voc_renamed_folders),
         ("", voc_devkit),
         ("", voc_small_letters),
     ],
@@ -75,7 +97,7 @@ def test_layouts_are_found(own_drawn, suffix, arrange):
     arrange(own_drawn)
     config = load_config(CONFIG.format(suffix), {"data_root": str(own_drawn)})
     assert sorted(config.classes) == sorted(toy.CLASSES)
-    for name, count in (("train", toy.TRAIN), ("val", toy.VAL)):
+    for name, count in (("train", toy.TRAIN), ("val", toy.VAL), ("test", toy.VAL)):
         dataset = DATASETS.build(config[f"{name}_dataloader"].dataset)
         assert len(dataset) == count and dataset[0]["inputs"].shape[0] == 3
 

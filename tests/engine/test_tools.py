@@ -19,9 +19,9 @@ import fst.models
 from fst import commands
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
+from fst.cli import main
 from fst.engine import Runner, cli
 from fst.engine.config import load_config
-from fst.engine.export import main as export
 from fst.lab import demo
 from fst.lab.ablation.cli import main as ablate
 from fst.lab.analysis.cli import main as analyze
@@ -116,13 +116,14 @@ def error_of(capsys, command, arguments):
     return lines[0]
 
 
-@pytest.mark.parametrize("command", [cli.fold, export])
+@pytest.mark.parametrize("command", ["fold", "export"])
 def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, capsys, command):
     checkpoint, folder = tmp_path / "epoch_1.pth", tmp_path / "folder"
     checkpoint.write_bytes(b"trained for days")
     folder.mkdir()
     for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
-        assert message in error_of(capsys, command, [write_config(), checkpoint, out])
+        arguments = [command, write_config(), checkpoint, out]
+        assert message in error_of(capsys, main, arguments)
     assert checkpoint.read_bytes() == b"trained for days"
     assert not list(tmp_path.glob(".fst-*"))
 

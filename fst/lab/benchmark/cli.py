@@ -31,6 +31,7 @@ from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.command_lines.options import DTYPES
+from fst.command_lines.paths import check_read
 from fst.environment import surroundings
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; exit status 130 if it was stopped."""
     options = parser().parse_args(arguments)
     with user_errors(options):
+        if is_config(options.model):
+            check_read(argparse.Namespace(config=options.model))
         return _benchmark(options, arguments)
 
 
