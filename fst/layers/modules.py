@@ -30,6 +30,7 @@ from fst.ops.conv import Call, ExactKey, convolve_pruned, exact_key, linear_as_c
 from fst.rules.strategy import Strategy
 
 Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
+STEP = "fst.step"  # in the metadata of a state_dict
 _LIVING: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
 
 
@@ -173,11 +174,23 @@ class SparseLayer(PrunableWeight):
         super().__setstate__(state)
         _LIVING[self] = None
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """As the dense layer; the metadata, which `torch.save` keeps, say how far training is."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {})
+        metadata.setdefault(prefix.removesuffix("."), {})[STEP] = self.state.step
+
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.passing.has_loaded_weight |= f"{prefix}weight" in state_dict
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        if f"{prefix}weight" in state_dict:
+            self.passing.loaded_step = local_metadata.get(STEP, 0)
 
     def _replicate_for_data_parallel(self) -> SparseLayer:
         replica = super()._replicate_for_data_parallel()

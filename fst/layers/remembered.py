@@ -104,7 +104,8 @@ class PassingState:
         frozen_block: the last block of `fst.frozen` that the layer was in.
         exact: the calls whose backward pass is faster exactly (`fst.ops.conv.exact_key`).
         decisions: operation -> which backend computed it last, and why.
-        has_loaded_weight: whether `load_state_dict` has set the weight since the last step.
+        loaded_step: the step in which the weight was saved that `load_state_dict` has set since the
+            last step; 0 if the state_dict does not say, None if it has set none.
         has_loaded_state: whether `fst.load_sparsity_state` has set the state since then.
     """
 
@@ -116,7 +117,7 @@ class PassingState:
     frozen_block: FrozenBlock | None = None
     exact: set[tuple[Any, ...]] = field(default_factory=set)
     decisions: dispatch.Record = field(default_factory=dict)
-    has_loaded_weight: bool = False
+    loaded_step: int | None = None
     has_loaded_state: bool = False
 
     @property

@@ -98,18 +98,21 @@ def _before_step(
 def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
     """Warn where a training goes on with loaded weights, but without what layers remember.
 
-    It goes on where steps were counted, or the optimizer has a state of the weight before its
-    first one; a training that begins with loaded weights has nothing to remember.
+    It goes on where steps were counted, here or by the layer whose weight was loaded, or where the
+    optimizer has a state of the weight before its first step. A training that begins with the
+    weights of a dense model has nothing to remember.
     """
     lost = [
         layer
         for layer in layers
-        if layer.passing.has_loaded_weight and not layer.passing.has_loaded_state
+        if layer.passing.loaded_step is not None and not layer.passing.has_loaded_state
         if layer.strategy.keeps_masks or layer.strategy.has_memory
-        if layer.state.step or optimizer.state.get(layer.stored_weight())
+        if layer.passing.loaded_step
+        or layer.state.step
+        or optimizer.state.get(layer.stored_weight())
     ]
     for layer in layers:
-        layer.passing.has_loaded_weight = layer.passing.has_loaded_state = False
+        layer.passing.loaded_step, layer.passing.has_loaded_state = None, False
     if lost:
         what = "masks" if lost[0].strategy.keeps_masks else "gradients of the last step"
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -196,6 +196,8 @@ class SparsityHook(Hook):
         wrappers = built_wrappers(runner.optim_wrapper)
         if not runner._resume and wrappers:
             self._check_fit(runner, state_dict_of(checkpoint))
+            for layer in self._layers.values():
+                layer.passing.has_loaded_state = True  # a new training, which needs no warning
             return
         if state is None:
             runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
