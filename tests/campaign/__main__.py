@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import sys
@@ -127,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kills.COUNT = arguments.kills / arguments.scale
         again += f" --kills {arguments.kills}"
     torch.set_num_threads(1)
+    os.environ["FST_AUTOTUNE"] = "0"  # what samples is compared, also where exact is faster here
     cases = {kind: cases_of(kind, arguments.scale) for kind in arguments.kinds}
     if arguments.only:
         chosen = {k: [c for c in v if fnmatch(c[0], arguments.only)] for k, v in cases.items()}

@@ -75,6 +75,12 @@ def test_a_stale_weight_is_seen_and_told(monkeypatch, tmp_path, capsys):
     assert campaign.main(["--only", "weights/new-parameter-0"]) == 0
 
 
+def test_calls_that_sample_are_compared_without_a_setting_of_the_environment(monkeypatch):
+    """A call is not replaced by an exact one where that is faster on this machine."""
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    assert campaign.main(["--kinds", "op", "--scale", "0.2"]) == 0
+
+
 @contextmanager
 def _beside(path):
     """A file of a fixed name, which may be a user's."""
