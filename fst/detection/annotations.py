@@ -229,8 +229,9 @@ def fault_of_annotation(annotation: Any) -> str:
         return f"bbox={shortened(annotation.get('bbox'))} is not four numbers"
     if annotation.get("area") is not None and not _is_finite(annotation["area"]):
         return f"area={shortened(annotation['area'])} is no number"
-    if annotation.get("iscrowd") not in (None, 0, 1):
-        return f"iscrowd={shortened(annotation['iscrowd'])} is neither 0 nor 1"
+    for key in ("iscrowd", "ignore"):
+        if annotation.get(key) not in (None, 0, 1):
+            return f"{key}={shortened(annotation[key])} is neither 0 nor 1"
     if not _is_segmentation(annotation.get("segmentation")):
         return f"segmentation={shortened(annotation['segmentation'])} is no polygons and no RLE"
     return ""

@@ -152,6 +152,12 @@ def test_coco_files(own_drawn, content, expected):
             8,
         ),
         (
+            lambda c: c["annotations"][0].update(ignore="x"),
+            Kind.MALFORMED,
+            "annotation 1 of drawn_000.jpg: ignore='x' is neither 0 nor 1",
+            8,
+        ),
+        (
             lambda c: c["annotations"][0].update(segmentation={"counts": 1}),
             Kind.MALFORMED,
             "segmentation={'counts': 1} is no polygons and no RLE",
