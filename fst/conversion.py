@@ -6,7 +6,9 @@ import copy
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,8 +96,9 @@ def convert(
         patterns: name pattern -> "n:m", for layers whose weights have another N:M than the
             strategy's (`fst.patterns` makes them for a budget). The last pattern that matches
             counts.
-        example_input: one batch (N, ...), or a tuple of inputs, for the multiply-adds in the
-            report: the model runs on it once, dense, in eval mode.
+        example_input: one batch (N, ...), or a tuple of inputs, for the report: its multiply-adds,
+            and layers whose maps are too small to be pruned. The model runs on it once, dense, in
+            eval mode.
         options: of the strategy, where it is given by its name, as `fst.get_strategy` takes them:
             ``fst.convert(model, "srste", decay=1e-3)``.
 
@@ -128,15 +131,40 @@ def convert(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
-    counted = None if example_input is None else multiply_adds(model, example_input)
+    maps: dict[str, set[tuple[int, int]]] = {name: set() for name in modules}
+    counted = None
+    if example_input is not None:
+        with _noting_maps(modules, maps):
+            counted = multiply_adds(model, example_input)
     for name, module in modules.items():
         drop_note(module)
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
-        report.layers.append(describe_layer(layer))
+        report.layers.append(describe_layer(layer, maps[name]))
     report.covered = coverage_of(model, report.skipped, counted)
     device = next(iter(sparse_layers(model).values())).weight.device.type
     report.notes = notes_on_speed(strategy, report.layers, device)
     return report
+
+
+@contextmanager
+def _noting_maps(
+    modules: Mapping[str, nn.Module], maps: Mapping[str, set[tuple[int, int]]]
+) -> Iterator[None]:
+    """Within, ``maps`` gets the heights and widths of what convolutions compute."""
+
+    def note(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        maps[name].add((output.shape[-2], output.shape[-1]))
+
+    hooks = [
+        module.register_forward_hook(partial(note, name))
+        for name, module in modules.items()
+        if not isinstance(module, nn.Linear)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def choose(

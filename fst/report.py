@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class GemmReport(NamedTuple):
     Attributes:
         mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
             is saved), "accelerated" (fewer multiply-adds are done), "may be accelerated" (the first
-            step measures whether that is faster) or "not computed".
+            step tells) or "not computed".
         rule: what is pruned; "" where dense.
         reason: why it is so.
         decision: which backend computed it last, and why; None before that, and where there is
@@ -210,16 +210,20 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}
 
 
-def describe_layer(layer: SparseLayer) -> LayerReport:
+def describe_layer(layer: SparseLayer, maps: Collection[tuple[int, int]] = ()) -> LayerReport:
     """Per GEMM of a converted layer: dense, simulated or accelerated, and why.
 
     Whether grad_input is computed depends on the model's input, see `fst.lab.analysis`.
+
+    Args:
+        layer: before a step or after it, which tells more.
+        maps: heights and widths of its output, where they are known before a step.
     """
-    gemms = {gemm: _describe(layer, gemm) for gemm in GEMMS}
+    gemms = {gemm: _describe(layer, gemm, maps) for gemm in GEMMS}
     return LayerReport(layer.layer_name, tuple(layer.weight.shape), gemms)
 
 
-def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
+def _describe(layer: SparseLayer, gemm: str, maps: Collection[tuple[int, int]]) -> GemmReport:
     strategy, decision = layer.strategy, layer.passing.decisions.get(gemm)
     rule, schedule = strategy.rule(gemm), strategy.schedule
     if gemm == "grad_weight" and not layer.weight.requires_grad:
@@ -227,6 +231,12 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     if rule is None:
         remark = schedule.remark(layer, gemm) if schedule else ""
         report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
+    elif rule.acceleration and decision is None and not maps:
+        reason = f"{rule.acceleration}, unless the output map is too small"
+        report = GemmReport(MAY_BE, str(rule), reason)
+    elif maps and all(rule.leaves_dense(*size) for size in maps):
+        sizes = ", ".join(sorted({f"{height}x{width}" for height, width in maps}))
+        report = GemmReport("dense", str(rule), f"the output map is {sizes}")
     elif rule.acceleration:
         report = GemmReport("accelerated", str(rule), rule.acceleration)
     elif rule.samples:

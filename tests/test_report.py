@@ -29,14 +29,47 @@ def test_a_long_report_is_summed_up_by_module():
     lines = text.splitlines()
     assert f"{LONG + 2} converted, 1 skipped" in lines[0]
     cells = [line.split() for line in lines]
-    counts = f"{LONG} 0 {LONG} simulated {LONG} simulated {LONG - 1} accelerated, 1 not computed"
+    counts = (
+        f"{LONG} 0 {LONG} simulated {LONG} simulated {LONG - 1} may be accelerated, 1 not computed"
+    )
     assert ["backbone", *counts.split()] in cells
-    assert ["head", "1", "1", "1", "simulated", "1", "simulated", "1", "accelerated"] in cells
+    assert [
+        "head",
+        "1",
+        "1",
+        "1",
+        "simulated",
+        "1",
+        "simulated",
+        "1",
+        "may",
+        "be",
+        "accelerated",
+    ] in cells
     assert ["backbone.0", "8x8x3x3", "simulated", "simulated", "not", "computed"] in cells
-    merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated accelerated"
+    merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated may be accelerated"
     assert merged.split() in cells
     assert "not computed: the weight needs no gradient" in lines
     assert len(lines) < LONG
+
+
+def test_what_is_said_before_a_step_is_what_runs_in_it():
+    """Without an input nobody knows the maps: "may be" then; a map of one position stays dense."""
+
+    def model():
+        return nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, stride=4))
+
+    def modes(reports):
+        return [report.gemms["grad_weight"].mode for report in reports]
+
+    images = torch.randn(2, 8, 6, 6)
+    assert modes(fst.convert(model(), "fst").layers) == ["may be accelerated"] * 2
+    net = model()
+    report = fst.convert(net, "fst", example_input=images)
+    assert modes(report.layers) == ["accelerated", "dense"]
+    assert "dense: the output map is 1x1" in str(report)
+    net(images).sum().backward()
+    assert modes(map(describe_layer, net)) == ["accelerated", "dense"]
 
 
 def test_a_short_report_names_every_layer():
