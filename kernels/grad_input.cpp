@@ -18,6 +18,7 @@ namespace {
 using namespace fst;
 
 constexpr int64_t CHUNK = 512;  // positions that are packed at a time
+constexpr int64_t AHEAD = 8;    // positions from the one that is packed to what is fetched
 constexpr int DEEP = V == 16 ? 12 : ROWS;  // rows of a tile
 
 // to[m][0:N*V] += sum over c of y[c / V][m][c % V] * w[c][0:N*V], for each row m that is not null.
@@ -100,19 +101,22 @@ struct GradInput {
   // Positions [begin, end) of the list, of one group's channels.
   void pack_positions(int64_t begin, int64_t end, int64_t group, float* packed) const {
     const Int* from = grad_output + group * out * of_output.of_channel;
+    const int64_t step = of_output.of_channel;
     for (int64_t k = begin; k < parts(end - begin, DEEP) * DEEP + begin; ++k) {
-      float* to = packed + (k - begin) / DEEP * DEEP * wide_out() + (k - begin) % DEEP * V;
+      const int64_t place = k - begin;
+      float* __restrict to = packed + place / DEEP * DEEP * wide_out() + place % DEEP * V;
       const Int* row = k < end ? from + of_output.offset(index[k]) : nullptr;
+      const Int* later = k + AHEAD < end ? from + of_output.offset(index[k + AHEAD]) : row;
+      const float factor = k < end ? scale[k] : 0.0f;
       for (int64_t c = 0; c < out; c += V, to += DEEP * V) {
         const int64_t some = std::min<int64_t>(V, out - c);
         if (!row) {
           std::fill_n(to, V, 0.0f);
-        } else if (of_output.of_channel == 1 && some == V) {
-          for (int64_t i = 0; i < V; ++i) to[i] = T::wide(row[c + i]) * scale[k];
+        } else if (step == 1 && some == V) {
+          __builtin_prefetch(later + c);
+          for (int i = 0; i < V; ++i) to[i] = T::wide(row[c + i]) * factor;
         } else {
-          for (int64_t i = 0; i < some; ++i) {
-            to[i] = T::wide(row[(c + i) * of_output.of_channel]) * scale[k];
-          }
+          for (int64_t i = 0; i < some; ++i) to[i] = T::wide(row[(c + i) * step]) * factor;
         }
       }
     }
