@@ -29,7 +29,7 @@ from tests.ops.test_sampled import At, gradients, scores_of, starts
 from tests.oracle.rules import reference_sample
 
 FEW = 160  # positions whose draws are all enumerated
-SIZES = (32, 64)
+SIZES = (32, 64, 224)
 ONE_SIZE = {  # networks for images of one size, and the option that names it
     "torchvision:vit_b_16": "image_size",
     "timm:vit_small_patch16_224": "img_size",
@@ -46,7 +46,11 @@ STRATEGIES = (
 
 def checks() -> Checks:
     """Draws, their means, promises of noise, resumed and recomputed trainings, networks."""
-    networks = [(f"network-{name}", 1, partial(_check_network, name)) for name in NETWORKS]
+    networks = [
+        (f"network-{name}-{size}", 1, partial(_check_network, name, size))
+        for name in NETWORKS
+        for size in SIZES
+    ]
     return [
         ("draw", 300, _check_draw),
         ("mean", 150, _check_mean),
@@ -247,10 +251,9 @@ def _check_recomputed(draw: random.Random) -> None:
     _assert_equal(plain, recomputed, f"under checkpoint with {plain[0].strategy}")
 
 
-def _check_network(name: str, draw: random.Random) -> None:
+def _check_network(name: str, size: int, draw: random.Random) -> None:
     """Two steps of a known network, each layer choosing its share of the positions."""
     torch.manual_seed(draw.getrandbits(32))
-    size = draw.choice(SIZES)
     given = {ONE_SIZE[name]: size} if name in ONE_SIZE else {}
     net = build_architecture(*source_and_name(name), **given)
     fst.convert(net, Strategy("s", grad_weight=Sampled(keep=None, noise=0.1)), layers="all")
