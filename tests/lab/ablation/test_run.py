@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +188,10 @@ def test_a_metric_that_is_not_logged_fails(write_grid, ablate, capsys):
         (["--only", "dens"], "Did you mean 'dense'"),
         (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
         (["--jobs", "0"], "is not an integer >= 1"),
+        (
+            ["--submit", "slurm"],
+            "no --submit any more: make each run a job of your own",
+        ),
         (["--seeds", "1", "1"], "must be different integers"),
     ],
 )
@@ -205,50 +208,6 @@ def test_a_work_dir_that_is_no_folder(write_grid, ablate, tmp_path, capsys):
         ablate(write_grid())
     assert stop.value.code == 2
     assert "is no folder; name another one with --work-dir" in capsys.readouterr().err
-
-
-@pytest.mark.system
-def test_runs_as_jobs(write_grid, ablate, tmp_path, calls, monkeypatch, capsys):
-    """submitit's own processes on this machine; a job that failed is the run's failure."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    grid = write_grid(seeds=[0], settings={"good": DENSE, "fails": DENSE})
-    submit = ["--submit", "local", "--submit-options", "timeout_min=5", "cpus_per_task=3"]
-    assert ablate(grid, "--jobs", "2", *submit) == 1
-    assert "the loss is <not> [finite]" in capsys.readouterr().out
-    assert results(tmp_path)["settings"]["good"]["runs"]["0"]["accuracy/top1"] == 93.0
-    assert [call["threads"] for call in calls("good")] == ["3"]
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--submit", "slurm"], "slurm"),
-        (["--submit", "local", "--submit-options", "queue=gpu"], "queue"),
-        (["--submit", "local", "--submit-options", "timeout_min=long"], "timeout_min"),
-        (["--submit-options", "timeout_min=5"], "needs --submit"),
-    ],
-)
-def test_jobs_that_cannot_be(write_grid, ablate, tmp_path, capsys, options, message, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
-    with pytest.raises(SystemExit) as stop:
-        ablate(write_grid(), *options)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "work").exists()
-
-
-def test_a_job_that_is_started_again_goes_on(tmp_path, stand_in):
-    submit = pytest.importorskip("fst.lab.ablation.submit")
-    folder = tmp_path / "work" / "dense" / "seed0"
-    folder.mkdir(parents=True)
-    (folder / "config.py").write_text("")
-    command = [sys.executable, str(stand_in), str(folder / "config.py"), "--work-dir", str(folder)]
-    training = submit.Training(command, folder, threads=1)
-    assert training() == 0
-    again = training.checkpoint()
-    assert again.function() == 0
-    calls = [json.loads(line)["argv"] for line in (folder / "calls").read_text().splitlines()]
-    assert calls == [[], ["--resume"]]
 
 
 @pytest.mark.system
