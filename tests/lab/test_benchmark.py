@@ -15,11 +15,12 @@ import fst
 from fst.backends import timing
 from fst.basics.machine import processor
 from fst.lab import benchmark
+from fst.lab.arguments import strategy_of
 from fst.lab.benchmark import breakdown
 from fst.lab.benchmark import cli as tool
 from fst.lab.benchmark.charts import layer_bars
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import strategy_of, time_layers
+from fst.lab.benchmark.run import time_layers
 from fst.ops import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,8 +149,8 @@ def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
     options = "--batch 2 --size 8 12 --repeats 3 --measure steps --strategies fst".split()
     tool.main(["--model", "configs/demo_digits.py", *options, "--out", str(out)])
     report = json.loads(out.with_suffix(".json").read_text())
-    assert report["header"]["config"] == "configs/demo_digits.py"
-    assert report["header"]["size"] == "8x12, padding included"
+    assert report["header"]["model"] == "configs/demo_digits.py"
+    assert report["header"]["size"] == "8x12"
     assert set(report["steps"]["step"]) == {"torch", "fst"} and report["layers"] == []
 
 

@@ -22,7 +22,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,16 +29,11 @@ from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
-from fst.command_lines.options import DTYPES
+from fst.command_lines.options import DTYPES, Size
 from fst.environment import surroundings
-from fst.lab.arguments import command_of
+from fst.lab.arguments import command_of, strategy_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import (
-    from_config,
-    from_name,
-    measure,
-    strategy_of,
-)
+from fst.lab.benchmark.run import measure, subject
 from fst.lab.reporting.markdown import markdown
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
@@ -72,7 +66,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    training, subject = from_config(options) if is_config(options.model) else from_name(options)
+    training, described = subject(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,7 +76,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     header = {
         "command": command_of("bench", arguments),
         **surroundings(options.device),
-        **subject,
+        **described,
         "dtype": options.dtype,
         "rounds": options.repeats,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
@@ -109,26 +103,6 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
         print("stopped: what had been measured is written", file=sys.stderr)
         return STOPPED
     return 0
-
-
-def is_config(model: str) -> bool:
-    """Whether --model is a training config: a path, or one of the package's."""
-    return model.endswith((".py", ".yaml", ".yml", ".json")) or model.startswith("fst::")
-
-
-class Size(argparse.Action):
-    """Height and width from one number or two."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if len(values) > 2:
-            parser.error(f"argument {option_string}: {values} is not one number or two")
-        setattr(namespace, self.dest, (values[0], values[-1]))
 
 
 def strategy_text(text: str) -> str:

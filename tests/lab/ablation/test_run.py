@@ -8,8 +8,6 @@ import pytest
 
 from fst.lab.ablation import cli
 from fst.lab.ablation.folders import RunFolder
-from fst.lab.analysis.cli import main as analyze
-from fst.lab.analysis.commands.pareto import front
 from fst.lab.reporting.document import load_document
 
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
@@ -232,27 +230,3 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     assert "| 1 + 1 " in text and "torch" in text and "fst ablate" in text
     for name in ("curves.png", "summary.png", "analysis.json", "curves.csv"):
         assert (tmp_path / "work" / name).stat().st_size > 100
-
-
-def test_accuracy_and_cost(write_grid, ablate, tmp_path):
-    """tools/analyze.py pareto: multiply-adds of each setting, and its time."""
-    pytest.importorskip("matplotlib")
-    settings = {
-        "dense": {"sparsity": {"strategy": "dense"}},
-        "half": {"sparsity": {"strategy": "sampled"}},
-    }
-    grid, work = write_grid(settings=settings, seeds=[0]), tmp_path / "work"
-    assert ablate(grid) == 0
-    arguments = ["--work-dir", str(work), "--size", "16", "--batch-size", "4", "--repeats", "2"]
-    out = tmp_path / "out"
-    assert analyze(["pareto", str(grid), *arguments, "--out", str(out)]) == 0
-    (table,) = load_document(out).tables
-    shares = {row[0]: row[3] for row in table.rows}
-    assert shares == {"dense": 1, "half": 0.5}
-    assert all(row[4] > 0 for row in table.rows)
-    assert analyze(["pareto", str(grid), *arguments, "--only", "half", "--out", str(out)]) == 0
-    assert [row[0] for row in load_document(out).tables[0].rows] == ["half"]
-    with pytest.raises(SystemExit):
-        analyze(["pareto", str(grid), "--work-dir", str(tmp_path / "none"), "--out", str(out)])
-    best = [(0.25, 67.0), (0.5, 72.0), (1.0, 73.0)]
-    assert front([(1.0, 71.0), *best, (0.5, 70.0), (0.6, 72.0)]) == best
