@@ -6,8 +6,8 @@
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, with all
-times to OUT.json, and as charts to OUT.png and OUT_layers.png (where matplotlib is installed).
+backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, and all times
+to OUT.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import signal
@@ -41,7 +40,7 @@ from fst.strategies.registry import list_strategies
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 MEASURED = ("layers", "steps", "profile", "memory")
-MEASURES = (*MEASURED, "op", "compiled")
+MEASURES = (*MEASURED, "compiled")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,8 +55,6 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     on_cuda = options.device.type == "cuda"
     if options.measure is None:
         options.measure = [*MEASURED, *(["compiled"] if on_cuda else [])]
-    if {"layers", "op"} <= set(options.measure):
-        raise ValueError("--measure: 'layers' and 'op' are measured in two runs.")
     if options.processor_time and on_cuda:
         raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
     if options.threads:
@@ -88,17 +85,12 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
             measure(training, options, found)
     except KeyboardInterrupt:
         header["incomplete"] = "stopped before its end"
-    charts: list[Path] = []
-    if importlib.util.find_spec("matplotlib") is not None:
-        from fst.lab.benchmark.charts import draw
-
-        charts = draw(found, options.out)
-    report = markdown(describe(header, found, [chart.name for chart in charts]))
+    report = markdown(describe(header, found))
     print(report)
     written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
     write_text_atomically(report, written[0])
     write_text_atomically(json.dumps(as_json(header, found), indent=1), written[1])
-    print(f"written: {', '.join(map(str, [*written, *charts]))}")
+    print(f"written: {', '.join(map(str, written))}")
     if "incomplete" in header:
         print("stopped: what had been measured is written", file=sys.stderr)
         return STOPPED
@@ -181,9 +173,9 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=MEASURES,
         metavar="WHAT",
-        help=f"of {', '.join(MEASURES)}: times of each layer; of the backward pass of "
-        "fst.sparse_conv2d for the weight alone; of training steps, eager; with torch.compile; "
-        f"where a step's time goes; its memory ({' '.join(MEASURED)}; on CUDA compiled too)",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; where a "
+        f"step's time goes; its memory; steps with torch.compile ({' '.join(MEASURED)}; on CUDA "
+        "compiled too)",
     )
     add(
         "--force-backends",

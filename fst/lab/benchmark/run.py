@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ import torch
 from fst.lab import benchmark
 from fst.lab.arguments import strategy_of
 from fst.lab.benchmark.breakdown import break_down
-from fst.lab.benchmark.layers import OP, PRUNING
 from fst.lab.benchmark.measurements import Measurements
 from fst.lab.benchmark.memory import measure_memory
 from fst.lab.subject import Training, from_config, from_name, is_config
-from fst.rules.strategy import GEMMS, Strategy
+from fst.rules.strategy import Strategy
 
 
 def subject(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -44,9 +42,7 @@ def measure(training: Training, options: argparse.Namespace, found: Measurements
     strategies = {text: strategy_of(text) for text in options.strategies}
     wanted = options.measure
     if "layers" in wanted:
-        time_layers(training, options, strategies, found, (*GEMMS, PRUNING))
-    if "op" in wanted:
-        time_layers(training, options, strategies, found, (OP,))
+        time_layers(training, options, strategies, found)
     if {"steps", "compiled", "profile"} & set(wanted):
         compiled = "compiled" in wanted
         repeats = max(3, options.repeats // 3)
@@ -71,7 +67,6 @@ def time_layers(
     options: argparse.Namespace,
     strategies: dict[str, Strategy],
     found: Measurements,
-    parts: Collection[str],
 ) -> None:
     """The times of each distinct layer under the strategies that make it sparse."""
     shapes = benchmark.layer_shapes(
@@ -92,6 +87,5 @@ def time_layers(
             memory_format=torch.channels_last,
             repeats=options.repeats,
             forced=options.force_backends,
-            parts=parts,
         )
         found.layers.append(times)
