@@ -16,5 +16,4 @@ if importlib.util.find_spec("mmdet") is not None:
         import fst.detection.anchors
         import fst.detection.classes
         import fst.detection.data
-        import fst.detection.drawing
         import fst.detection.metric  # noqa: F401

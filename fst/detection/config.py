@@ -68,8 +68,8 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
     hooks = list(config.get("custom_hooks") or ())
     named = {_kind(hook) for hook in hooks}
-    added = [{"type": name} for name in ("ClassCheckHook", "AnchorFitHook") if name not in named]
-    config.custom_hooks = [*hooks, *added]
+    added = ("NumClassCheckHook", "ClassCheckHook", "AnchorFitHook")
+    config.custom_hooks = [*hooks, *({"type": name} for name in added if name not in named)]
 
 
 def _datasets(dataset: Any) -> Iterator[Any]:
