@@ -21,12 +21,12 @@ from fst.checkpoint import load_checkpoint_safely
 from fst.command_lines.options import add_cfg_options
 from fst.engine.checks import check_config
 from fst.engine.classifier import Classifier
-from fst.engine.config import load_config, read_sparsity
+from fst.engine.config import load_config, read_config, read_sparsity
 from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
-from fst.engine.sample import sample_step
 from fst.engine.trained import load_weights
 from fst.lab.arguments import source_and_name
+from fst.lab.subject import from_config as random_images
 from fst.rules.strategy import Strategy
 
 SPLITS = ("train", "val", "test")
@@ -220,18 +220,19 @@ def from_config_on_random_images(
     Raises:
         ValueError, FileNotFoundError: the config does not fit.
     """
-    config = load_config(path, options)
     torch.manual_seed(seed)
-    if size is None and config.get("default_scope") != "mmdet":
+    if size is None and read_config(path).get("default_scope") != "mmdet":
         size = SIZE
-    step = sample_step(config, batch_size, None if size is None else (size, size), device)
+    sides = None if size is None else (size, size)
+    made = random_images(path, batch_size, sides, options=options, device=device)
     return Subject(
         f"{path}, random weights, random images",
-        step.model,
+        made.model,
         [None],
-        lambda model, _: step.loss(model),
-        **_sparsity_of(config),
-        shape=step.batch_shape,
+        lambda model, _: made.loss(model),
+        strategy=made.strategy,
+        selectors=dict(made.selection),
+        shape=made.batch_shape,
     )
 
 

@@ -1,4 +1,4 @@
-"""The names of a data set's classes: read from its annotations, given to the heads, compared."""
+"""The names of a data set's classes: read from its annotations, given to the heads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop
-
-from fst.checkpoint import trained_classes
 from fst.detection.annotations import read_coco, read_voc
 
 _OTHER_CLASSES = ("RPNHead", "FusedSemanticHead")  # whose num_classes are not the data set's
@@ -70,41 +65,3 @@ def set_num_classes(model: Any, count: int) -> None:
     if isinstance(model, (list, tuple)):
         for part in model:
             set_num_classes(part, count)
-
-
-@HOOKS.register_module()
-class ClassCheckHook(Hook):
-    """A comparison of the classes of data and checkpoint, before training or testing.
-
-    mmdet's NumClassCheckHook compares the heads.
-    """
-
-    def before_train(self, runner: Any) -> None:
-        """Check that validation data have the classes of the training data."""
-        found = _classes_of_loops(_built_loops(runner))
-        if len(set(found.values())) > 1:
-            lists = "; ".join(f"{name}: {', '.join(names)}" for name, names in found.items())
-            raise ValueError(f"the data sets have different classes, so labels differ: {lists}.")
-
-    def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:
-        """To resume or to test, checks that labels mean what they meant to the checkpoint."""
-        loops = _built_loops(runner)
-        known = tuple(trained_classes(checkpoint))
-        if not known or ("train" in loops and not runner._resume):
-            return
-        for name, classes in _classes_of_loops(loops).items():
-            if classes != known:
-                raise ValueError(
-                    f"the checkpoint was trained on the classes {', '.join(known)}; the {name} "
-                    f"data has {', '.join(classes)}: set `classes` in the config to the former."
-                )
-
-
-def _built_loops(runner: Any) -> dict[str, BaseLoop]:
-    loops = {name: getattr(runner, f"_{name}_loop") for name in ("train", "val", "test")}
-    return {name: loop for name, loop in loops.items() if isinstance(loop, BaseLoop)}
-
-
-def _classes_of_loops(loops: Mapping[str, BaseLoop]) -> dict[str, tuple[str, ...]]:
-    metas = {n: getattr(loop.dataloader.dataset, "metainfo", None) for n, loop in loops.items()}
-    return {n: tuple(meta["classes"]) for n, meta in metas.items() if meta and meta.get("classes")}

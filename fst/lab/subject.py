@@ -125,27 +125,64 @@ def from_config(
     dtype: str = "float32",
     device: torch.device | str = "cpu",
 ) -> Training:
-    """The model of a training config with random weights, on random data: see `sample_step`.
+    """The model of a training config, dense, with random weights, on random data.
+
+    Args:
+        path, options: as for `fst train`; of a classifier, or of a detector of MMDetection.
+        batch_size: images.
+        size: their height and width; None: those of the Resize of a detector's training pipeline.
+        dtype: autocast's, or "float32" without autocast.
+        device: where model and batch are.
 
     Raises:
-        ValueError, FileNotFoundError: the config does not fit, or has no size of images.
+        ValueError: the config does not fit; no size is given or found; or the model is neither a
+            classifier nor a detector.
+        FileNotFoundError: there is no such config.
     """
+    from fst.engine.classifier import Classifier
     from fst.engine.config import load_config, read_sparsity
-    from fst.engine.model import sparse_root
-    from fst.engine.sample import sample_step
+    from fst.engine.data_root import datasets_of
+    from fst.engine.model import build_model, sparse_root
 
     config = load_config(path, options)
-    step = sample_step(config, batch_size, size, device)
+    is_detector = config.get("default_scope") == "mmdet"
+    if is_detector:
+        from fst.detection import sample
+    model = build_model(config).to(device).train()
+    if not is_detector and not isinstance(model, Classifier):
+        raise ValueError(
+            f"model {type(model).__name__}: random data is known for FST's Classifier and for "
+            "detectors (default_scope='mmdet')."
+        )
+    if is_detector and size is None:
+        trained = datasets_of(config)["train_dataloader"]
+        found = (sample.input_size(dataset.get("pipeline") or []) for dataset in trained)
+        size = next(filter(None, found), None)
+    if size is None:
+        what = "the training pipeline has no Resize with a scale"
+        what = what if is_detector else "a classifier's config names no size"
+        raise ValueError(f"size=None: {what}; give one.")
+    batch = (sample.random_batch if is_detector else _random_batch)(model, batch_size, *size)
+    data = model.data_preprocessor(batch, training=False)
     strategy, selection = read_sparsity(config)
-    return Training(
-        step.model,
-        step.loss,
-        sparse_root,
-        selection,
-        amp_dtype(dtype),
-        strategy,
-        step.batch_shape,
-    )
+
+    def loss(trained: nn.Module) -> Tensor:
+        return trained.parse_losses(trained(**data, mode="loss"))[0]
+
+    shape = tuple(data["inputs"].shape)
+    return Training(model, loss, sparse_root, selection, amp_dtype(dtype), strategy, shape)
+
+
+def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[str, Any]:
+    """What a dataloader gives a classifier: always the same random batch for a size."""
+    generator = torch.Generator().manual_seed(0)
+    mean = getattr(model.data_preprocessor, "mean", None)
+    shape = (batch_size, 3 if mean is None else mean.numel(), height, width)
+    images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.randint(model.num_classes, (batch_size,), generator=generator)
+    if getattr(model.data_preprocessor, "mixup", None):  # the loss takes probabilities
+        labels = F.one_hot(labels, model.num_classes).float()
+    return {"inputs": images, "labels": labels}
 
 
 def is_config(model: str) -> bool:

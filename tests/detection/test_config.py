@@ -16,6 +16,7 @@ from fst.detection.config import prepare
 from fst.detection.sample import random_batch
 from fst.engine import SparsityHook, cli
 from fst.engine.config import load_config
+from fst.engine.data_root import datasets_of
 from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
 from tests.detection import toy
@@ -175,7 +176,7 @@ def test_classes_of_several_data_sets_are_joined(own_drawn):
             model=dict(bbox_head=dict(type="SSDHead", num_classes=80)),
         )
     )
-    prepare(config)
+    prepare(config, datasets_of(config))
     assert config.classes == ["Platelets", "RBC-a", "RBC-b", "WBC"]
     assert config.model.bbox_head.num_classes == 4
     inner = config.train_dataloader.dataset.dataset.datasets
@@ -326,7 +327,7 @@ def test_heads_that_do_not_fit_stop_the_run_before_training(train, tmp_path):
 
 def test_training_and_validation_data_must_agree(train):
     extra = 'val_dataloader["dataset"]["metainfo"] = dict(classes=("WBC", "RBC", "Platelets"))\n'
-    with pytest.raises(ValueError, match="different classes.*train: RBC, WBC.*val: WBC, RBC"):
+    with pytest.raises(ValueError, match="training are RBC, WBC, .*data WBC, RBC"):
         train("run", "ssd", extra=extra)
 
 
@@ -334,9 +335,9 @@ def test_the_checkpoint_says_what_labels_mean(train, write_config, tmp_path):
     work_dir = train("run", "ssd", "--cfg-options", "train_cfg.max_epochs=1")
     checkpoint = str(work_dir / "epoch_1.pth")
     other = write_config("ssd", extra="classes = ['WBC', 'RBC', 'Platelets']\n")
-    with pytest.raises(ValueError, match="trained on the classes RBC, WBC, Pl.*the test data has"):
+    with pytest.raises(ValueError, match="training are RBC, WBC, Pl.*data WBC, RBC"):
         cli.test([other, checkpoint, "--work-dir", str(tmp_path / "test"), "--traceback"])
-    with pytest.raises(ValueError, match="trained on the classes RBC, WBC, Pl.*the train data has"):
+    with pytest.raises(ValueError, match="training are RBC, WBC, Pl.*data WBC, RBC"):
         resumed = ["--resume", checkpoint, "--work-dir", str(tmp_path / "resumed")]
         cli.train([other, *resumed, "--traceback"])
     auto = write_config("ssd", extra="classes = 'auto'\n")
