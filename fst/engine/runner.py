@@ -31,7 +31,6 @@ from fst.engine.classifier import Classifier
 from fst.engine.data import ImageFolder, build_dataloader
 from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
 from fst.engine.model import unwrapped
-from fst.engine.recipe import check_keys
 from fst.environment import code
 
 _REPLACED_HOOKS = {
@@ -122,7 +121,6 @@ class Runner(mmengine.runner.Runner):
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
         if self.cfg.get("ema") is not None:
-            check_keys("ema", ModelEMAHook, self.cfg.ema)
             self.register_hook({"type": "ModelEMAHook", **self.cfg.ema})
         if sum(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks) > 1:
             raise ValueError("the config averages weights twice: use `ema` alone.")

@@ -1,7 +1,6 @@
 """Bad input is refused before any work, with a message that says what to do."""
 
 import inspect
-import os
 import re
 
 import pytest
@@ -144,16 +143,6 @@ def test_a_work_dir_that_is_no_folder(capsys, tmp_path, write_config):
         path = str(tmp_path / wrong.partition("/")[0])
         message = capsys.readouterr().err
         assert f"{path!r} is no folder" in message and "--work-dir" in message
-
-
-def test_a_work_dir_that_files_cannot_name(capsys, tmp_path, write_config):
-    """Else a checkpoint is written, and what names it fails."""
-    wrong = str(tmp_path / os.fsdecode(b"w\xff"))
-    with pytest.raises(SystemExit) as stopped:
-        cli.train([write_config(), "--work-dir", wrong])
-    assert stopped.value.code == 2 and not os.path.exists(wrong)
-    message = capsys.readouterr().err
-    assert "is no UTF-8" in message and "--work-dir" in message
 
 
 def test_cfg_options_of_a_helper_variable(tmp_path):

@@ -10,7 +10,7 @@ import fst
 from fst import backends
 from fst.backends import registry
 from fst.lab import benchmark
-from fst.lab.benchmark import StepTimes, Timing, Training, breakdown
+from fst.lab.benchmark import Training, breakdown
 from fst.lab.benchmark.memory import measure_memory, saved_bytes
 from fst.ops import sparse24
 from fst.ops.geometry import Geometry
@@ -109,16 +109,6 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
     assert times.step.keys() == made.ready.keys()
     assert times.pruning.keys() == {*strategies, "fst, grad_weight=torch"}
     assert times.failed == made.failed and times.host == {}
-
-
-def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
-    def took(median: float) -> Timing:
-        return Timing(median, median, median)
-
-    times = {"torch": took(6), "torch, compiled": took(4), "fst": took(2)}
-    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 2)
-    times["torch, compiled"] = took(12)
-    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
 
 
 SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -83,7 +82,7 @@ def contestants(
             try:
                 contestant = _after_a_step(training, strategy, preferred=forced)
             except Exception as error:  # whatever kernels raise that have not run here before
-                made.failed[title] = _reason(error)
+                made.failed[title] = summary(error)
             else:
                 if contestant.used():
                     made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
@@ -93,7 +92,7 @@ def contestants(
             try:
                 made.ready[title] = _after_a_step(training, strategy, compiled)
             except Exception as error:  # the compiler's many kinds
-                made.failed[title] = _reason(error)
+                made.failed[title] = summary(error)
     if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
         control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
         if control.used():
@@ -118,15 +117,6 @@ def _after_a_step(
     return Contestant(model, step if preferred else plain_step, strategy, preferred)
 
 
-def _reason(error: Exception) -> str:
-    """What the compiler says was raised or not supported, else the error itself."""
-    debug = re.search(r"Developer debug context: (.+)", str(error))
-    if debug is None:
-        return summary(error)
-    raised = re.search(r'ConstantVariable\(str: "(.+)"\)', debug[1])
-    return raised[1] if raised else debug[1]
-
-
 class StepTimes(NamedTuple):
     """Times of training steps.
 
@@ -142,11 +132,9 @@ class StepTimes(NamedTuple):
     pruning: dict[str, Timing]
     failed: dict[str, str]
 
-    def ratios(self, name: str) -> tuple[float, float]:
-        """Time of torch's eager step over this one's, and that of torch's fastest."""
-        dense = [PLAIN, f"{PLAIN}, {COMPILED}"]
-        best = min(self.step[other].median for other in dense if other in self.step)
-        return self.step[PLAIN].median / self.step[name].median, best / self.step[name].median
+    def ratio(self, name: str) -> float:
+        """Time of torch's eager step over this one's."""
+        return self.step[PLAIN].median / self.step[name].median
 
 
 def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes:
