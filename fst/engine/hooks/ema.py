@@ -15,7 +15,6 @@ from fst.basics.values import check_integer, is_number
 from fst.engine.model import built_wrappers, unwrapped
 from fst.engine.recipe import check_keys
 
-
 # of timm's arguments: what no config can give, or what has one sensible value here
 REFUSED = ("model", "foreach", "dtype", "stochastic_rounding", "stochastic_rounding_seed")
 
