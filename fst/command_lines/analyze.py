@@ -95,7 +95,7 @@ def _macs(parser: argparse.ArgumentParser) -> None:
         help="convert what the strategy or the config leaves dense, fully connected layers too",
     )
     for option in ("--checkpoint", "--split", "--batches", "--random-images"):
-        instead = "the images and weights are random, on which no count depends"
+        instead = "it counts with random weights on random images, leave the option out"
         parser.add_argument(option, action=Gone, instead=instead)
 
 
