@@ -16,7 +16,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 import fst
-from fst.basics.arguments import positive, usable_device
+from fst.basics.arguments import positive
 from fst.checkpoint import load_checkpoint_safely
 from fst.command_lines.options import add_cfg_options
 from fst.engine.checks import check_config
@@ -263,6 +263,15 @@ def from_name(
         for _ in range(batches)
     ]
     return Subject(f"{source}:{rest}, random weights, random images", model, read, loss_of)
+
+
+def usable_device(text: str) -> torch.device:
+    """A device on which a tensor can be made."""
+    try:
+        torch.empty(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
+    return torch.device(text)
 
 
 def add_subject(
