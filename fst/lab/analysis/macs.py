@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fst.basics.text import table
 from fst.basics.values import check_module
+from fst.layers.calls import LayerCall, each_call
 from fst.layers.modules import SparseLayer
 from fst.ops.conv import as_maps
 from fst.report import NOT_COMPUTED, describe_layer, group_names
@@ -195,7 +196,8 @@ def _check_choice(argument: str, value: str | None, allowed: Iterable[str]) -> N
 class _LayerCall:
     """One call of a layer: its output map, and which gradients it needed and got."""
 
-    def __init__(self, layer: nn.Module, input: Tensor, output: Tensor) -> None:
+    def __init__(self, call: LayerCall) -> None:
+        layer, input, output = call.layer, call.input, call.output
         if isinstance(layer, nn.Conv2d):
             self.map = (output.shape[:-3].numel(), output.shape[-2], output.shape[-1])
         else:
@@ -237,15 +239,8 @@ def count_macs(
     check_module(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     calls: dict[str, list[_LayerCall]] = {name: [] for name in layers}
-    hooks = [
-        layer.register_forward_hook(_recorder(calls[name]), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
+    with each_call(model, (nn.Conv2d, nn.Linear), lambda c: calls[c.name].append(_LayerCall(c))):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     groups = group_names(layers)
     reasons = {name: "not converted" for name in layers} | dict(skipped or {})
     counted = tuple(
@@ -259,15 +254,6 @@ def count_macs(
         )
     idle = tuple(name for name, seen in calls.items() if not seen)
     return MacReport(counted, idle, _uncounted(model))
-
-
-def _recorder(calls: list[_LayerCall]) -> Callable[..., None]:
-    def record(
-        layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
-    ) -> None:
-        calls.append(_LayerCall(layer, inputs[0] if inputs else named["input"], output))
-
-    return record
 
 
 def _uncounted(model: nn.Module) -> tuple[str, ...]:
