@@ -104,15 +104,14 @@ def programs(layer: Layer, batch: int, memory: torch.memory_format) -> list[Call
     mean = x.mean((0, 2, 3))
     none = torch.empty(0)
 
-    def grad_weight(index: Tensor, scale: Tensor, less: Tensor) -> Tensor:
+    def grad_weight(index: Tensor, scale: Tensor, less: Tensor, sums: Tensor) -> Tensor:
         format = memory == LAST
         geometry = (weight.shape, *pairs, 1, format)
-        return cpp.list_grad_weight(dy, x, index, scale, rest, less, *geometry)
+        return cpp.list_grad_weight(dy, x, index, scale, rest, less, sums, *geometry)
 
     def sampled(share: float) -> Tensor:
         index, scale, sums = draw(share)
-        found = grad_weight(index, scale, mean)
-        return found.addcmul_(sums.unsqueeze(1), mean.view(1, -1, 1, 1))
+        return grad_weight(index, scale, mean, sums)
 
     def grad_input(index: Tensor, scale: Tensor) -> Tensor:
         return cpp.list_grad_input(dy, weight, index, scale, x.shape, *pairs, 1)
@@ -120,7 +119,7 @@ def programs(layer: Layer, batch: int, memory: torch.memory_format) -> list[Call
     is_linear = layer.size == 1
     return [
         (lambda: linear(True)) if is_linear else (lambda: dense([False, True, False])),
-        lambda: grad_weight(*everything, none),
+        lambda: grad_weight(*everything, none, none),
         lambda: sampled(0.5),
         lambda: sampled(0.25),
         (lambda: linear(False)) if is_linear else (lambda: dense([True, False, False])),

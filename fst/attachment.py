@@ -168,10 +168,10 @@ def attach(
             each epoch.
 
     Raises:
-        ValueError: the model is attached already, a weight that needs it is not among the
-            optimizer's parameters, computed from others or shared by two layers, FSDP has gathered
-            a weight or flattened it (FSDP1), or a schedule needs to know ``total_steps`` or
-            ``steps_per_epoch``.
+        ValueError: the model is attached already; or a schedule needs ``total_steps`` or
+            ``steps_per_epoch``; or a weight of a layer with a schedule is not among the
+            optimizer's parameters, is computed from others, is shared by two layers, or is
+            gathered or flattened (FSDP1) by FSDP.
         TypeError: ``model`` is no module, or ``optimizer`` none of torch's.
     """
     layers = converted_layers(model)

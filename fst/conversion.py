@@ -229,8 +229,8 @@ def check_layers(layers: str, include: object) -> None:
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the same outputs as ``model`` in eval mode.
 
-    A layer of another class that was converted becomes that class again, unless that computes its
-    weight (timm's StdConv2d): from S(W) it would compute another one, so it becomes plain too.
+    A layer of a library's own class becomes that class again. A class that computes its weight
+    (timm's StdConv2d) would compute another weight from S(W), so its layers become plain too.
     Layers that share a Parameter share the folded one. The plain layers, and the metadata of the
     state_dict, note which N:M their weights are, for `fst.verify` and `fst.export`.
 

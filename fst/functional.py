@@ -68,6 +68,13 @@ def sparse_linear(
             of (N, T, C), or the map of (..., H, W, C). (N, C) has one position for each sample.
         weight: (out_features, in_features).
         bias: (out_features,) or None.
+        strategy, generator: as in `sparse_conv2d`.
+
+    Returns:
+        (..., out_features), differentiable once.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
     """
 
     def convolution(image: Tensor) -> Tensor:

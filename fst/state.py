@@ -13,9 +13,13 @@ from fst.layers.modules import SparseLayer, converted_layers, sparse_layers
 
 
 def sparsity_state(model: nn.Module) -> dict[str, Any]:
-    """The state of all converted layers, as plain data for a checkpoint.
+    """The state of all converted layers: name of each layer -> dict of plain data and tensors.
 
-    Save it beside the state_dict, which stays that of the dense model.
+    Save it in the checkpoint beside the state_dict, which stays that of the dense model. It is
+    empty where no layer is converted.
+
+    Raises:
+        TypeError: ``model`` is no module.
     """
     return {
         name: {"strategy": str(layer.strategy), **layer.state.saved()}

@@ -4,8 +4,8 @@
 // A tile of DEEP positions by WIDTH input channels in registers sums over the output channels, for
 // each tap, and is added to the rows of dX that the tap sees. Packed:
 //
-//     Y [k / DEEP][Cout][DEEP]    a chunk of one task's positions, times their weights
-//     W [Cout][WIDTH]             for one tile of channels and one tap, when its turn comes
+//     Y [k / DEEP][Cout / V][DEEP][V]   a chunk of one task's positions, times their weights
+//     W [Cout][WIDTH]                   for one tile of channels and one tap, when its turn comes
 //
 // A task owns some images, and a part of the channels where images are few, so that no two threads
 // add to the same number. dX is summed where it lies if it is float32 and channels_last with whole
@@ -18,27 +18,38 @@ namespace {
 using namespace fst;
 
 constexpr int64_t CHUNK = 512;  // positions that are packed at a time
+constexpr int64_t AHEAD = 8;    // positions from the one that is packed to what is fetched
 constexpr int DEEP = V == 16 ? 12 : ROWS;  // rows of a tile
 
-// to[m][0:N*V] += sum over c of y[c][m] * w[c][0:N*V], for each row m that is not null.
+// to[m][0:N*V] += sum over c of y[c / V][m][c % V] * w[c][0:N*V], for each row m that is not null.
 template <int N>
 void add_rows(const float* __restrict y, const float* __restrict w, int64_t channels,
               float* const* to) {
   for (int m = 0; m < DEEP; ++m) {
     for (int v = 0; to[m] && v < N; ++v) __builtin_prefetch(to[m] + v * V, 1);
   }
-  vec sum[DEEP][N] = {};
-  for (int64_t c = 0; c < channels; ++c) {
-    vec column[N];
-    for (int v = 0; v < N; ++v) column[v] = *reinterpret_cast<const vec*>(w + (c * N + v) * V);
+  vec sum[DEEP][N];
 #pragma GCC unroll 16
-    for (int m = 0; m < DEEP; ++m) {
+  for (int m = 0; m < DEEP; ++m) {
 #pragma GCC unroll 3
-      for (int v = 0; v < N; ++v) sum[m][v] += y[c * DEEP + m] * column[v];
+    for (int v = 0; v < N; ++v) sum[m][v] = vec{};
+  }
+  for (int64_t block = 0; block < channels; block += V, y += DEEP * V) {
+    const float* past = y + std::min<int64_t>(V, channels - block);
+    for (const float* row = y; row < past; ++row, w += N * V) {
+      vec column[N];
+      for (int v = 0; v < N; ++v) column[v] = *reinterpret_cast<const vec*>(w + v * V);
+#pragma GCC unroll 16
+      for (int m = 0; m < DEEP; ++m) {
+#pragma GCC unroll 3
+        for (int v = 0; v < N; ++v) sum[m][v] += row[m * V] * column[v];
+      }
     }
   }
+#pragma GCC unroll 16
   for (int m = 0; m < DEEP; ++m) {
     if (!to[m]) continue;
+#pragma GCC unroll 3
     for (int v = 0; v < N; ++v) *reinterpret_cast<vec*>(to[m] + v * V) += sum[m][v];
   }
 }
@@ -58,6 +69,7 @@ struct GradInput {
   int64_t column_tiles() const { return parts(in, WIDTH); }
   int64_t tiles() const { return groups * column_tiles(); }
   int64_t places() const { return g.height * g.width; }
+  int64_t wide_out() const { return parts(out, V) * V; }
   int64_t valid(int64_t tile) const {
     return std::min<int64_t>(WIDTH, in - tile % column_tiles() * WIDTH);
   }
@@ -89,12 +101,23 @@ struct GradInput {
   // Positions [begin, end) of the list, of one group's channels.
   void pack_positions(int64_t begin, int64_t end, int64_t group, float* packed) const {
     const Int* from = grad_output + group * out * of_output.of_channel;
+    const int64_t step = of_output.of_channel;
     for (int64_t k = begin; k < parts(end - begin, DEEP) * DEEP + begin; ++k) {
-      float* to = packed + (k - begin) / DEEP * DEEP * out + (k - begin) % DEEP;
+      const int64_t place = k - begin;
+      float* __restrict to = packed + place / DEEP * DEEP * wide_out() + place % DEEP * V;
       const Int* row = k < end ? from + of_output.offset(index[k]) : nullptr;
+      const Int* later = k + AHEAD < end ? from + of_output.offset(index[k + AHEAD]) : row;
       const float factor = k < end ? scale[k] : 0.0f;
-      for (int64_t c = 0; c < out; ++c) {
-        to[c * DEEP] = row ? T::wide(row[c * of_output.of_channel]) * factor : 0.0f;
+      for (int64_t c = 0; c < out; c += V, to += DEEP * V) {
+        const int64_t some = std::min<int64_t>(V, out - c);
+        if (!row) {
+          std::fill_n(to, V, 0.0f);
+        } else if (step == 1 && some == V) {
+          __builtin_prefetch(later + c);
+          for (int i = 0; i < V; ++i) to[i] = T::wide(row[c + i]) * factor;
+        } else {
+          for (int64_t i = 0; i < some; ++i) to[i] = T::wide(row[(c + i) * step]) * factor;
+        }
       }
     }
   }
@@ -116,8 +139,10 @@ struct GradInput {
   // Adds the list's part that lies in some images to tiles [first, last).
   void add(int64_t begin, int64_t end, int64_t image, int64_t first, int64_t last, float* w,
            float* y, Place* at, float* sums) const {
-    for (int64_t chunk = begin; chunk < end; chunk += CHUNK) {
-      const int64_t past = std::min(end, chunk + CHUNK);
+    const int64_t chunks = parts(end - begin, CHUNK);
+    for (int64_t i = 0; i < chunks; ++i) {
+      const int64_t chunk = begin + (end - begin) * i / chunks;
+      const int64_t past = begin + (end - begin) * (i + 1) / chunks;
       find(chunk, past, image, sums, at);
       for (int64_t tile = first; tile < last; ++tile) {
         if (tile == first || tile % column_tiles() == 0) {
@@ -145,7 +170,7 @@ struct GradInput {
         if (h < 0 || h >= g.height || v < 0 || v >= g.width) continue;
         to[m] = at[k + m].image + (h * g.width + v) * pitch() + channel;
       }
-      add_rows<N>(y + k * out, w, out, to);
+      add_rows<N>(y + k * wide_out(), w, out, to);
     }
   }
 
@@ -182,7 +207,7 @@ struct GradInput {
     const int64_t parcels = parts(g.images, images);
     const int64_t splits = std::clamp<int64_t>(threads / parcels, 1, most_splits);
     const int64_t size_sums = direct() ? 0 : images * places() * pitch();
-    const int64_t size_y = parts(CHUNK, DEEP) * DEEP * out;
+    const int64_t size_y = parts(CHUNK, DEEP) * DEEP * wide_out();
     Memory<float> ws(threads * out * WIDTH), ys(threads * size_y), beside(threads * size_sums);
     Memory<Place> ats(threads * CHUNK);
     if (!ws.data || !ys.data || !beside.data || !ats.data) return NO_MEMORY;
@@ -199,8 +224,11 @@ struct GradInput {
         if (direct()) sums = reinterpret_cast<float*>(result) + image * places() * pitch();
         const int64_t low = channel_of(first);
         const int64_t high = channel_of(last - 1) + parts(valid(last - 1), V) * V;
-        for (int64_t row = 0; row < (past - image) * places(); ++row) {
-          std::fill(sums + row * pitch() + low, sums + row * pitch() + high, 0.0f);
+        const bool all = high - low == pitch();
+        const int64_t rows = all ? 1 : (past - image) * places();
+        const int64_t size = all ? (past - image) * places() * pitch() : high - low;
+        for (int64_t row = 0; row < rows; ++row) {
+          std::memset(sums + row * pitch() + low, 0, size * sizeof(float));
         }
         const auto* begin = std::lower_bound(index, index + count, image * g.positions());
         const auto* end = std::lower_bound(begin, index + count, past * g.positions());

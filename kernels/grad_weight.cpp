@@ -1,5 +1,6 @@
 // The weight gradient over a list of output positions:
 //     dW[co][ci][tap] = sum over k of weight[k] * dY[source[k]][co] * (X - mean)[window k][tap][ci]
+//                       + sums[co][tap] * mean[ci]
 //
 // Positions are the slow axis of both operands, so products of channels are outer products, and
 // nothing is transposed: for each position k a tile of ROWS input channels by WIDTH output channels
@@ -33,6 +34,7 @@ constexpr int64_t LARGE = 1 << 19;      // numbers of C from which it is seldom 
 constexpr int64_t MOST_X = 1 << 22;     // numbers of a packed X, where positions are rare
 constexpr int64_t MOST_Y = 1 << 17;     // numbers of Y that stay in the second cache
 constexpr int64_t MOST_OWN = 4 << 20;   // numbers of all C where each thread has its own
+constexpr int64_t SIDE_BY_SIDE = 32;    // pixels of few channels that are packed at a time
 constexpr int TILE = ROWS * WIDTH;
 
 // c[m][n] += sum over k of x[at[k]][m] * y[k][n]; `fresh`: c holds nothing yet. `at` goes on for
@@ -40,7 +42,12 @@ constexpr int TILE = ROWS * WIDTH;
 template <int N>
 void add_products(const float* __restrict x, const int64_t* __restrict at,
                   const float* __restrict y, int64_t count, bool fresh, float* __restrict c) {
-  vec sum[ROWS][N] = {};
+  vec sum[ROWS][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < ROWS; ++m) {
+#pragma GCC unroll 3
+    for (int v = 0; v < N; ++v) sum[m][v] = vec{};
+  }
   for (int64_t k = 0; k < count; ++k) {
     const float* row = x + at[k];
     __builtin_prefetch(x + at[k + AHEAD]);  // rare positions lie too far apart for the processor
@@ -52,7 +59,9 @@ void add_products(const float* __restrict x, const int64_t* __restrict at,
       for (int v = 0; v < N; ++v) sum[m][v] += row[m] * column[v];
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < ROWS; ++m) {
+#pragma GCC unroll 3
     for (int v = 0; v < N; ++v) {
       vec* place = reinterpret_cast<vec*>(c + (m * N + v) * V);
       *place = fresh ? sum[m][v] : *place + sum[m][v];
@@ -76,7 +85,7 @@ template <class T>
 struct GradWeight {
   using Int = typename T::Int;
   const Int *grad_output, *input;
-  const float* mean;
+  const float *mean, *sums;
   List list;
   Geometry g;
   int64_t in, out, groups;  // channels of a group
@@ -121,14 +130,38 @@ struct GradWeight {
     return found;
   }
 
-  // The channels of one group, from `channel` on.
+  // Pixels of one group, whose first channel this is.
   void pack_few(const int64_t* offset, int64_t count, int64_t channel, float* x) const {
+    if (groups == 1 && of_input.of_channel == 1 && !gathered()) {
+      return pack_side_by_side(offset, count, x);
+    }
     const Int* from = input + channel * of_input.of_channel;
     for (int64_t c = 0; c < in; ++c, ++x, from += of_input.of_channel) {
       const float less = mean ? mean[channel + c] : 0.0f;
       for (int64_t i = 0; i < count; ++i) {
         x[i * in] = offset[i] < 0 ? 0.0f : T::wide(from[offset[i]]) - less;
       }
+    }
+  }
+
+  // A row of a padded image whose numbers all lie side by side.
+  void pack_side_by_side(const int64_t* offset, int64_t count, float* x) const {
+    int64_t first = 0, last = count;
+    while (first < last && offset[first] < 0) ++first;
+    while (last > first && offset[last - 1] < 0) --last;
+    std::fill_n(x, first * in, 0.0f);
+    std::fill_n(x + last * in, (count - last) * in, 0.0f);
+    if (first == last) return;
+    const Int* from = input + offset[first];
+    x += first * in;
+    const int64_t end = (last - first) * in;
+    float less[SIDE_BY_SIDE * ROWS] = {};
+    const int64_t length = SIDE_BY_SIDE * in;
+    for (int64_t i = 0; mean && i < length; ++i) less[i] = mean[i % in];
+    for (int64_t i = 0; i < end; i += length) {
+      const int64_t some = std::min(length, end - i);
+#pragma omp simd
+      for (int64_t j = 0; j < some; ++j) x[i + j] = T::wide(from[i + j]) - less[j];
     }
   }
 
@@ -232,15 +265,22 @@ struct GradWeight {
       for (int64_t t = 0; t < taps(); ++t) {
         for (int64_t n = 0; n < valid; ++n) {
           const float* from = c + (m / ROWS * taps() + t) * TILE + n;
-          Int* to = result + (group * out + column + n) * in * g.taps();
+          const int64_t channel = group * out + column + n;
+          Int* to = result + channel * in * g.taps();
+          const float* sum = sums ? sums + channel * g.taps() : nullptr;
+          const float* less = mean + group * in;
           if (joined()) {
             for (int64_t i = 0; i < some; ++i) {
               const int64_t at = row + m + i, tap = t * g.kernel_w + at / in;
-              to[at % in * of_channel + tap * of_tap] = T::narrow(from[i * wide]);
+              const float share = sum ? sum[tap] * less[at % in] : 0.0f;
+              to[at % in * of_channel + tap * of_tap] = T::narrow(from[i * wide] + share);
             }
           } else {
             to += (row + m) * of_channel + t * of_tap;
-            for (int64_t i = 0; i < some; ++i) to[i * of_channel] = T::narrow(from[i * wide]);
+            for (int64_t i = 0; i < some; ++i) {
+              const float share = sum ? sum[t] * less[row + m + i] : 0.0f;
+              to[i * of_channel] = T::narrow(from[i * wide] + share);
+            }
           }
         }
       }
@@ -340,19 +380,21 @@ struct GradWeight {
 }  // namespace
 
 // Shapes: input (images, groups * in, height, width); grad_output (.., groups * out, places of its
-// own map); `mean` (groups * in) and `source` (count) may be null; result (groups * out, in, kh,
-// kw). `layouts`: whether input, grad_output, result are channels_last.
+// own map); `source` (count) and `mean` (groups * in) may be null, `sums` (groups * out, kh * kw)
+// too, and is where `mean` is; result (groups * out, in, kh, kw). `layouts`: whether input,
+// grad_output, result are channels_last.
 FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, int64_t kind,
                                     const int32_t* index, const float* weight,
                                     const int32_t* source, int64_t count, int64_t places,
-                                    const float* mean, const int64_t* geometry, int64_t in,
-                                    int64_t out, int64_t groups, const int64_t* layouts,
-                                    void* result, int64_t threads) {
+                                    const float* mean, const float* sums,
+                                    const int64_t* geometry, int64_t in, int64_t out,
+                                    int64_t groups, const int64_t* layouts, void* result,
+                                    int64_t threads) {
   return on_list(index, count, geometry, kind, [&](auto format, const Geometry& g) {
     using T = decltype(format);
     using Int = typename T::Int;
     const GradWeight<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(input),
-                             mean, {index, weight, source, count}, g, in, out, groups,
+                             mean, sums, {index, weight, source, count}, g, in, out, groups,
                              Map(groups * in, g.height * g.width, layouts[0]),
                              Map(groups * out, places, layouts[1])};
     return task.run(threads, layouts[2], static_cast<Int*>(result));

@@ -223,7 +223,11 @@ class SparseLinear(SparseLayer, nn.Linear):
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:
-    """The converted layers of ``model`` by name."""
+    """The converted layers of ``model`` by name, in the order of ``model.named_modules()``.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
     check_module(model)
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseLayer)}
 
@@ -241,7 +245,7 @@ def converted_layers(model: nn.Module) -> dict[str, SparseLayer]:
 
 
 def folded_to_another_class(layers: Iterable[SparseLayer]) -> str:
-    """Those whose folded weight their own class would change, in words; "" if there is none."""
+    """Layers whose own class would change a folded weight, in words; "" if there is none."""
     kinds = Counter(
         f"{layer.dense_class.__name__} to {layer.folded_class.__name__}"
         for layer in layers

@@ -30,10 +30,10 @@ class Call(NamedTuple):
     Attributes:
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
         generator: source of randomness of random rules on grad_output and input.
-        seed: what decides which positions are kept, in the place of ``generator``.
-        memory: what a rule of grad_output leaves from one backward pass to the next.
-        exact: takes up ``key`` where the backward pass was measured to be faster exactly.
-        key: of the call, see `exact_key`.
+        seed: decides which positions are kept, in the place of ``generator``.
+        memory: a rule of grad_output keeps here what its next backward pass needs.
+        exact: gets ``key`` where the exact backward pass was measured to be faster.
+        key: names the shapes and types of the call, see `exact_key`.
     """
 
     geometry: Geometry

@@ -47,6 +47,14 @@ def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tenso
     return torch.empty(tuple(shape), memory_format=format, **kind)
 
 
+def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
+    """What the mean of the input contributes to dW (Cout, Cin/groups, kh, kw): sums · meanᵀ for
+    each tap, of ``sums`` (Cout, kh, kw) of grad_output and ``mean`` (Cin,).
+    """
+    means = mean.view(groups, 1, -1, 1, 1)
+    return (sums.unflatten(0, (groups, -1)).unsqueeze(2) * means).flatten(0, 1)
+
+
 def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
     return F.conv2d(input, weight, bias, *geometry)

@@ -53,11 +53,11 @@ class Lattice(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one operand of one GEMM is pruned: override what the operand needs.
+    """How one operand of one GEMM is pruned. A subclass overrides the method of its operand.
 
-    A rule of the weight gives `weight_mask`; one of grad_output `prune_grad_output`, or it is a
-    `fst.rules.sampled.Sampled`; one of the input either `kept_positions`, known before any value,
-    or `prune_columns`.
+    - weight: `weight_mask`.
+    - grad_output: `prune_grad_output`; or the rule is a `fst.rules.sampled.Sampled`.
+    - input: `kept_positions`, which are known before any value, or `prune_columns`.
 
     Attributes:
         operand: "input", "weight" or "grad_output".

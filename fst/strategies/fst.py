@@ -1,4 +1,4 @@
-"""FST: all three GEMMs of training 2:4 sparse.
+"""FST: 2:4 weights in output and in grad_input; `fst` prunes grad_weight too, `fst_w` does not.
 
 Paper: Xu et al., "Towards Fully Sparse Training: Information Restoration with Spatial Similarity",
 AAAI 2022: Eq. 5 (output), S(Wᵀ) pruned separately (grad_input), Eq. 7 and 10 (grad_weight), Eq. 6

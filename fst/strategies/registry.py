@@ -16,7 +16,7 @@ _DEFAULTS: dict[str, Strategy] = {}
 
 
 def register_strategy(name: str) -> Callable[[Recipe], Recipe]:
-    """Register a function that returns a `Strategy`; its keyword arguments are the overrides.
+    """Register a function that returns a `Strategy`. Its keyword arguments are the options.
 
     Raises:
         ValueError: the name is taken by another function, or an argument has no default.

@@ -57,8 +57,10 @@ def fst_sampled(
     center: bool = True,
     noise: float | None = None,
 ) -> Strategy:
-    """`fst_w` with the weight gradient of `sampled`: all three GEMMs pruned, none biased by FST's
-    decimation.
+    """Y = S(W)·X, dX = S(Wᵀ)·dY, dW as in `sampled`, plus λ(W − S(W)).
+
+    The model ends with 2:4 weights, as with `fst_w`. ``keep``, ``center`` and ``noise`` are those
+    of `sampled`. dX is exact for S(Wᵀ).
     """
     rule = _of_grad_weight(keep, center, noise)
     base = fst_w(n, m, group_order, decay, decay_mode)

@@ -16,6 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMATS = (torch.contiguous_format, torch.channels_last)
 NO_SOURCE = torch.empty(0, dtype=torch.int32)
 NO_MEAN = torch.empty(0)
+NO_SUMS = torch.empty(0)
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
 
@@ -99,7 +100,8 @@ def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
 def test_grad_weight(c, centred, last):
     input, grad_output, weight = c["input"], c["grad_output"], c["weight"]
     mean = input.float().mean((0, 2, 3)) if centred else NO_MEAN
-    arguments = (grad_output, input, c["index"], c["scale"], NO_SOURCE, mean, weight.shape)
+    sums = torch.randn(len(weight), *weight.shape[2:]) if centred else NO_SUMS
+    arguments = (grad_output, input, c["index"], c["scale"], NO_SOURCE, mean, sums, weight.shape)
     found = with_threads(
         c["threads"], cpp.list_grad_weight, *arguments, *c["geometry"], c["groups"], last
     )
@@ -111,6 +113,10 @@ def test_grad_weight(c, centred, last):
     exact = torch.einsum("kgo,kgi->goi", rows, windows).reshape(weight.shape)
     spread_rows = spread(grad_output, c["index"], c["scale"])
     same = dense([False, True, False], c, spread_rows, (input - less).to(input.dtype))
+    if centred:
+        means = mean.view(c["groups"], -1).repeat_interleave(len(weight) // c["groups"], 0)
+        share = torch.einsum("oc,ohw->ochw", means.double(), sums.double())
+        exact, same = exact + share, (same + share).to(same.dtype)
     assert_as_exact(found, exact, same)
 
 
@@ -176,7 +182,18 @@ def test_long_lists(channels, threads, memory):
     index = chosen.nonzero().flatten().int()
     scale = torch.rand(len(index)) + 0.5
     geometry = ((1, 1), (1, 1), (1, 1))
-    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, weight.shape, *geometry, 1)
+    arguments = (
+        grad_output,
+        input,
+        index,
+        scale,
+        NO_SOURCE,
+        NO_MEAN,
+        NO_SUMS,
+        weight.shape,
+        *geometry,
+        1,
+    )
     found = with_threads(threads, cpp.list_grad_weight, *arguments, False)
     rows = spread(grad_output.double(), index, scale)
     exact = torch.nn.grad.conv2d_weight(input.double(), weight.shape, rows, padding=1)
@@ -198,7 +215,19 @@ def test_rows_of_a_smaller_map():
         rows = folded.contiguous(memory_format=memory)
         scale = torch.ones(len(index))
         shape = (7, 5, 3, 3)
-        arguments = (rows, input, index, scale, source, NO_MEAN, shape, *geometry, 1, False)
+        arguments = (
+            rows,
+            input,
+            index,
+            scale,
+            source,
+            NO_MEAN,
+            NO_SUMS,
+            shape,
+            *geometry,
+            1,
+            False,
+        )
         found = cpp.list_grad_weight(*arguments)
         wide = torch.zeros_like(grad_output)
         wide[..., 0::2] = folded
@@ -218,7 +247,7 @@ def test_what_is_not_finite_comes_out(value, dtype):
     index, scale = cpp.draw_positions(scores, 3, torch.tensor(0.9, dtype=torch.float64))
     assert 28 in index and scale[index == 28] == 1
     shape = weight.shape
-    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, shape, *geometry, 1)
+    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, shape, *geometry, 1)
     found = cpp.list_grad_weight(*arguments, False)
     assert not found[2].isfinite().all() and found[0].isfinite().all()
     arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
@@ -232,7 +261,19 @@ def test_empty_lists_and_batches():
     for samples in (0, 2):
         grad_output, input = torch.randn(samples, 4, 5, 5), torch.randn(samples, 3, 5, 5)
         found = cpp.list_grad_weight(
-            *(grad_output, input, none, nothing, none, nothing, weight.shape, *geometry, 1, True)
+            *(
+                grad_output,
+                input,
+                none,
+                nothing,
+                none,
+                nothing,
+                nothing,
+                weight.shape,
+                *geometry,
+                1,
+                True,
+            )
         )
         assert torch.equal(found, torch.zeros(4, 3, 3, 3))
         found = cpp.list_grad_input(
@@ -253,7 +294,10 @@ def test_wrong_arguments_are_named():
     index, scale = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
 
     def run(**changed):
-        given = dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN) | changed
+        given = (
+            dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS)
+            | changed
+        )
         return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
 
     for changed, reason in (
@@ -264,6 +308,8 @@ def test_wrong_arguments_are_named():
         ({"s": torch.ones(3)}, r"weight torch.float32 \(3,\)"),
         ({"r": torch.tensor([0, 50], dtype=torch.int32)}, "source from 0 to 50"),
         ({"m": torch.ones(4)}, r"mean torch.float32 \(4,\)"),
+        ({"t": torch.ones(4, 3, 3)}, r"sums torch.float32 \(4, 3, 3\) must be .* beside a mean"),
+        ({"m": torch.ones(3), "t": torch.ones(4, 3)}, r"sums torch.float32 \(4, 3\)"),
         ({"g": torch.ones(2, 4, 5, 6)}, "must have an output map"),
         ({"x": torch.ones(2, 6, 5, 5)}, "does not fit input"),
         ({"x": input.half()}, "input has dtype torch.float16"),
@@ -303,7 +349,17 @@ def test_operators_agree_with_their_declarations():
         scores = operators.measure_positions_cpp(*arguments)[0]
         check(operators.draw_positions_cpp, (scores, 9, start), test_utils=kinds)
         listed = operators.draw_positions_cpp(scores, 9, start)
-        arguments = (grad_output, input, *listed, NO_SOURCE, NO_MEAN, [4, 3, 3, 3], *geometry, 2)
+        arguments = (
+            grad_output,
+            input,
+            *listed,
+            NO_SOURCE,
+            NO_MEAN,
+            NO_SUMS,
+            [4, 3, 3, 3],
+            *geometry,
+            2,
+        )
         for last in (True, False):
             check(operators.list_grad_weight_cpp, (*arguments, last), test_utils=kinds)
         arguments = (grad_output, weight, *listed, [2, 6, 7, 5], *geometry, 2)
@@ -315,7 +371,7 @@ def test_compiled_graphs_take_them():
         geometry = ((1, 1), (1, 1), (1, 1))
         scores, sums = cpp.measure_positions(grad_output, (6, 6), (3, 3), *geometry, True)
         index, scale = cpp.draw_positions(scores, 20, start)
-        arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, weight.shape)
+        arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, weight.shape)
         return (
             sums,
             cpp.list_grad_weight(*arguments, *geometry, 1, False),

@@ -22,7 +22,7 @@ FUNCTIONS = {  # name -> arguments: p pointer, i integer
     "fst_prune_weight": "piiiiiiiiiiipppi",
     "fst_measure_positions": "piiipppi",
     "fst_draw_positions": "piipppi",
-    "fst_list_grad_weight": "ppipppiippiiippi",
+    "fst_list_grad_weight": "ppipppiipppiiippi",
     "fst_list_grad_input": "ppippipiiippi",
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {}

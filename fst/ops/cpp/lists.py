@@ -23,7 +23,13 @@ from fst.ops.cpp.library import (
     missing,
     operator,
 )
-from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+from fst.ops.geometry import (
+    Geometry,
+    empty_maps,
+    is_channels_last,
+    output_shape,
+    share_of_mean,
+)
 
 MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 
@@ -133,6 +139,7 @@ def list_grad_weight(
     weight: Tensor,
     source: Tensor,
     mean: Tensor,
+    sums: Tensor,
     weight_shape: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -140,7 +147,8 @@ def list_grad_weight(
     groups: int,
     channels_last: bool,
 ) -> Tensor:
-    """The weight gradient over a list: Σ_j weight_j · dY[source_j] · (X − mean)[window j]ᵀ.
+    """The weight gradient over a list: Σ_j weight_j · dY[source_j] · (X − mean)[window j]ᵀ, and
+    sums · meanᵀ for each tap.
 
     Args:
         grad_output: (N', Cout, P', Q').
@@ -149,6 +157,7 @@ def list_grad_weight(
         weight: (n,) float32.
         source: (n,) int32, rows of grad_output, whose map may be another; empty: ``index``.
         mean: (Cin,) float32, subtracted from the input inside the image; empty: nothing is.
+        sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; empty: nothing is added.
         weight_shape: (Cout, Cin/groups, kh, kw).
         channels_last: the memory format of the result.
 
@@ -170,6 +179,7 @@ def list_grad_weight(
     _check_list(index, weight)
     if len(mean) not in (0, channels) or mean.dtype != torch.float32:
         raise ValueError(f"mean {mean.dtype} ({len(mean)},) must be float32 ({channels},) or (0,).")
+    _check_sums(sums, mean, (out, *kernel))
     rows = grad_output.numel() // max(out, 1)
     if len(source):
         _check_source(source, index, rows)
@@ -177,7 +187,7 @@ def list_grad_weight(
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
-        return result.zero_()
+        return result.zero_() if not len(sums) else result.copy_(share_of_mean(sums, mean, groups))
     numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
@@ -185,6 +195,7 @@ def list_grad_weight(
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
         *(index.data_ptr(), weight.data_ptr(), source.data_ptr() if len(source) else None),
         *(len(index), grad_output[0, 0].numel(), mean.data_ptr() if len(mean) else None),
+        sums.data_ptr() if len(sums) else None,
         *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
         result.data_ptr(),
     )
@@ -269,6 +280,14 @@ def _check_list(index: Tensor, weight: Tensor) -> None:
         raise ValueError(f"index {index.dtype} {tuple(index.shape)} must be (n,) int32.")
     if weight.dtype != torch.float32 or weight.shape != index.shape or not weight.is_contiguous():
         raise ValueError(f"weight {weight.dtype} {tuple(weight.shape)} must be (n,) float32.")
+
+
+def _check_sums(sums: Tensor, mean: Tensor, shape: tuple[int, ...]) -> None:
+    fits = sums.shape == shape and sums.is_contiguous() and len(mean)
+    if sums.dtype != torch.float32 or (len(sums) and not fits):
+        raise ValueError(
+            f"sums {sums.dtype} {tuple(sums.shape)} must be float32 {shape}, beside a mean, or (0,)."
+        )
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry, is_channels_last, output_shape
+from fst.ops.geometry import Geometry, is_channels_last, output_shape, share_of_mean
 
 
 class Listed(NamedTuple):
@@ -25,25 +25,29 @@ class Listed(NamedTuple):
         scale: (n,) what grad_output is multiplied by; None: 1 everywhere.
         source: (n,) int32, which rows of grad_output; None: the same as ``index``.
         mean: (Cin,), which is subtracted from the input inside the image; None: nothing is.
+        sums: (Cout, kh, kw), Σ dY over all positions that see the image through each tap: what
+            ``mean`` is multiplied by and added. None where there is no mean.
     """
 
     index: Tensor
     scale: Tensor | None = None
     source: Tensor | None = None
     mean: Tensor | None = None
+    sums: Tensor | None = None
 
 
 def grad_weight(
     grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
-    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ, (Cout, Cin/groups, kh, kw).
+    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ + sums · meanᵀ, (Cout, Cin/groups,
+    kh, kw).
 
     Args:
         grad_output: (N, Cout, P', Q'), of which ``source`` counts positions.
         input: (N, Cin, H, W).
         weight: only its shape and memory format count.
     """
-    index, scale, source, mean = listed
+    index, scale, source, mean, sums = listed
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     grads = _rows(grad_output)[index if source is None else source]
     if scale is not None:
@@ -58,7 +62,10 @@ def grad_weight(
         seen = pixels[corner + offset].unflatten(1, (groups, channels)).transpose(0, 1)
         total[row, column] = grads @ seen
     result = torch.empty_like(weight, dtype=grad_output.dtype)
-    return result.copy_(total.flatten(2, 3).permute(2, 3, 0, 1))
+    result.copy_(total.flatten(2, 3).permute(2, 3, 0, 1))
+    if mean is not None and sums is not None:
+        result += share_of_mean(sums, mean, groups).to(result.dtype)
+    return result
 
 
 def grad_input(

@@ -162,10 +162,9 @@ def _sampled_grad_weight(
     step: Step, rule: Sampled, drawn: Positions, sums: Tensor, product: Product
 ) -> Tensor:
     """dW over the drawn positions, with what the mean of the input contributes."""
-    mean = mean_of(step.input) if rule.center else None
     maps = (step.grad_output, step.input, step.weight)
-    total = product(*maps, Listed(*drawn, mean=mean), step.geometry)
-    return total if mean is None else _with_share_of_mean(total, sums, mean, step.geometry.groups)
+    center = (mean_of(step.input), sums) if rule.center else ()
+    return product(*maps, Listed(*drawn, None, *center), step.geometry)
 
 
 def mean_of(input: Tensor) -> Tensor:
@@ -178,13 +177,6 @@ def mean_of(input: Tensor) -> Tensor:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _with_share_of_mean(total: Tensor, sums: Tensor, mean: Tensor, groups: int) -> Tensor:
-    """``total`` + (Σ dY)·μᵀ for each tap, in place; ``sums`` (Cout, kh, kw), ``mean`` (Cin,)."""
-    outputs, channels, *kernel = total.shape
-    shares = sums.view(groups, outputs // groups, 1, *kernel) * mean.view(groups, 1, channels, 1, 1)
-    return total.add_(shares.reshape(total.shape).to(total.dtype))
 
 
 def _with_noise(step: Step, rule: Sampled) -> Tensor:
