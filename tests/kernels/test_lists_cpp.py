@@ -182,18 +182,7 @@ def test_long_lists(channels, threads, memory):
     index = chosen.nonzero().flatten().int()
     scale = torch.rand(len(index)) + 0.5
     geometry = ((1, 1), (1, 1), (1, 1))
-    arguments = (
-        grad_output,
-        input,
-        index,
-        scale,
-        NO_SOURCE,
-        NO_MEAN,
-        NO_SUMS,
-        weight.shape,
-        *geometry,
-        1,
-    )
+    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, weight.shape, *geometry, 1)
     found = with_threads(threads, cpp.list_grad_weight, *arguments, False)
     rows = spread(grad_output.double(), index, scale)
     exact = torch.nn.grad.conv2d_weight(input.double(), weight.shape, rows, padding=1)
@@ -215,19 +204,7 @@ def test_rows_of_a_smaller_map():
         rows = folded.contiguous(memory_format=memory)
         scale = torch.ones(len(index))
         shape = (7, 5, 3, 3)
-        arguments = (
-            rows,
-            input,
-            index,
-            scale,
-            source,
-            NO_MEAN,
-            NO_SUMS,
-            shape,
-            *geometry,
-            1,
-            False,
-        )
+        arguments = (rows, input, index, scale, source, NO_MEAN, NO_SUMS, shape, *geometry, 1, False)
         found = cpp.list_grad_weight(*arguments)
         wide = torch.zeros_like(grad_output)
         wide[..., 0::2] = folded
@@ -261,19 +238,7 @@ def test_empty_lists_and_batches():
     for samples in (0, 2):
         grad_output, input = torch.randn(samples, 4, 5, 5), torch.randn(samples, 3, 5, 5)
         found = cpp.list_grad_weight(
-            *(
-                grad_output,
-                input,
-                none,
-                nothing,
-                none,
-                nothing,
-                nothing,
-                weight.shape,
-                *geometry,
-                1,
-                True,
-            )
+            *(grad_output, input, none, nothing, none, nothing, nothing, weight.shape, *geometry, 1, True)
         )
         assert torch.equal(found, torch.zeros(4, 3, 3, 3))
         found = cpp.list_grad_input(
@@ -294,10 +259,7 @@ def test_wrong_arguments_are_named():
     index, scale = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
 
     def run(**changed):
-        given = (
-            dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS)
-            | changed
-        )
+        given = dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS) | changed
         return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
 
     for changed, reason in (
@@ -349,17 +311,7 @@ def test_operators_agree_with_their_declarations():
         scores = operators.measure_positions_cpp(*arguments)[0]
         check(operators.draw_positions_cpp, (scores, 9, start), test_utils=kinds)
         listed = operators.draw_positions_cpp(scores, 9, start)
-        arguments = (
-            grad_output,
-            input,
-            *listed,
-            NO_SOURCE,
-            NO_MEAN,
-            NO_SUMS,
-            [4, 3, 3, 3],
-            *geometry,
-            2,
-        )
+        arguments = (grad_output, input, *listed, NO_SOURCE, NO_MEAN, NO_SUMS, [4, 3, 3, 3], *geometry, 2)
         for last in (True, False):
             check(operators.list_grad_weight_cpp, (*arguments, last), test_utils=kinds)
         arguments = (grad_output, weight, *listed, [2, 6, 7, 5], *geometry, 2)
