@@ -23,9 +23,8 @@ from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.command_lines.options import DTYPES
-from fst.lab.arguments import source_and_name
+from fst.lab.arguments import source_and_name, strategy_of
 from fst.lab.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
-from fst.lab.benchmark.run import strategy_of
 from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
 

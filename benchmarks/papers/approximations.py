@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe import PROBE, GradientProbe, insert_probe
+from subject import one_step
 from torch import nn
 
 import fst
-from fst.lab.analysis.subject import one_step
 from fst.lab.arguments import named_options
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy

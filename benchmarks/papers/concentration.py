@@ -19,13 +19,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from paper import add_layers, drawing, main
 from record import conv_names, record_step
+from subject import add_subject, same_draws, subject_of
 from torch import Tensor
 
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import same_draws
 
 PARTS = {"1/2": 2, "1/4": 4, "1/8": 8}  # of the positions
 

@@ -15,14 +15,12 @@ import torch
 from matplotlib.figure import Figure
 from paper import add_layers, drawing, main, spread, visit_inputs
 from record import conv_names
+from subject import Subject, add_subject, images_of, same_draws, subject_of
 from torch import Tensor
 
 from fst.basics.arguments import positive
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject, images_of, same_draws
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
 
 _CHUNK = 16  # samples whose joint histograms are held at once

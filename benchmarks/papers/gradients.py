@@ -17,15 +17,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from paper import Precision, add_layers, add_pattern, add_precision, bare, drawing, main
 from record import LayerRecord, conv_names, record_step
+from subject import add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import (
-    subject_of,
-)
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import same_draws
 from fst.lab.arguments import amp_dtype
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES

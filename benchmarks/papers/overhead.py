@@ -14,14 +14,11 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from paper import Precision, add_pattern, add_precision, drawing, main
 from record import LayerRecord, record_step
+from subject import add_subject, subject_of
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import (
-    subject_of,
-)
 from fst.lab.analysis.result import Plot, Result
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare

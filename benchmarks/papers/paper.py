@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from subject import Batch, Loss
 from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
 from fst.command_lines.options import DTYPES
 from fst.lab.analysis.result import Result
-from fst.lab.analysis.subject import Batch, Loss
 from fst.lab.reporting.figures import SMALL, style
 
 

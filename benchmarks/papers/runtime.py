@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
 from paper import main
 
 from fst.lab.analysis.result import Plot, Result
 from fst.lab.benchmark import PLAIN
-from fst.lab.reporting.figures import gemm_bars
+from fst.lab.reporting.figures import GEMM_COLOURS, SMALL, name_layers
 from fst.rules.strategy import GEMMS
 
 
@@ -131,6 +132,28 @@ def run(options: argparse.Namespace) -> Result:
     caption = "Time of the three GEMMs of every distinct convolution (SDGP, Figure 9)."
     result.plots.append(Plot("Runtime", "runtime", caption, figure))
     return result
+
+
+def gemm_bars(
+    layers: Sequence[str], values: Mapping[str, Mapping[str, Sequence[float]]], label: str
+) -> Figure:
+    """Grouped bars: one group per layer, one bar per GEMM.
+
+    ``values``: panel title -> GEMM -> one number per layer.
+    """
+    size = (max(6.0, 0.42 * len(layers) + 1.5), 1.4 * len(values) + 1.2)
+    drawn = Figure(figsize=size, layout="constrained")
+    axes = drawn.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axis, (title, of_gemm) in zip(axes, values.items(), strict=True):
+        for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
+            places = [i + offset for i in range(len(layers))]
+            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=GEMM_COLOURS[gemm])
+        axis.set_title(title, loc="left", fontsize=SMALL)
+        axis.set_ylabel(label)
+        axis.grid(visible=False, axis="x")
+    name_layers(axes[-1], layers)
+    drawn.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper right")
+    return drawn
 
 
 if __name__ == "__main__":

@@ -30,13 +30,11 @@ from matplotlib.ticker import LogLocator
 from paper import Precision, add_precision, drawing, main
 from probe import PROBE
 from record import LayerRecord, StepRecord, record_step
+from subject import Batch, Loss, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Batch, Loss, same_draws
 from fst.lab.arguments import amp_dtype
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
 from fst.strategies.registry import list_strategies

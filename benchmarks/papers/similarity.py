@@ -18,15 +18,13 @@ from errors import error_of
 from matplotlib.figure import Figure
 from paper import add_layers, bare, drawing, main, spread, visit_inputs
 from record import LayerRecord, conv_names, record_step
+from subject import Subject, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
-from fst.command_lines.analyze import add_subject
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
-from fst.lab.analysis.commands.options import subject_of
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject, same_draws
 from fst.lab.benchmark.layers import padded_input
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy

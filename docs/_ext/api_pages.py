@@ -54,7 +54,7 @@ ROOMS = {
     "backends": ("fst.backends",),
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
     "engine": ("fst.engine",),
-    "detection": ("fst.detection.data", "fst.detection.metric", "fst.detection.drawing"),
+    "detection": ("fst.detection.data", "fst.detection.metric"),
     "lab": ("fst.lab.analysis", "fst.lab.benchmark"),
 }
 DATA = {

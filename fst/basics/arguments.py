@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 from fst.basics import extras
 from fst.basics.errors import UsageError
 
@@ -44,15 +42,6 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
     return int(text)
-
-
-def usable_device(text: str) -> torch.device:
-    """A device on which a tensor can be made."""
-    try:
-        torch.empty(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
-    return torch.device(text)
 
 
 def add_traceback(parser: argparse.ArgumentParser) -> None:

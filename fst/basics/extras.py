@@ -14,7 +14,6 @@ EXTRA_OF = {
     **dict.fromkeys(("webdataset", "datasets"), "data"),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
-    "submitit": "cluster",
     **dict.fromkeys(("sphinx", "furo", "myst_parser", "myst_nb", "sphinx_design"), "docs"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
 }

@@ -1,4 +1,4 @@
-"""The command line of `fst analyze`, and options that other measurements of a model share."""
+"""The command line of `fst analyze`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from fst.basics.arguments import add_traceback, positive
+from fst.command_lines.options import Gone, Size, add_cfg_options
 
-from fst.basics.arguments import add_traceback, positive, usable_device
-from fst.command_lines.options import add_cfg_options
-
-SPLITS = ("train", "val", "test")
 NETWORKS = (
     "torchvision:resnet50",
     "torchvision:vgg16_bn",
@@ -47,59 +44,6 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
     )
 
 
-def add_subject(
-    parser: argparse.ArgumentParser,
-    *,
-    batches: int,
-    batch_size: int,
-    several: bool = False,
-) -> None:
-    """A model with batches: a config (or ``several``), or --model on random images."""
-    parser.add_argument(
-        "configs" if several else "config",
-        nargs="*" if several else "?",
-        metavar="config",
-        help="training config, of a classifier or a detector (or use --model)",
-    )
-    parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
-    parser.add_argument("--split", choices=SPLITS, help="whose images (default: train)")
-    add_cfg_options(parser)
-    parser.add_argument(
-        "--model",
-        metavar="[SOURCE:]NAME",
-        help="instead of a config: a classifier of torchvision (the default), timm or fst, with "
-        "random weights on random images, such as resnet18 or timm:resnet50",
-    )
-    parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
-    parser.add_argument(
-        "--size",
-        type=positive,
-        help="height and width of random images (default: 224; a detector's own)",
-    )
-    parser.add_argument(
-        "--random-images",
-        action="store_true",
-        help="use the config's model with random weights on random images: needs no data",
-    )
-    parser.add_argument(
-        "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=batch_size,
-        help=f"images per batch (default: {batch_size})",
-    )
-    parser.add_argument(
-        "--device",
-        type=usable_device,
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="torch device (default: cuda where there is one)",
-    )
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
-
-
 def _coverage(parser: argparse.ArgumentParser) -> None:
     """What share of a network becomes N:M, what is exempt, and what stays dense."""
     parser.add_argument(
@@ -115,7 +59,28 @@ def _coverage(parser: argparse.ArgumentParser) -> None:
 
 def _macs(parser: argparse.ArgumentParser) -> None:
     """Multiply-adds per layer and GEMM of a training step (FST, Figure 2)."""
-    add_subject(parser, batches=1, batch_size=1, several=True)
+    parser.add_argument(
+        "configs",
+        nargs="*",
+        metavar="config",
+        help="training config, of a classifier or a detector (or use --model)",
+    )
+    add_cfg_options(parser)
+    parser.add_argument(
+        "--model",
+        metavar="[SOURCE:]NAME",
+        help="instead of a config: a classifier of torchvision (the default), timm or fst, such as "
+        "resnet18 or timm:resnet50",
+    )
+    parser.add_argument(
+        "--size",
+        type=positive,
+        nargs="+",
+        action=Size,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images, one number for squares (default: 224 with --model; a detector's own)",
+    )
+    parser.add_argument("--batch-size", type=positive, default=1, help="images (default: 1)")
     parser.add_argument(
         "--strategies",
         "--strategy",
@@ -129,25 +94,9 @@ def _macs(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="convert what the strategy or the config leaves dense, fully connected layers too",
     )
-
-
-def _pareto(parser: argparse.ArgumentParser) -> None:
-    """Accuracy of a grid's settings against what their weight gradients cost."""
-    parser.add_argument(
-        "grid", type=Path, help="grid whose runs are finished: a file, or fst::configs/ablation/..."
-    )
-    parser.add_argument(
-        "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
-    )
-    parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
-    parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
-    parser.add_argument("--repeats", type=positive, default=15, help="rounds (default: 15)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
-    parser.add_argument("--device", type=usable_device, default="cpu", help="(default: cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="of the images (default: 0)")
+    for option in ("--checkpoint", "--split", "--batches", "--random-images"):
+        instead = "it counts with random weights on random images, leave the option out"
+        parser.add_argument(option, action=Gone, instead=instead)
 
 
 def _decay(parser: argparse.ArgumentParser) -> None:
@@ -191,7 +140,6 @@ def _factor(text: str) -> float:
 SUBCOMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "coverage": _coverage,
     "macs": _macs,
-    "pareto": _pareto,
     "decay": _decay,
 }
 

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import positive
-from fst.command_lines.options import OptionAction, add_cfg_options, command
+from fst.command_lines.options import Gone, add_cfg_options, command
 from fst.strategies.registry import list_strategies
 
-CLUSTERS = ("slurm", "local")  # of submitit
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
@@ -52,18 +51,10 @@ def ablate() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--submit",
-        choices=CLUSTERS,
-        help="make each run a job of Slurm, or of submitit's processes here; this command waits "
-        "for them, --jobs at once, and cancels them when it is stopped",
-    )
-    parser.add_argument(
         "--submit-options",
-        nargs="+",
-        action=OptionAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="of a job, as submitit names them: timeout_min=240 gpus_per_node=1 cpus_per_task=8 "
-        "slurm_partition=... (submitit's own limit is 5 minutes)",
+        action=Gone,
+        instead="make each run a job of your own, `fst ablate GRID --only SETTING --seeds SEED`, "
+        "and write the results with --report-only",
     )
     return parser
 

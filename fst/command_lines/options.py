@@ -17,6 +17,26 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+class Gone(argparse.Action):
+    """An option that there was once; using it says what does the same."""
+
+    def __init__(self, option_strings: Any, dest: str, *, instead: str) -> None:
+        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS)
+        self.instead, self.help = instead, argparse.SUPPRESS
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        parser.error(f"there is no {option_string} any more: {self.instead}")
+
+
+class Size(argparse.Action):
+    """Height and width from one number or two."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if len(values) > 2:
+            parser.error(f"argument {option_string}: {values} is not one number or two")
+        setattr(namespace, self.dest, (values[0], values[-1]))
+
+
 class OptionAction(argparse.Action):
     """``key=value`` pairs, as MMEngine reads them, and what is wrong with others."""
 

@@ -39,7 +39,7 @@ def test() -> argparse.ArgumentParser:
     parser.add_argument(
         "--show-dir",
         metavar="DIR",
-        help="draw what a detector finds on the test images, as PNG files in DIR",
+        help="draw what a detector finds on the test images, beside the annotated boxes, into DIR",
     )
     parser.add_argument(
         "--show-score-thr",

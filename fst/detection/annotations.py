@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from fst.basics.text import counted_as
-from fst.basics.values import is_integer, is_number
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 POLICIES = ("error", "skip")
-LARGEST_ID = 2**63 - 1  # of the integers in which COCO's metric compares ids
+Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str  # as COCO's metric compares it
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 Size = tuple[int, int]  # width, height
 
@@ -132,20 +132,36 @@ def _number(element: ET.Element, path: str) -> float:
         return math.nan
 
 
-def split_name(line: str, has_xml: Callable[[str], bool]) -> str:
-    """The image that a line of a VOC split file names.
+class Image(msgspec.Struct):
+    """An entry of COCO's ``images``."""
 
-    Beside plain names there are ``name.jpg`` and, in the lists of one class, ``name 1``,
-    ``name -1`` and ``name 0``. A line that has an XML file of its own is a plain name.
-    """
-    name = line.strip()
-    if not name or has_xml(name):
-        return name
-    first, *flag = name.rsplit(maxsplit=1)
-    if flag in (["1"], ["-1"], ["0"]):
-        name = first
-    path = PurePath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in EXTENSIONS else name
+    id: Id
+    file_name: Annotated[str, msgspec.Meta(min_length=1)]
+    width: float | None = None
+    height: float | None = None
+
+
+class Annotation(msgspec.Struct):
+    """An entry of COCO's ``annotations``."""
+
+    id: Id
+    image_id: Id
+    category_id: Id
+    bbox: tuple[float, float, float, float]
+    area: float | None = None
+    iscrowd: Literal[0, 1] | bool | None = None
+    segmentation: list[list[float]] | dict[str, Any] | None = None
+
+
+class _Category(msgspec.Struct):
+    id: Id
+    name: str
+
+
+class _CocoFile(msgspec.Struct):
+    images: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    categories: Annotated[list[_Category], msgspec.Meta(min_length=1)]
+    annotations: list[Any] = []
 
 
 def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
@@ -156,99 +172,23 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
             name twice.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-    except ValueError as error:  # of text, JSON, or the digits of a number
-        raise ValueError(f"annotation file {path!r} is no JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"annotation file {path!r} is no COCO file: it nests too deep.") from error
-    if not isinstance(data, dict):
-        raise ValueError(
-            f"annotation file {path!r} holds a {type(data).__name__}, not COCO's object with "
-            "images, annotations and categories."
-        )
-    for key in ("images", "categories"):
-        if not isinstance(data.get(key), list) or not data[key]:
-            raise ValueError(f"annotation file {path!r} lists no {key}.")
-    if not isinstance(data.setdefault("annotations", []), list):
-        raise ValueError(f"annotation file {path!r}: 'annotations' is no list.")
+        data = msgspec.json.decode(Path(path).read_bytes(), type=_CocoFile)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path!r} is no COCO annotation file: {error}.") from error
     for key in ("id", "name"):
-        values = [c.get(key) if isinstance(c, dict) else None for c in data["categories"]]
-        value, count = Counter(map(str, values)).most_common(1)[0]
-        if count > 1 or None in values:
-            what = f"{key} {value} twice" if count > 1 else f"a category without {key}"
-            raise ValueError(f"annotation file {path!r}: 'categories' has {what}.")
-    for category in data["categories"]:
-        if not is_id(category["id"]) or not isinstance(category["name"], str):
-            raise ValueError(
-                f"annotation file {path!r}: 'categories' has {shortened(category)}; an id must be "
-                "an integer or a text, a name a text."
-            )
-    return data
+        value, count = Counter(str(getattr(c, key)) for c in data.categories).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"annotation file {path!r}: 'categories' has {key} {value} twice.")
+    return msgspec.to_builtins(data)
 
 
-def is_id(value: Any) -> bool:
-    """Whether a value of a JSON file can name an image, an annotation or a category."""
-    if isinstance(value, str):
-        return True
-    return is_integer(value) and -LARGEST_ID <= value <= LARGEST_ID
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether a value of a JSON file is a finite number that fits a float."""
+def fault(entry: Any, kind: type[Image] | type[Annotation]) -> str:
+    """What is wrong with an entry of a COCO list; empty if nothing is."""
     try:
-        return is_number(value) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def fault_of_id(entry: Any) -> str:
-    """What is wrong with the id of an entry of a COCO list; empty if nothing is."""
-    has_id = isinstance(entry, dict) and is_id(entry.get("id"))
-    return "" if has_id else f"{shortened(entry)} has no id that is an integer or a text"
-
-
-def fault_of_image(image: Any) -> str:
-    """What is wrong with an entry of COCO's ``images``; empty if nothing is."""
-    if fault := fault_of_id(image):
-        return fault
-    if not isinstance(image.get("file_name"), str) or not image["file_name"]:
-        return f"file_name={shortened(image.get('file_name'))} is no text"
-    for side in ("width", "height"):
-        if image.get(side) is not None and not _is_finite(image[side]):
-            return f"{side}={shortened(image[side])} is no number"
+        msgspec.convert(entry, kind)
+    except msgspec.ValidationError as error:
+        return f"{shortened(entry)}: {error}"
     return ""
-
-
-def fault_of_annotation(annotation: Any) -> str:
-    """What is wrong with an entry of COCO's ``annotations`` beside its id; empty if nothing is."""
-    for key in ("image_id", "category_id"):
-        if not is_id(annotation.get(key)):
-            return f"{key}={shortened(annotation.get(key))} is no integer and no text"
-    if coco_box(annotation) is None:
-        return f"bbox={shortened(annotation.get('bbox'))} is not four numbers"
-    if annotation.get("area") is not None and not _is_finite(annotation["area"]):
-        return f"area={shortened(annotation['area'])} is no number"
-    if annotation.get("iscrowd") not in (None, 0, 1):
-        return f"iscrowd={shortened(annotation['iscrowd'])} is neither 0 nor 1"
-    if not _is_segmentation(annotation.get("segmentation")):
-        return f"segmentation={shortened(annotation['segmentation'])} is no polygons and no RLE"
-    return ""
-
-
-def _is_segmentation(value: Any) -> bool:
-    """Whether a value is COCO's segmentation: polygons, a run-length encoding, or nothing."""
-    if isinstance(value, dict):
-        counts, size = value.get("counts"), value.get("size")
-        is_size = isinstance(size, list) and len(size) == 2 and all(map(is_integer, size))
-        is_list = isinstance(counts, list) and all(map(is_integer, counts))
-        return is_size and (is_list or isinstance(counts, str))
-    if not isinstance(value, list):
-        return value is None
-    return all(
-        isinstance(polygon, list) and len(polygon) % 2 == 0 and all(map(_is_finite, polygon))
-        for polygon in value
-    )
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:
@@ -267,16 +207,10 @@ def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> lis
     return [ids[name] for name in classes]
 
 
-def coco_box(annotation: dict[str, Any]) -> Box | None:
-    """Corners of an annotation's ``bbox`` (x, y, width, height); None if it is malformed."""
-    bbox = annotation.get("bbox")
-    if not isinstance(bbox, list) or len(bbox) != 4:
-        return None
-    if not all(map(_is_finite, bbox)):
-        return None
-    x, y, width, height = bbox
-    corners = (x, y, x + width, y + height)
-    return corners if all(map(_is_finite, corners)) else None
+def coco_box(annotation: dict[str, Any]) -> Box:
+    """Corners of an annotation's ``bbox`` (x, y, width, height)."""
+    x, y, width, height = annotation["bbox"]
+    return x, y, x + width, y + height
 
 
 def check_box(box: Box, size: Size) -> tuple[Box | None, Kind | None]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os.path as osp
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fst.checkpoint import load_checkpoint_safely, trained_classes
 from fst.detection.annotations import POLICIES
 from fst.detection.classes import classes_of, set_num_classes
 from fst.detection.layouts import find_split
 
-LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 EVALUATORS = ("val_evaluator", "test_evaluator")
 CHECKED = {
     "VOCDataset": "CheckedVOCDataset",
@@ -27,7 +24,12 @@ LAYOUTS = {
 }
 
 
-def prepare(config: Any, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
+def prepare(
+    config: Any,
+    datasets: Mapping[str, Sequence[Any]],
+    trained: Sequence[str] = (),
+    options: Collection[str] = (),
+) -> None:
     """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
@@ -38,7 +40,8 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
 
     Args:
         config: mmengine's Config.
-        checkpoint: Path of a checkpoint to use, whose classes "auto" means if it names them.
+        datasets: Of each dataloader its data sets and their wrappers.
+        trained: The classes of a checkpoint that will be used, which "auto" means.
         options: Names of the keys that the command line has set.
 
     Raises:
@@ -48,7 +51,10 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
     policy = config.get("bad_annotations", "error")
     if policy not in POLICIES:
         raise ValueError(f"bad_annotations={policy!r} must be one of {', '.join(POLICIES)}.")
-    datasets = {name: list(_datasets((config.get(name) or {}).get("dataset"))) for name in LOADERS}
+    datasets = {
+        name: [d for d in group if not d.keys() & {"dataset", "datasets"}]
+        for name, group in datasets.items()
+    }
     every = [dataset for group in datasets.values() for dataset in group]
     for dataset in every:
         if _kind(dataset) in CHECKED:
@@ -63,23 +69,13 @@ def prepare(config: Any, checkpoint: str | None = None, options: Collection[str]
         for dataset in group:
             if dataset in checked and dataset.get("data_root") == config.get("data_root"):
                 find_split(dataset, name.removesuffix("_dataloader"), LAYOUTS[_kind(dataset)])
-    _set_classes(config, datasets, checkpoint)
+    _set_classes(config, datasets, trained)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
     hooks = list(config.get("custom_hooks") or ())
     named = {_kind(hook) for hook in hooks}
-    added = [{"type": name} for name in ("ClassCheckHook", "AnchorFitHook") if name not in named]
-    config.custom_hooks = [*hooks, *added]
-
-
-def _datasets(dataset: Any) -> Iterator[Any]:
-    """The data sets of a config within all wrappers."""
-    if isinstance(dataset, dict):
-        inner = [*dataset.get("datasets", ()), *filter(None, [dataset.get("dataset")])]
-        for part in inner:
-            yield from _datasets(part)
-        if not inner:
-            yield dataset
+    added = ("NumClassCheckHook", "AnchorFitHook")
+    config.custom_hooks = [*hooks, *({"type": name} for name in added if name not in named)]
 
 
 def _kind(config: Any) -> str:
@@ -100,14 +96,12 @@ def _set_data_root(config: Any, datasets: list[Any], was_asked_for: bool) -> Non
         )
 
 
-def _set_classes(config: Any, datasets: dict[str, list[Any]], checkpoint: str | None) -> None:
+def _set_classes(config: Any, datasets: dict[str, list[Any]], trained: Sequence[str]) -> None:
     classes = config.get("classes")
     if classes is None:
         return
     if classes == "auto":
-        has_checkpoint = checkpoint is not None and Path(checkpoint).is_file()
-        known = trained_classes(load_checkpoint_safely(checkpoint)) if has_checkpoint else []
-        classes = known or _classes_of_data(datasets)
+        classes = list(trained) or _classes_of_data(datasets)
     is_list = isinstance(classes, (list, tuple)) and classes
     if not is_list or not all(isinstance(name, str) and name for name in classes):
         raise ValueError(f"classes={classes!r} must be 'auto' or a list of names.")

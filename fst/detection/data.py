@@ -16,21 +16,19 @@ from mmengine.logging import print_log
 
 from fst.detection.annotations import (
     POLICIES,
+    Annotation,
+    Image,
     Kind,
     Problems,
     VOCObject,
     category_ids,
     check_box,
     coco_box,
-    fault_of_annotation,
-    fault_of_id,
-    fault_of_image,
-    is_id,
+    fault,
     read_coco,
     read_voc,
-    split_name,
 )
-from fst.detection.images import find_image, follows_exif, image_size
+from fst.detection.images import find_image, image_size
 
 _NAMED = 20  # classes whose boxes are counted one by one in the log
 
@@ -41,9 +39,6 @@ class _Checked(ABC):
     Args:
         bad_annotations: "error": raise and name what is bad; "skip": leave it out (boxes that
             reach out of their image are clipped) and log how much of each kind.
-        check_images: Compare the annotated size of each image with the header of its file too. If
-            False, files without an annotated size are read alone. Files that are not local are
-            never read.
         **kwargs: As of mmdet's data set.
 
     Raises:
@@ -57,7 +52,6 @@ class _Checked(ABC):
         self,
         *args: Any,
         bad_annotations: str = "error",
-        check_images: bool = True,
         data_prefix: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -65,7 +59,7 @@ class _Checked(ABC):
             raise ValueError(
                 f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}."
             )
-        self.bad_annotations, self.check_images = bad_annotations, check_images
+        self.bad_annotations = bad_annotations
         data_prefix = {self.image_prefix: "", **(data_prefix or {})}
         super().__init__(*args, data_prefix=data_prefix, **kwargs)
 
@@ -123,14 +117,16 @@ class _Checked(ABC):
     def _with_sizes(
         self, images: list[dict[str, Any]], problems: Problems
     ) -> Iterator[dict[str, Any]]:
-        """Leave out images that are missing, are none, or have another size than is annotated."""
-        turned = follows_exif(self.pipeline.transforms)
+        """Leave out images that are missing, are none, or have another size than is annotated.
+
+        Files that are not local are not read.
+        """
         is_local = self.backend_args is None and "://" not in self.ann_file
         for info in images:
             path, annotated = info["img_path"], (info["width"], info["height"])
-            if is_local and (self.check_images or None in annotated):
+            if is_local:
                 try:
-                    size = image_size(path, turned)
+                    size = image_size(path)
                 except FileNotFoundError:
                     problems.add(Kind.MISSING_IMAGE, path)
                     continue
@@ -179,21 +175,15 @@ class VOCFormatDataset(_Checked, XMLDataset):
         except UnicodeDecodeError as error:
             raise ValueError(f"split file {self.ann_file!r} is no UTF-8: {error}.") from error
         for line in lines:
-            name = split_name(line, self._has_xml)
+            name = line.strip()
             if name in seen:
                 problems.add(Kind.DUPLICATE, f"{self.ann_file}: {name}")
             elif name:
                 seen.add(name)
                 yield from self._read_image(name, problems)
 
-    def _xml_path(self, name: str) -> str:
-        return osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
-
-    def _has_xml(self, name: str) -> bool:
-        return exists(self._xml_path(name), backend_args=self.backend_args)
-
     def _read_image(self, name: str, problems: Problems) -> Iterator[dict[str, Any]]:
-        xml_path = self._xml_path(name)
+        xml_path = osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
         try:
             with get_local_path(xml_path, backend_args=self.backend_args) as path:
                 size, objects = read_voc(path)
@@ -256,28 +246,23 @@ class COCOFormatDataset(_Checked, CocoDataset):
         self.cat_ids = category_ids(data, self._metainfo["classes"], self.ann_file)
         self.cat2label = {cat_id: label for label, cat_id in enumerate(self.cat_ids)}
         names = {category["id"]: category["name"] for category in data["categories"]}
-        images = {image["id"]: image for image in self._unique("image", data["images"], problems)}
+        images = {i["id"]: i for i in self._unique(Image, data["images"], problems)}
         self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
         instances = defaultdict(list)
-        for annotation in self._unique("annotation", data["annotations"], problems):
-            category, image_id = annotation.get("category_id"), annotation.get("image_id")
-            image = images.get(image_id) if is_id(image_id) else None
+        for annotation in self._unique(Annotation, data["annotations"], problems):
+            category, image = annotation["category_id"], images.get(annotation["image_id"])
             where = f"{self.ann_file}: annotation {annotation['id']}"
-            box, fault = coco_box(annotation), fault_of_annotation(annotation)
-            if image is None and is_id(image_id):
-                problems.add(Kind.ORPHAN, f"{where} of image {image_id}")
-            elif image is None:
-                problems.add(Kind.MALFORMED, f"{where}: {fault}")
-            elif fault or category not in names:
-                fault = fault or f"category_id={category!r} is in no category"
-                problems.add(Kind.MALFORMED, f"{where} of {image['file_name']}: {fault}")
+            if image is None:
+                problems.add(Kind.ORPHAN, f"{where} of image {annotation['image_id']}")
+                continue
+            where += f" of {image['file_name']}"
+            if category not in names:
+                problems.add(Kind.MALFORMED, f"{where}: category_id={category!r} is in no category")
             elif category not in self.cat2label:
-                problems.add(
-                    Kind.UNKNOWN_CLASS, f"{where} of {image['file_name']}: {names[category]!r}"
-                )
+                problems.add(Kind.UNKNOWN_CLASS, f"{where}: {names[category]!r}")
             elif not annotation.get("ignore", False):
                 text = f"annotation {annotation['id']}, {names[category]} {annotation['bbox']}"
-                instances[image["id"]].append((self._instance(annotation, box), text))
+                instances[image["id"]].append((self._instance(annotation), text))
         for image in images.values():
             sides = {side: image.get(side) or None for side in ("width", "height")}
             if None in sides.values():
@@ -293,21 +278,22 @@ class COCOFormatDataset(_Checked, CocoDataset):
             yield instance
 
     def _unique(
-        self, what: str, entries: Sequence[Any], problems: Problems
+        self, kind: type[Image] | type[Annotation], entries: Sequence[Any], problems: Problems
     ) -> Iterator[dict[str, Any]]:
         """The entries of a list of the file that have an id of their own."""
         seen: set[Any] = set()
         for number, entry in enumerate(entries):
-            fault = fault_of_image(entry) if what == "image" else fault_of_id(entry)
-            if fault:
-                problems.add(Kind.MALFORMED, f"{self.ann_file}: {what} number {number}: {fault}")
+            where = f"{self.ann_file}: {kind.__name__.lower()}"
+            if wrong := fault(entry, kind):
+                problems.add(Kind.MALFORMED, f"{where} number {number}: {wrong}")
             elif entry["id"] in seen:
-                problems.add(Kind.DUPLICATE, f"{self.ann_file}: {what} id {entry['id']}")
+                problems.add(Kind.DUPLICATE, f"{where} id {entry['id']}")
             else:
                 seen.add(entry["id"])
                 yield entry
 
-    def _instance(self, annotation: dict[str, Any], box: Sequence[float]) -> dict[str, Any]:
+    def _instance(self, annotation: dict[str, Any]) -> dict[str, Any]:
+        box: Sequence[float] = coco_box(annotation)
         if (annotation["area"] if annotation.get("area") is not None else 1) <= 0:
             box = (*box[:2], *box[:2])
         instance = {

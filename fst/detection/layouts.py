@@ -68,11 +68,7 @@ def _coco(root: str, split: str) -> dict[str, Any] | None:
 
 def _image_folder(root: str, file: str, split: str) -> str:
     """The folder that holds the first image of an annotation file; "" where none does."""
-    names = (
-        image.get("file_name")
-        for image in read_coco(osp.join(root, file))["images"]
-        if isinstance(image, dict)
-    )
-    first = str(next(names, ""))
+    entry = read_coco(osp.join(root, file))["images"][0]
+    first = str(entry.get("file_name", "")) if isinstance(entry, dict) else ""
     folders = [osp.dirname(file), *(folder.format(split=split) for folder in COCO_IMAGES)]
     return next((f for f in folders if osp.isfile(osp.join(root, f, first))), "")

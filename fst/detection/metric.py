@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mmdet.datasets.api_wrappers import COCO
@@ -12,13 +12,7 @@ from mmdet.registry import METRICS
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
 
-from fst.detection.annotations import (
-    category_ids,
-    fault_of_annotation,
-    fault_of_id,
-    fault_of_image,
-    read_coco,
-)
+from fst.detection.annotations import Annotation, Image, category_ids, fault, read_coco
 
 
 @METRICS.register_module()
@@ -72,8 +66,8 @@ class COCOFormatMetric(CocoMetric):
 
 def _indexed(data: dict[str, Any]) -> COCO:
     """What can be used of an annotation file: of each id the first entry, as data sets take it."""
-    images = _usable(data["images"], fault_of_image)
-    annotations = _usable(data["annotations"], lambda a: fault_of_id(a) or fault_of_annotation(a))
+    images = _usable(data["images"], Image)
+    annotations = _usable(data["annotations"], Annotation)
     for annotation in annotations:
         annotation["iscrowd"] = int(bool(annotation.get("iscrowd")))
         if annotation.get("area") is None:
@@ -85,9 +79,9 @@ def _indexed(data: dict[str, Any]) -> COCO:
     return api
 
 
-def _usable(entries: Sequence[Any], fault: Callable[[Any], str]) -> list[dict[str, Any]]:
+def _usable(entries: Sequence[Any], kind: type[Image] | type[Annotation]) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for entry in entries:
-        if not fault(entry):
+        if not fault(entry, kind):
             found.setdefault(entry["id"], entry)
     return list(found.values())

@@ -21,6 +21,8 @@ import torch
 import torchvision  # noqa: F401 (registers torch.ops.torchvision)
 from torch import Tensor
 
+from fst.basics.values import one_of
+
 EXTENSION = "mmcv._ext"
 HOW_TO_COMPILE = (
     "where torch and a C++ compiler are installed (tens of minutes): pip install "
@@ -44,7 +46,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         iou_threshold: rounded to float32, as in mmcv.
         offset: 0, or 1 where a box's width is x2 - x1 + 1.
     """
-    _check("offset", offset, (0, 1))
+    one_of("offset", int(offset), (0, 1))
     dtype = _compute_dtype(torch.promote_types(boxes.dtype, scores.dtype))
     boxes, scores = boxes.detach().to(dtype), scores.detach().to(dtype)
     if offset:
@@ -125,11 +127,6 @@ def roi_align_backward(
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
-
-
-def _check(name: str, value: object, allowed: tuple[int, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}.")
 
 
 def _check_average(pool_mode: int) -> None:

@@ -29,26 +29,13 @@ POINTER = "last_checkpoint"  # the file in which MMEngine names the newest check
 
 
 def refuse_no_folder(work_dir: str | os.PathLike[str]) -> None:
-    """Raise ValueError unless ``work_dir``, or what of its path exists, is a folder with a name."""
+    """Raise ValueError unless ``work_dir``, or what of its path exists, is a folder."""
     path = Path(work_dir)
-    try:
-        os.path.abspath(path).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"work_dir={str(work_dir)!r} is no UTF-8, in which logs and checkpoints name it; name "
-            "another one with --work-dir."
-        ) from error
     existing = next(part for part in (path, *path.parents, Path()) if os.path.lexists(part))
     if not existing.is_dir():
         raise ValueError(
             f"work_dir={str(work_dir)!r}: {str(existing)!r} is no folder; name another one with "
             "--work-dir."
-        )
-    pointer = path / POINTER
-    if pointer.is_dir():
-        raise ValueError(
-            f"work_dir={str(work_dir)!r}: {str(pointer)!r} is a folder, and a run writes a file of "
-            "that name: remove it, or name another work_dir with --work-dir."
         )
 
 

@@ -14,7 +14,7 @@ from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
 from fst.engine.config import read_sparsity
 from fst.engine.data import ImageDataset
-from fst.engine.data_root import datasets_within
+from fst.engine.data_root import datasets_of
 
 # The keys that MMEngine asks a config for by name: it ignores all others.
 ENV_CFG = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit")
@@ -52,8 +52,8 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     wrapper = config.get("optim_wrapper") or {}
     if wrapper.get("constructor", _CONSTRUCTOR) == _CONSTRUCTOR:  # others have keys of their own
         _check_paramwise(wrapper)
-    for name in dataloaders:
-        for dataset in datasets_within((config.get(name) or {}).get("dataset")):
+    for name, datasets in datasets_of(config).items():
+        for dataset in datasets if name in dataloaders else ():
             kind = dataset.get("type")
             kind = DATASETS.get(kind) if isinstance(kind, str) else kind
             if isinstance(kind, type) and issubclass(kind, ImageDataset):

@@ -10,7 +10,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import nn
 
-from fst.basics.text import suggest
+from fst.basics.values import one_of
 from fst.engine.recipe import build_loss
 from fst.engine.variants import (
     INITIALISATIONS,
@@ -53,17 +53,9 @@ class Classifier(BaseModel):
         super().__init__(data_preprocessor=_with_classes(data_preprocessor, self.num_classes))
         mixup = getattr(self.data_preprocessor, "mixup", None)
         self.loss = build_loss(loss, mixed=mixup is not None)
-        if test_time_augmentation not in (None, "flip"):
-            raise ValueError(
-                f"test_time_augmentation={test_time_augmentation!r} must be None or 'flip'."
-            )
-        if initialisation not in (None, *INITIALISATIONS):
-            raise ValueError(
-                f"initialisation={initialisation!r} is unknown."
-                f"{suggest(initialisation, INITIALISATIONS)}"
-            )
-        if not isinstance(blur_pool, bool):
-            raise ValueError(f"blur_pool={blur_pool!r} must be True or False.")
+        one_of("test_time_augmentation", test_time_augmentation, (None, "flip"))
+        one_of("initialisation", initialisation, (None, *INITIALISATIONS))
+        one_of("blur_pool", blur_pool, (False, True))
         self.test_time_augmentation = test_time_augmentation
         self.initialisation = initialisation
         self.channels_last = channels_last

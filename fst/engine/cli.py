@@ -137,7 +137,7 @@ def test(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw(config: Config, folder: str | None, score: float | None) -> None:
-    """Add the hook that draws detections."""
+    """Let mmdet's hook draw detections."""
     if folder is None:
         if score is not None:
             raise ValueError("--show-score-thr needs --show-dir.")
@@ -146,11 +146,15 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
         raise ValueError(
             "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
         )
-    from fst.detection.drawing import DrawDetectionsHook
-
-    options = {"folder": folder, "score_thr": 0.3 if score is None else score}
-    DrawDetectionsHook(**options)  # refuses wrong values before the run
-    config.custom_hooks = [*config.custom_hooks, {"type": "DrawDetectionsHook", **options}]
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"--show-dir {folder!r} is a file: detections are drawn into a folder.")
+    score = 0.3 if score is None else score
+    if not 0 <= score <= 1:
+        raise ValueError(f"--show-score-thr {score!r} must be between 0 and 1.")
+    config.visualizer = {"type": "DetLocalVisualizer"}
+    drawing = {"type": "DetVisualizationHook", "draw": True, "score_thr": score}
+    drawing["test_out_dir"] = os.path.abspath(folder)  # mmdet puts others below the work dir
+    config.default_hooks = {**(config.get("default_hooks") or {}), "visualization": drawing}
 
 
 def fold(argv: Sequence[str] | None = None) -> int:

@@ -78,10 +78,11 @@ def load_config(
     if _is_detector(config):
         _require_mmdet(path)
         from fst.detection.config import prepare
-
-        prepare(config, checkpoint, options or {})
     else:
-        data_root.prepare(config, checkpoint, options or {})
+        prepare = data_root.prepare
+    counted = {"data_root", "classes"} & config.keys()
+    trained = data_root.classes_of_checkpoint(checkpoint) if counted else []
+    prepare(config, data_root.datasets_of(config), trained, options or {})
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 EVALUATORS = ("val_evaluator", "test_evaluator")
 
 
-def prepare(config: Config, checkpoint: str | None = None, options: Collection[str] = ()) -> None:
+def prepare(
+    config: Config,
+    datasets: Mapping[str, Sequence[Any]],
+    trained: Sequence[str] = (),
+    options: Collection[str] = (),
+) -> None:
     """Apply ``data_root`` to a classifier's config, in place.
 
     - Every ImageFolder without a ``data_root`` of its own takes it.
@@ -24,8 +29,9 @@ def prepare(config: Config, checkpoint: str | None = None, options: Collection[s
 
     Args:
         config: The whole config.
-        checkpoint: Path of a checkpoint that will be used. Its classes are counted if it names
-            them, else the folders of the training data.
+        datasets: Of each dataloader its data sets and their wrappers.
+        trained: The classes of a checkpoint that will be used, which are counted; without them
+            the folders of the training data are.
         options: Names of the keys that the command line has set.
 
     Raises:
@@ -36,8 +42,8 @@ def prepare(config: Config, checkpoint: str | None = None, options: Collection[s
         return
     folders = [
         dataset
-        for name in LOADERS
-        for dataset in datasets_within((config.get(name) or {}).get("dataset"))
+        for group in datasets.values()
+        for dataset in group
         if dataset.get("type") in ("ImageFolder", ImageFolder) and "data_root" not in dataset
     ]
     if not folders and "data_root" in options:
@@ -48,7 +54,15 @@ def prepare(config: Config, checkpoint: str | None = None, options: Collection[s
     for dataset in folders:
         dataset["data_root"] = root
     if folders:
-        _set_num_classes(config, _count(folders[0], checkpoint))
+        counted = trained or class_folders(root, folders[0].get("split"))
+        _set_num_classes(config, len(counted))
+
+
+def datasets_of(config: Config) -> dict[str, list[Any]]:
+    """Of each dataloader of a config its data sets, and those within wrappers."""
+    return {
+        name: list(datasets_within((config.get(name) or {}).get("dataset"))) for name in LOADERS
+    }
 
 
 def datasets_within(dataset: Any) -> Iterator[Any]:
@@ -60,13 +74,11 @@ def datasets_within(dataset: Any) -> Iterator[Any]:
             yield from datasets_within(part)
 
 
-def _count(dataset: Any, checkpoint: str | None) -> int:
-    """How many classes there are; 0 where nothing says so."""
-    if checkpoint is not None and Path(checkpoint).is_file():
-        known = trained_classes(load_checkpoint_safely(checkpoint))
-        if known:
-            return len(known)
-    return len(class_folders(dataset["data_root"], dataset.get("split")))
+def classes_of_checkpoint(path: str | None) -> list[str]:
+    """The names of the classes that a checkpoint has; empty if it names none or is not there."""
+    if path is None or not Path(path).is_file():
+        return []
+    return trained_classes(load_checkpoint_safely(path))
 
 
 def _set_num_classes(config: Config, count: int) -> None:

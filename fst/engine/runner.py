@@ -31,7 +31,6 @@ from fst.engine.classifier import Classifier
 from fst.engine.data import ImageFolder, build_dataloader
 from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
 from fst.engine.model import unwrapped
-from fst.engine.recipe import check_keys
 from fst.environment import code
 
 _REPLACED_HOOKS = {
@@ -122,7 +121,6 @@ class Runner(mmengine.runner.Runner):
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
         if self.cfg.get("ema") is not None:
-            check_keys("ema", ModelEMAHook, self.cfg.ema)
             self.register_hook({"type": "ModelEMAHook", **self.cfg.ema})
         if sum(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks) > 1:
             raise ValueError("the config averages weights twice: use `ema` alone.")
@@ -135,35 +133,28 @@ class Runner(mmengine.runner.Runner):
     def build_train_loop(self, loop: Any) -> Any:
         """Also checks that the model can tell the classes apart."""
         loop = super().build_train_loop(loop)
-        self._say(loop.dataloader.dataset)
         self._check_classes(loop.dataloader.dataset)
         return loop
 
     def build_val_loop(self, loop: Any) -> Any:
         """Also checks that classes have the numbers that they have in training."""
         loop = super().build_val_loop(loop)
-        self._say(loop.dataloader.dataset)
         training = getattr(self._train_loop, "dataloader", None)
-        self._check_classes(loop.dataloader.dataset, _classes(training and training.dataset))
+        trained = _classes(getattr(training and training.dataset, "metainfo", None))
+        self._check_classes(loop.dataloader.dataset, trained)
         return loop
 
-    def _say(self, dataset: Any) -> None:
+    def _check_classes(self, dataset: Any, trained: Sequence[str] = ()) -> None:
         if isinstance(dataset, ImageFolder):
             self.logger.info(str(dataset))
-
-    def _check_classes(self, dataset: Any, trained: Sequence[str] = ()) -> None:
-        if not isinstance(self._bare_model, Classifier):  # detectors have ClassCheckHook
-            return
-        outputs, classes = self._bare_model.num_classes, _classes(dataset)
-        numbers = dict(zip(trained, range(len(trained)), strict=True))
-        for number, name in enumerate(classes):
-            if numbers.get(name, number) != number:
-                raise ValueError(
-                    f"class {name!r} is number {number} of {len(classes)} in the data to evaluate, "
-                    f"and number {numbers[name]} of {len(trained)} in the training: give both the "
-                    "same classes."
-                )
-        if outputs is not None and len(classes) > outputs:
+        classes = _classes(getattr(dataset, "metainfo", None))
+        if trained and classes != trained[: len(classes)]:
+            raise ValueError(
+                f"the classes of the training are {', '.join(trained)}, those of the data "
+                f"{', '.join(classes)}: give both the same classes, in the same order."
+            )
+        outputs = getattr(self._bare_model, "num_classes", None)
+        if isinstance(outputs, int) and len(classes) > outputs:
             raise ValueError(
                 f"the dataset has {len(classes)} classes, but the model num_classes={outputs}."
             )
@@ -252,10 +243,11 @@ class Runner(mmengine.runner.Runner):
         self._check_overlap(checkpoint["state_dict"], filename)
         if not self._is_training:
             check_sparsity(checkpoint, filename, has_hook)
-            trained = (checkpoint.get("meta") or {}).get("dataset_meta")
-            for loop in (self._val_loop, self._test_loop):
+        if self._resume or not self._is_training:
+            trained = _classes((checkpoint.get("meta") or {}).get("dataset_meta"))
+            for loop in (self._train_loop, self._val_loop, self._test_loop):
                 if isinstance(loop, BaseLoop):
-                    self._check_classes(loop.dataloader.dataset, _classes_in(trained))
+                    self._check_classes(loop.dataloader.dataset, trained)
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
         strict = strict or self._resume or not self._is_training
         try:
@@ -299,11 +291,7 @@ class Runner(mmengine.runner.Runner):
             super().save_checkpoint(str(partial.parent), partial.name, *args, **kwargs)
 
 
-def _classes(dataset: Any) -> tuple[str, ...]:
-    return _classes_in(getattr(dataset, "metainfo", None))
-
-
-def _classes_in(metainfo: Any) -> tuple[str, ...]:
+def _classes(metainfo: Any) -> tuple[str, ...]:
     return tuple((metainfo or {}).get("classes") or ())
 
 

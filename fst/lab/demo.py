@@ -23,8 +23,10 @@ from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
 from fst.conversion import fold
 from fst.engine.checkpoint import newest_checkpoint
+from fst.engine.config import load_config
 from fst.engine.model import sparse_root
 from fst.engine.packaged import config_path
+from fst.engine.trained import trained_model
 from fst.environment import cores, machine, versions
 from fst.lab.ablation.configs import make_runs
 from fst.lab.ablation.folders import RunFolder
@@ -33,11 +35,11 @@ from fst.lab.ablation.plots import draw_training
 from fst.lab.ablation.results import Results, collect
 from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.analysis.commands.macs import count_step
-from fst.lab.analysis.subject import Subject, from_config
 from fst.lab.arguments import command_of
-from fst.lab.benchmark import PLAIN, Training, contestants
+from fst.lab.benchmark import PLAIN, contestants
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
+from fst.lab.subject import Training, from_config
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 from fst.verification import verify
@@ -102,23 +104,22 @@ def _grid(arguments: argparse.Namespace, config: Path) -> Grid:
 def _document(results: Results, arguments: argparse.Namespace, command: str) -> Document:
     """The table and the curves of the trained runs, with what is needed to repeat them."""
     strategies = {name: get_strategy(name) for name in results.grid.settings}
-    subjects = {name: _trained(arguments.out, name, arguments.seeds[0]) for name in strategies}
-    subject = next(iter(subjects.values()))
-    times = _step_times(subject, strategies, arguments.repeats)
+    training = _training(str(results.grid.base))
+    times = _step_times(training, strategies, arguments.repeats)
     rows = [
         [
             name,
             str(results.summary(name, ACCURACY)),
             _relative(times[name], times[PLAIN]),
-            _pattern(subject),
-            *_kept(subject),
+            _pattern(RunFolder.of(arguments.out, name, arguments.seeds[0])),
+            *_kept(training, strategy),
         ]
-        for name, subject in subjects.items()
+        for name, strategy in strategies.items()
     ]
     caption = (
         f"Test accuracy after {arguments.epochs} epochs: mean ± standard deviation of "
         f"{len(arguments.seeds)} seed(s). Time of a step: forward, backward and SGD, batch "
-        f"{subject.batch_shape[0]}, over PyTorch's dense step ({times[PLAIN]} ms): medians and "
+        f"{training.batch_shape[0]}, over PyTorch's dense step ({times[PLAIN]} ms): medians and "
         f"quartiles of {arguments.repeats} turns in alternating order, {arguments.threads} "
         "thread(s). 2:4 at the end: share of the convolutions' weights that lie in 2:4 layers of "
         f"the folded model. {', '.join(GEMMS)}: the pruned operand and the share of the "
@@ -133,21 +134,18 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
     )
 
 
-def _trained(work_dir: Path, name: str, seed: int) -> Subject:
-    """The network of a strategy and a seed, with a batch of its training images."""
-    folder = RunFolder.of(work_dir, name, seed)
-    return from_config(str(folder.config), checkpoint=newest_checkpoint(folder.path))
+def _training(path: str) -> Training:
+    """The demo's network with a random batch of the size that it trains with."""
+    loader = load_config(path).train_dataloader
+    return from_config(path, loader.batch_size, (loader.dataset.size, loader.dataset.size))
 
 
 def _step_times(
-    subject: Subject, strategies: Mapping[str, Strategy], repeats: int
+    training: Training, strategies: Mapping[str, Strategy], repeats: int
 ) -> dict[str, Timing]:
     """Milliseconds of PyTorch's and each strategy's training step, taken in turns."""
-    training = Training(
-        subject.model, lambda model: subject.loss(model, subject.batches[0]), sparse_root
-    )
     ready = contestants(training, strategies).ready
-    return compare({name: ready[name].step for name in ready}, repeats, subject.device)
+    return compare({name: ready[name].step for name in ready}, repeats, training.device)
 
 
 def _relative(timing: Timing, plain: Timing) -> str:
@@ -156,9 +154,10 @@ def _relative(timing: Timing, plain: Timing) -> str:
     return f"{median:.2f} x ({low:.2f} to {high:.2f})"
 
 
-def _pattern(subject: Subject) -> str:
+def _pattern(folder: RunFolder) -> str:
     """The share of the convolutions' weights that lie in layers with 2:4 zeros, once folded."""
-    layers = verify(fold(sparse_root(subject.converted(subject.strategy)[0]))).layers
+    trained = trained_model(load_config(str(folder.config)), newest_checkpoint(folder.path))
+    layers = verify(fold(sparse_root(trained))).layers
     sizes = [math.prod(layer.shape) for layer in layers]
     sparse = sum(
         size for layer, size in zip(layers, sizes, strict=True) if layer.ok and layer.density < 1
@@ -166,10 +165,10 @@ def _pattern(subject: Subject) -> str:
     return f"{100 * sparse / sum(sizes):.1f} %" if sparse else "nothing"
 
 
-def _kept(subject: Subject) -> list[str]:
+def _kept(training: Training, strategy: Strategy) -> list[str]:
     """For each GEMM the pruned operand, and the share of multiply-adds that is left."""
-    report = count_step(subject, subject.strategy)
-    rules = {gemm: subject.strategy.rule(gemm) for gemm in GEMMS}
+    report = count_step(training, strategy)
+    rules = {gemm: strategy.rule(gemm) for gemm in GEMMS}
     return [
         f"{rule.operand} {100 * report.total(gemm).share_left:.0f} %" if rule else "dense"
         for gemm, rule in rules.items()

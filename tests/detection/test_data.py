@@ -1,13 +1,10 @@
 """Bad annotations and images: an error that names them, or a counted, logged skip."""
 
-from types import SimpleNamespace
-
 import pytest
 from mmengine.logging import MMLogger
 from PIL import Image
 
 from fst.detection.annotations import Kind
-from fst.detection.drawing import DrawDetectionsHook
 from tests.detection.damage import (
     coco,
     edit_json,
@@ -161,15 +158,8 @@ def test_absent_size_is_read_from_the_image(own_drawn, make, is_zero, log):
         with pytest.raises(ValueError, match="1 x image without width and height: .*image 1"):
             make(own_drawn)
     policy = "skip" if make is coco else "error"
-    for check in (True, False):
-        (info, *_) = infos(make(own_drawn, bad_annotations=policy, check_images=check))
-        assert (info["width"], info["height"]) == (128, 96)
-
-
-@pytest.mark.parametrize("make", [voc, coco])
-def test_images_are_not_checked_if_unwanted(own_drawn, make):
-    image_path(own_drawn).write_bytes(b"")
-    assert len(make(own_drawn, check_images=False)) == 8
+    (info, *_) = infos(make(own_drawn, bad_annotations=policy))
+    assert (info["width"], info["height"]) == (128, 96)
 
 
 @pytest.mark.parametrize("make", [voc, coco])
@@ -212,15 +202,6 @@ def test_boxes_of_the_stored_image_are_no_boxes_of_the_turned_one(own_drawn, mak
     with pytest.raises(ValueError, match="000.jpg: 96 x 128 instead of 128 x 96"):
         make(own_drawn)
     assert len(make(own_drawn, bad_annotations="skip")) == 7
-    # whoever loads the image as it is stored has the image that was annotated
-    stored = [dict(type="LoadImageFromFile", color_type="color_ignore_orientation")]
-    dataset = make(own_drawn, pipeline=stored, bad_annotations="skip")
-    loaded = dataset[0]
-    assert loaded["img"].shape[:2] == (loaded["height"], loaded["width"]) == (128, 96)
-    hook = DrawDetectionsHook(str(own_drawn))
-    loop = SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
-    hook.before_test(SimpleNamespace(test_loop=loop))
-    assert hook._flag == "color_ignore_orientation"
 
 
 @pytest.mark.parametrize("make", [voc, coco])

@@ -44,7 +44,7 @@ def test_a_training_starts_from_it_and_loaded_weights_stay():
     assert torch.equal(convolution.weight, started)
     with pytest.raises(ValueError, match="initialisation='he' is unknown"):
         Classifier(architecture, initialisation="he")
-    with pytest.raises(ValueError, match="blur_pool=1 must be"):
+    with pytest.raises(ValueError, match="blur_pool=1 is unknown"):
         Classifier(architecture, blur_pool=1)
 
 

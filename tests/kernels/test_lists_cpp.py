@@ -182,7 +182,18 @@ def test_long_lists(channels, threads, memory):
     index = chosen.nonzero().flatten().int()
     scale = torch.rand(len(index)) + 0.5
     geometry = ((1, 1), (1, 1), (1, 1))
-    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, weight.shape, *geometry, 1)
+    arguments = (
+        grad_output,
+        input,
+        index,
+        scale,
+        NO_SOURCE,
+        NO_MEAN,
+        NO_SUMS,
+        weight.shape,
+        *geometry,
+        1,
+    )
     found = with_threads(threads, cpp.list_grad_weight, *arguments, False)
     rows = spread(grad_output.double(), index, scale)
     exact = torch.nn.grad.conv2d_weight(input.double(), weight.shape, rows, padding=1)
@@ -204,7 +215,19 @@ def test_rows_of_a_smaller_map():
         rows = folded.contiguous(memory_format=memory)
         scale = torch.ones(len(index))
         shape = (7, 5, 3, 3)
-        arguments = (rows, input, index, scale, source, NO_MEAN, NO_SUMS, shape, *geometry, 1, False)
+        arguments = (
+            rows,
+            input,
+            index,
+            scale,
+            source,
+            NO_MEAN,
+            NO_SUMS,
+            shape,
+            *geometry,
+            1,
+            False,
+        )
         found = cpp.list_grad_weight(*arguments)
         wide = torch.zeros_like(grad_output)
         wide[..., 0::2] = folded
@@ -238,7 +261,19 @@ def test_empty_lists_and_batches():
     for samples in (0, 2):
         grad_output, input = torch.randn(samples, 4, 5, 5), torch.randn(samples, 3, 5, 5)
         found = cpp.list_grad_weight(
-            *(grad_output, input, none, nothing, none, nothing, nothing, weight.shape, *geometry, 1, True)
+            *(
+                grad_output,
+                input,
+                none,
+                nothing,
+                none,
+                nothing,
+                nothing,
+                weight.shape,
+                *geometry,
+                1,
+                True,
+            )
         )
         assert torch.equal(found, torch.zeros(4, 3, 3, 3))
         found = cpp.list_grad_input(
@@ -247,6 +282,17 @@ def test_empty_lists_and_batches():
         assert torch.equal(found, torch.zeros(samples, 3, 5, 5))
     scores, sums = cpp.measure_positions(grad_output[:0], (5, 5), (3, 3), *geometry, True)
     assert len(scores) == 0 and torch.equal(sums, torch.zeros(4, 3, 3))
+
+
+def test_an_empty_list_leaves_the_share_of_the_mean():
+    """As where all drawn positions lie in the other half of the batch."""
+    none, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
+    mean, sums, shape = torch.randn(6), torch.randn(4, 3, 3), (4, 3, 3, 3)
+    geometry = ((1, 1), (1, 1), (1, 1))
+    operands = (torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5), none, nothing, none)
+    found = cpp.list_grad_weight(*operands, mean, sums, shape, *geometry, 2, False)
+    wanted = torch.einsum("oc,ohw->ochw", mean.view(2, 3).repeat_interleave(2, 0), sums)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_wrong_arguments_are_named():
@@ -259,7 +305,10 @@ def test_wrong_arguments_are_named():
     index, scale = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
 
     def run(**changed):
-        given = dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS) | changed
+        given = (
+            dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS)
+            | changed
+        )
         return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
 
     for changed, reason in (
@@ -311,7 +360,17 @@ def test_operators_agree_with_their_declarations():
         scores = operators.measure_positions_cpp(*arguments)[0]
         check(operators.draw_positions_cpp, (scores, 9, start), test_utils=kinds)
         listed = operators.draw_positions_cpp(scores, 9, start)
-        arguments = (grad_output, input, *listed, NO_SOURCE, NO_MEAN, NO_SUMS, [4, 3, 3, 3], *geometry, 2)
+        arguments = (
+            grad_output,
+            input,
+            *listed,
+            NO_SOURCE,
+            NO_MEAN,
+            NO_SUMS,
+            [4, 3, 3, 3],
+            *geometry,
+            2,
+        )
         for last in (True, False):
             check(operators.list_grad_weight_cpp, (*arguments, last), test_utils=kinds)
         arguments = (grad_output, weight, *listed, [2, 6, 7, 5], *geometry, 2)

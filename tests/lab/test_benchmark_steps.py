@@ -8,7 +8,7 @@ from torch import nn
 
 import fst
 from fst.lab import benchmark
-from fst.lab.benchmark import StepTimes, Timing, Training, breakdown
+from fst.lab.benchmark import Training, breakdown
 from fst.lab.benchmark.memory import measure_memory, saved_bytes
 from fst.ops.geometry import Geometry
 
@@ -108,16 +108,6 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
     assert times.failed == made.failed and times.host == {}
 
 
-def test_ratios_are_to_the_eager_and_to_the_fastest_dense_step():
-    def took(median: float) -> Timing:
-        return Timing(median, median, median)
-
-    times = {"torch": took(6), "torch, compiled": took(4), "fst": took(2)}
-    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 2)
-    times["torch, compiled"] = took(12)
-    assert StepTimes(times, {}, {}, {}).ratios("fst") == (3, 3)
-
-
 SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
 TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
 
@@ -174,8 +164,3 @@ def test_the_parts_of_a_step_add_up_to_it():
         )
         assert ("pruning, sums, copies" in parts) == (name == "fst")
     assert not any(layer._forward_hooks for layer in made.ready["fst"].model.modules())
-    fitted = breakdown.parts_of_step(100.0, spent["fst"], "cpu")
-    assert sum(fitted.values()) == pytest.approx(100)
-    waiting = breakdown.parts_of_step(100.0, {"optimizer": 40.0}, "cuda")
-    assert waiting == {"optimizer": 40.0, breakdown.IDLE: 60.0}
-    assert breakdown.parts_of_step(20.0, {"optimizer": 40.0}, "cuda") == {"optimizer": 20.0}

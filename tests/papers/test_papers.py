@@ -116,3 +116,19 @@ def test_time_to_accuracy(tables, tmp_path):
     curves, _ = tables("time_to_accuracy", tmp_path / "sdgp", "--target", "42")
     assert [row["time is"] for row in curves] == ["measured", "projected"]
     assert [row["seconds to 42"] for row in curves] == [2.0, pytest.approx(2 * 5 / 6, rel=1e-3)]
+
+
+def test_heatmap(tables, tmp_path):
+    def setting(n, m, mean):
+        metric = {"mean": mean, "interval": None if mean is None else 0.5}
+        return {"sparsity": {"n": n, "m": m}, "metrics": {"accuracy/top1": metric}}
+
+    settings = {"a": setting(1, 4, 94.0), "b": setting(2, 4, 95.0), "c": setting(1, 8, None)}
+    made = {"title": "A grid", "interval": "an interval", "settings": settings}
+    (tmp_path / "results.json").write_text(json.dumps(made))
+    (rows,) = tables("heatmap", tmp_path)
+    assert [(row["m/n"], row["m"], row["accuracy/top1"]) for row in rows] == [
+        (2, 4, 95),
+        (4, 4, 94),
+        (8, 8, None),
+    ]

@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from record import conv_names, record_step
+from subject import same_draws
 from torch import nn
-
-from fst.lab.analysis.subject import same_draws
 
 
 class Shared(nn.Module):

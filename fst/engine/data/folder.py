@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from mmengine.registry import DATASETS
 from PIL import Image
+from torchvision.datasets.folder import find_classes, make_dataset
 
 from fst.engine.data.base import ImageDataset, balanced_subset
 from fst.engine.data.transforms import Transforms, stacked
@@ -43,19 +44,11 @@ class ImageFolder(ImageDataset):
         skip: int = 0,
     ) -> None:
         self.check(data_root=data_root, split=split)
-        root = _root(data_root, split)
-        self.root, self.classes = root, class_folders(data_root, split)
-        found = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted(_images_below(root / name))
-        ]
+        self.root = _root(data_root, split)
+        names, numbers = find_classes(str(self.root))
+        self.classes = tuple(names)
+        found = make_dataset(str(self.root), numbers, EXTENSIONS)
         labels = torch.tensor([label for _, label in found])
-        empty = [
-            c for c, n in zip(self.classes, _counts(labels, self.classes), strict=True) if not n
-        ]
-        if empty:
-            raise ValueError(f"classes without images in {str(root)!r}: {', '.join(empty)}.")
         rows = torch.arange(len(found))
         if subset is not None or skip:
             rows = balanced_subset(labels, subset, skip)

@@ -11,8 +11,12 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
 
-from fst.basics.values import is_integer, is_number
+from fst.basics.values import check_integer, is_number
 from fst.engine.model import built_wrappers, unwrapped
+from fst.engine.recipe import check_keys
+
+# of timm's arguments: what no config can give, or what has one sensible value here
+REFUSED = ("model", "foreach", "dtype", "stochastic_rounding", "stochastic_rounding_seed")
 
 
 @HOOKS.register_module()
@@ -41,37 +45,19 @@ class ModelEMAHook(Hook):
 
     priority = "NORMAL"
 
-    def __init__(
-        self,
-        decay: float = 0.9999,
-        min_decay: float = 0.0,
-        update_after_step: int = 0,
-        use_warmup: bool = False,
-        warmup_gamma: float = 1.0,
-        warmup_power: float = 2 / 3,
-        exclude_buffers: bool = False,
-        device: str | None = None,
-    ) -> None:
-        for name, value in (("decay", decay), ("min_decay", min_decay)):
+    def __init__(self, **options: Any) -> None:
+        check_keys("ema", ModelEmaV3, options, refused=REFUSED)
+        decay, least = options.get("decay", 0.9999), options.get("min_decay", 0.0)
+        for name, value in (("decay", decay), ("min_decay", least)):
             if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"ema {name}={value!r} must be a number from 0 to below 1.")
-        if min_decay > decay:
-            raise ValueError(f"ema min_decay={min_decay!r} must not exceed decay={decay!r}.")
-        if not is_integer(update_after_step) or update_after_step < 0:
-            raise ValueError(f"ema update_after_step={update_after_step!r} must be a step, from 0.")
-        for name, value in (("warmup_gamma", warmup_gamma), ("warmup_power", warmup_power)):
-            if not value > 0:
-                raise ValueError(f"ema {name}={value!r} must be positive.")
-        self._options = {
-            "decay": decay,
-            "min_decay": min_decay,
-            "update_after_step": update_after_step,
-            "use_warmup": use_warmup,
-            "warmup_gamma": warmup_gamma,
-            "warmup_power": warmup_power,
-            "exclude_buffers": exclude_buffers,
-            "device": device,
-        }
+        if least > decay:
+            raise ValueError(f"ema min_decay={least!r} must not exceed decay={decay!r}.")
+        check_integer("ema update_after_step", options.get("update_after_step", 0), 0)
+        for name in ("warmup_gamma", "warmup_power"):
+            if not options.get(name, 1) > 0:
+                raise ValueError(f"ema {name}={options[name]!r} must be positive.")
+        self._options = options
         self._average: ModelEmaV3 | None = None
         self._resumed: dict[str, torch.Tensor] | None = None
 

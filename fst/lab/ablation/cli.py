@@ -26,8 +26,6 @@ from fst.lab.ablation.results import collect
 from fst.lab.ablation.run import (
     TRAIN,
     Failure,
-    Process,
-    Start,
     Trainer,
     signals_handled,
 )
@@ -73,7 +71,6 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         threads=_threads(arguments),
         metric=grid.metric.key,
         console=console,
-        start=_start(arguments),
     )
     if arguments.dry_run:
         _print_plan(runs, trainer, console, times)
@@ -120,23 +117,11 @@ def _invocation(
 
 
 def _threads(arguments: argparse.Namespace) -> int:
-    """OMP_NUM_THREADS of each run: the user's, or the job's cores, or this machine's shared out."""
+    """OMP_NUM_THREADS of each run: the user's, or this machine's cores shared out."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given) > 0:
         return int(given)
-    if arguments.submit:
-        return int(arguments.submit_options.get("cpus_per_task", 1))
     return max(1, cores() // arguments.jobs)
-
-
-def _start(arguments: argparse.Namespace) -> Start:
-    if arguments.submit is None:
-        if arguments.submit_options:
-            raise ValueError(f"--submit-options {arguments.submit_options} needs --submit.")
-        return Process
-    from fst.lab.ablation.submit import Cluster
-
-    return Cluster(arguments.submit, arguments.submit_options)
 
 
 def _print_plan(

@@ -71,7 +71,6 @@ class _GridKeys(_Keys):
     baseline: str | msgspec.UnsetType | None = msgspec.UNSET
     published: dict[str, str | dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    heatmap: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class Grid:
     lengths: Mapping[str, int] = field(default_factory=dict)
     baseline: str | None = None
     published: tuple[Published, ...] = ()
-    heatmap: tuple[str, ...] = ()
 
     @property
     def metric(self) -> Metric:
@@ -171,7 +169,6 @@ def load_grid(path: str | Path) -> Grid:
         epochs=keys.epochs,
         baseline=baseline,
         published=published,
-        heatmap=tuple(keys.heatmap),
     )
     _check_references(grid)
     return grid
@@ -210,6 +207,8 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} is no valid YAML: {message}") from error
+    if isinstance(raw, dict) and "heatmap" in raw:
+        raise ValueError(f"{path}: 'heatmap' is gone: benchmarks/papers/heatmap.py draws it.")
     keys = _typed(raw, _GridKeys, str(path))
     own = {}
     for name, entry in keys.settings.items():
@@ -281,7 +280,6 @@ def _setting(
 def _check_references(grid: Grid) -> None:
     names = {f"settings.{s.name}.start_from": s.start_from for s in grid.settings.values()}
     names |= {"baseline": grid.baseline}
-    names |= {f"heatmap[{i}]": name for i, name in enumerate(grid.heatmap)}
     for key, name in names.items():
         if name is not None and name not in grid.settings:
             raise ValueError(
@@ -293,9 +291,3 @@ def _check_references(grid: Grid) -> None:
             if name in seen:
                 raise ValueError(f"{grid.path}: settings.{name}.start_from leads back to itself.")
             seen.add(name)
-    for name in grid.heatmap:
-        missing = {"n", "m"} - set(grid.settings[name].sparsity or {})
-        if missing:
-            raise ValueError(
-                f"{grid.path}: heatmap names {name!r}, whose sparsity has no {sorted(missing)}."
-            )

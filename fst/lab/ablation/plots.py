@@ -1,11 +1,10 @@
-"""The figures of an ablation: results beside published numbers, curves, heat map over N:M."""
+"""The figures of an ablation: results beside published numbers, curves."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fst.lab.ablation.results import INTERVAL, Results
@@ -25,10 +24,7 @@ def draw(results: Results, folder: Path) -> list[Figure]:
     """Write the figures for which there is something to show."""
     if not results.measured():
         return []
-    figures = [_dots(results, folder), draw_training(results, folder)]
-    if any(results.of(name) for name in results.grid.heatmap):
-        figures.append(_heatmap(results, folder))
-    return figures
+    return [_dots(results, folder), draw_training(results, folder)]
 
 
 def _dots(results: Results, folder: Path) -> Figure:
@@ -84,38 +80,3 @@ def draw_training(results: Results, folder: Path) -> Figure:
         file = save(drawn, folder, "curves")
     caption = f"Mean over the seeds and range from the lowest to the highest, by {x_label}."
     return Figure(title=f"{metric.label} and training loss", file=file, caption=caption)
-
-
-def _heatmap(results: Results, folder: Path) -> Figure:
-    grid, metric = results.grid, results.grid.metric
-    cells = {}
-    for name in grid.heatmap:
-        sparsity = grid.settings[name].sparsity or {}
-        cells[sparsity["m"] / sparsity["n"], sparsity["m"]] = results.summary(name, metric)
-    ratios = sorted({ratio for ratio, _ in cells}, reverse=True)
-    sizes = sorted({size for _, size in cells})
-    image = np.full((len(ratios), len(sizes)), np.nan)
-    for (ratio, size), summary in cells.items():
-        image[ratios.index(ratio), sizes.index(size)] = summary.mean
-    with figure(1.2 + 0.75 * len(ratios)) as (drawn, axis):
-        axis.grid(False)
-        axis.spines[:].set_visible(False)
-        mesh = axis.pcolormesh(image, cmap="viridis", edgecolor="white", linewidth=2)
-        middle = (np.nanmin(image) + np.nanmax(image)) / 2
-        for (row, column), value in np.ndenumerate(image):
-            summary = cells.get((ratios[row], sizes[column]))
-            colour = "#808080" if math.isnan(value) else "white" if value < middle else "black"
-            text = "N/A" if summary is None else str(summary)
-            axis.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour)
-        axis.set_xticks(np.arange(len(sizes)) + 0.5, map(str, sizes))
-        axis.set_yticks(np.arange(len(ratios)) + 0.5, [f"{ratio:g}" for ratio in ratios])
-        axis.set(xlabel="group size m", ylabel="sparsity ratio m/n")
-        axis.invert_yaxis()
-        drawn.colorbar(mesh, ax=axis, label=metric.label)
-        file = save(drawn, folder, "heatmap")
-    return Figure(
-        title=f"{metric.label} by N:M",
-        file=file,
-        caption="Each row a sparsity ratio, each column a group size; mean over the seeds; "
-        f"±: half of {INTERVAL}.",
-    )

@@ -1,8 +1,7 @@
-"""What the runs of a grid logged, and what that says: means, intervals, orderings."""
+"""What the runs of a grid logged, and what that says: means and intervals."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Collection, Sequence
@@ -14,7 +13,7 @@ from scipy.special import stdtrit
 
 from fst.lab.ablation.configs import PlannedRun, make_runs
 from fst.lab.ablation.folders import RunFolder
-from fst.lab.ablation.grid import Grid, Metric, Published
+from fst.lab.ablation.grid import Grid, Metric
 from fst.lab.reporting.runs import RunLog, is_run, read_run
 
 CONFIDENCE = 0.95  # of every interval
@@ -75,30 +74,6 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Reversal:
-    """Two settings in another order than published.
-
-    ``beyond_noise`` says whether the interval of the difference leaves out 0, the seeds of both
-    being paired; None for fewer than two seeds.
-    """
-
-    published_better: str
-    ours_better: str
-    published_gap: float
-    our_gap: float
-    beyond_noise: bool | None
-
-
-@dataclass(frozen=True)
-class Ordering:
-    """How the order of the settings compares with one column of published numbers."""
-
-    column: Published
-    pairs: int
-    reversals: tuple[Reversal, ...]
-
-
-@dataclass(frozen=True)
 class Results:
     """All the runs of a grid that left something in the work dir."""
 
@@ -126,10 +101,6 @@ class Results:
         """The settings with a finished run."""
         return [name for name in self.grid.settings if self.of(name)]
 
-    def orderings(self) -> list[Ordering]:
-        """For each column of published numbers, which pairs of settings are reversed here."""
-        return [_ordering(self, column) for column in self.grid.published]
-
 
 def collect(
     grid: Grid, work_dir: Path, names: Sequence[str], seeds: Collection[int] | None = None
@@ -140,7 +111,6 @@ def collect(
         grid,
         settings=settings,
         baseline=grid.baseline if grid.baseline in settings else None,
-        heatmap=tuple(name for name in grid.heatmap if name in settings),
     )
     runs: list[RunResult] = []
     for name in settings:
@@ -165,36 +135,3 @@ def _read(work_dir: Path, run: PlannedRun) -> RunResult:
     log = read_run(folder.path) if is_run(folder.path) else None
     reason = failed.get("reason", "")
     return RunResult(run.setting, run.seed, state, log, finished or made, reason)
-
-
-def _ordering(results: Results, column: Published) -> Ordering:
-    metric = results.grid.metric
-    sign = 1 if metric.better == "higher" else -1
-    published = {
-        name: setting.published[column.name]
-        for name, setting in results.grid.settings.items()
-        if column.name in setting.published and results.summary(name, metric).values
-    }
-    pairs = [
-        sorted(pair, key=lambda name: -sign * published[name])
-        for pair in itertools.combinations(published, 2)
-        if published[pair[0]] != published[pair[1]]
-    ]
-    reversals = []
-    for better, worse in pairs:
-        upper, lower = (results.summary(name, metric) for name in (better, worse))
-        gap = sign * (lower.mean - upper.mean)
-        if gap > 0:
-            paired = results.change(worse, better, metric)
-            beyond = abs(paired.mean) > paired.interval if len(paired.values) > 1 else None
-            reversals.append(
-                Reversal(
-                    published_better=better,
-                    ours_better=worse,
-                    published_gap=abs(published[better] - published[worse]),
-                    our_gap=gap,
-                    beyond_noise=beyond,
-                )
-            )
-    reversals.sort(key=lambda reversal: -reversal.our_gap)
-    return Ordering(column, len(pairs), tuple(reversals))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -46,31 +46,11 @@ class Failure:
     reason: str
 
 
-class Job(Protocol):
-    """A training that was started."""
-
-    def poll(self) -> int | None:
-        """Exit status, or None while it goes on."""
-
-    def stop(self) -> None:
-        """End it."""
-
-
-class Start(Protocol):
-    """Starts ``command`` in ``folder``, with so many threads; what it prints goes to log.txt.
-
-    ``lock`` is the locked file of the folder, which the caller holds until the job has ended.
-    """
-
-    def __call__(
-        self, command: Sequence[str], folder: Path, threads: int, lock: IO[str]
-    ) -> Job: ...
-
-
 class Process:
     """One training under a `guard`: it ends with this process, whatever ends this process.
 
-    The training and its children hold the lock on the folder.
+    What it prints goes to log.txt in ``folder``. The training and its children hold ``lock``, the
+    locked file of the folder.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, threads: int, lock: IO[str]) -> None:
@@ -116,7 +96,7 @@ class _Started:
     run: PlannedRun
     folder: RunFolder
     lock: IO[str]
-    job: Job
+    job: Process
     attempts: int
     commits: list[str]
     start: float
@@ -137,8 +117,7 @@ def signals_handled(handler: Callable[[int, FrameType | None], object]) -> Itera
 class Trainer:
     """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on.
 
-    ``train`` are the arguments of Python that start a training; ``start`` starts its process, here
-    or elsewhere.
+    ``train`` are the arguments of Python that start a training.
     """
 
     def __init__(
@@ -149,9 +128,7 @@ class Trainer:
         threads: int,
         metric: str,
         console: Console,
-        start: Start = Process,
     ) -> None:
-        self.start = start
         self.work_dir, self.command, self.metric = work_dir, train, metric
         self.jobs, self.threads, self.console = jobs, threads, console
         self._waiting: list[PlannedRun] = []
@@ -253,7 +230,7 @@ class Trainer:
             begun = {**_described(run), "attempts": attempts, "commits": commits}
             folder.write("run.json", begun)
             folder.log(f"$ {' '.join(command)}")
-            job = self.start(command, folder.path, self.threads, lock)
+            job = Process(command, folder.path, self.threads, lock)
         except BaseException:
             lock.close()
             raise

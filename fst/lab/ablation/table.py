@@ -14,7 +14,7 @@ from fst.environment import machine, versions
 from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.over_time import over_time
 from fst.lab.ablation.plots import draw
-from fst.lab.ablation.results import INTERVAL, Ordering, Results, Summary
+from fst.lab.ablation.results import INTERVAL, Results, Summary
 from fst.lab.reporting.document import Cell, Document, Table
 from fst.lab.reporting.markdown import markdown
 
@@ -30,7 +30,7 @@ def write(results: Results, folder: Path, command: str, times: EqualTime | None 
         description=results.grid.description,
         command=command,
         versions={**_versions(results), "machine": machine()},
-        tables=[_main(results), *(table for table, _ in timed), *_reversed(results)],
+        tables=[_main(results), *(table for table, _ in timed)],
         figures=[*(drawn for _, drawn in timed), *draw(results, folder)],
         notes=_notes(results),
     )
@@ -110,44 +110,9 @@ def _epochs(results: Results, name: str) -> str | None:
     return f"{made['earlier']} + {made['length']}" if made["earlier"] else str(made["length"])
 
 
-def _reversed(results: Results) -> list[Table]:
-    grid = results.grid
-    words = {True: "yes", False: "no", None: "unknown (one seed)"}
-    tables = []
-    for ordering in results.orderings():
-        if not ordering.reversals:
-            continue
-        rows: list[list[Cell]] = [
-            [
-                grid.settings[r.published_better].label,
-                grid.settings[r.ours_better].label,
-                f"{r.published_gap:.2f}",
-                f"{r.our_gap:.2f}",
-                words[r.beyond_noise],
-            ]
-            for r in ordering.reversals
-        ]
-        columns = ["better as published", "better here", "by (published)", "by (here)"]
-        columns.append("beyond the interval")
-        title = f"Orderings that differ from {ordering.column.name}"
-        tables.append(Table(title, columns, rows, _ordering_text(ordering)))
-    return tables
-
-
-def _ordering_text(ordering: Ordering) -> str:
-    total = len(ordering.reversals)
-    beyond = sum(r.beyond_noise is True for r in ordering.reversals)
-    return (
-        f"Pairs of settings with different published values ({ordering.column.name}): "
-        f"{ordering.pairs}. In the same order here, or level: {ordering.pairs - total}. Reversed: "
-        f"{total}, of these beyond {INTERVAL} of the paired difference: {beyond}."
-    )
-
-
 def _notes(results: Results) -> list[str]:
     grid = results.grid
     notes = [f"{s.label}: {s.note}" for s in grid.settings.values() if s.note]
-    notes += [_ordering_text(o) for o in results.orderings() if o.pairs and not o.reversals]
     for run in results.runs:
         if run.state == "failed":
             reason = (run.reason.strip().splitlines() or ["unknown"])[-1]

@@ -7,19 +7,13 @@ from types import ModuleType
 
 from fst.basics.arguments import user_errors
 from fst.command_lines.analyze import parser
-from fst.lab.analysis.commands import (
-    coverage,
-    decay,
-    macs,
-    pareto,
-)
+from fst.lab.analysis.commands import coverage, decay, macs
 from fst.lab.arguments import command_of
 from fst.lab.reporting.figures import SMALL, style
 
 COMMANDS: dict[str, ModuleType] = {
     "coverage": coverage,
     "macs": macs,
-    "pareto": pareto,
     "decay": decay,
 }
 

@@ -7,8 +7,9 @@ compute (for weights and inputs that need no gradient) cost nothing. Such counts
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,13 +67,11 @@ class Total(NamedTuple):
     Attributes:
         dense: multiply-adds of dense training.
         sparse: those in GEMMs from which the strategy takes some away.
-        accelerated: of ``sparse``, those in GEMMs that really do less work here.
         left: what the strategy leaves of ``dense``.
     """
 
     dense: int
     sparse: int
-    accelerated: int
     left: float
 
     @property
@@ -109,9 +108,6 @@ class MacReport:
         self, gemm: str | None = None, *, group: str | None = None, kind: str | None = "conv"
     ) -> Total:
         """Sums over a GEMM (None: all three), a module (None: all) and a kind (None: both)."""
-        _check_choice("gemm", gemm, GEMMS)
-        _check_choice("group", group, self.groups)
-        _check_choice("kind", kind, KINDS)
         chosen = [
             layer
             for layer in self.layers
@@ -122,26 +118,18 @@ class MacReport:
         return Total(
             sum(part.dense for part in parts),
             sum(part.dense for part in sparse),
-            sum(part.dense for part in sparse if part.mode == "accelerated"),
             sum(part.left for part in parts),
         )
 
     def by_module(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Header and rows: per module and kind the layers, and `total_cell` of each GEMM."""
-        keys = [(group, kind) for group in self.groups for kind in KINDS]
         rows: list[tuple[Any, ...]] = []
-        for group, kind in keys:
-            count = sum((layer.group, layer.kind) == (group, kind) for layer in self.layers)
+        for group, kind in itertools.product((*self.groups, None), KINDS):
+            count = sum(x.kind == kind and group in (None, x.group) for x in self.layers)
+            totals = [self.total(gemm, group=group, kind=kind) for gemm in (*GEMMS, None)]
             if count:
-                rows.append((group, kind, count, *self._cells(group, kind)))
-        for kind in KINDS:
-            count = sum(layer.kind == kind for layer in self.layers)
-            if count:
-                rows.append(("all", kind, count, *self._cells(None, kind)))
+                rows.append((group or "all", kind, count, *map(total_cell, totals)))
         return ("module", "kind", "layers", *GEMMS, "three GEMMs"), rows
-
-    def _cells(self, group: str | None, kind: str) -> list[str]:
-        return [total_cell(self.total(gemm, group=group, kind=kind)) for gemm in (*GEMMS, None)]
 
     def exceptions(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Header and rows: what is not computed, or dense in a GEMM that is sparse elsewhere.
@@ -182,15 +170,6 @@ def total_cell(total: Total) -> str:
         return NOT_COMPUTED
     cell = f"{total.dense / 1e9:.3g}"
     return f"{cell}: {total.share_sparse:.1%} -> {total.share_left:.1%}" if total.sparse else cell
-
-
-def _maps(maps: Iterable[tuple[int, int, int]]) -> str:
-    return " ".join(dict.fromkeys(f"{samples}x{p}x{q}" for samples, p, q in maps))
-
-
-def _check_choice(argument: str, value: str | None, allowed: Iterable[str]) -> None:
-    if value is not None and value not in tuple(allowed):
-        raise ValueError(f"{argument}={value!r} must be None or one of {', '.join(allowed)}.")
 
 
 class _LayerCall:
@@ -290,7 +269,8 @@ def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_LayerCall], skipped: st
     kept = [_kept(layer, gemm, rule, *place[1:]) for place in maps]
     left = sum(macs * part / whole for macs, (part, whole) in zip(each, kept, strict=True))
     if all(part == whole for part, whole in kept) and report.mode != "dense":
-        return GemmMacs(dense, left, "dense", f"nothing to drop in maps {_maps(maps)}")
+        words = " ".join(dict.fromkeys(f"{samples}x{p}x{q}" for samples, p, q in maps))
+        return GemmMacs(dense, left, "dense", f"nothing to drop in maps {words}")
     return GemmMacs(dense, left, report.mode, report.reason)
 
 

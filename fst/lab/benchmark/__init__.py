@@ -12,7 +12,8 @@ from fst.lab.benchmark.layers import (
     layer_shapes,
     time_layer,
 )
-from fst.lab.benchmark.steps import Contestants, StepTimes, Training, contestants, time_steps
+from fst.lab.benchmark.steps import Contestants, StepTimes, contestants, time_steps
+from fst.lab.subject import Training
 
 __all__ = [
     "PLAIN",

@@ -26,7 +26,6 @@ CATEGORIES = (
     "optimizer",
     "outside operators",
 )
-IDLE = "no kernel running"
 (_OUTPUT, _GRADIENTS, _PRUNING, _NORM, _OTHER, _COMPILED, _DECAY, _OPTIMIZER, _OUTSIDE) = CATEGORIES
 
 
@@ -71,17 +70,6 @@ def break_down(contestant: Contestant, device: torch.device) -> dict[str, float]
     with _marked_layers(contestant.model):
         profiled = [_profiled(contestant, device) for _ in range(3)]
     return sorted(profiled, key=lambda spent: sum(spent.values()))[1]
-
-
-def parts_of_step(median: float, spent: dict[str, float], device: str) -> dict[str, float]:
-    """``spent`` fitted to the median of unprofiled steps, which it then adds up to.
-
-    On CUDA what kernels do not fill is "no kernel running"; else the shares are kept.
-    """
-    whole = sum(spent.values())
-    if device == "cuda" and whole < median:
-        return {**spent, IDLE: median - whole}
-    return {name: milliseconds * median / whole for name, milliseconds in spent.items()}
 
 
 def _profiled(contestant: Contestant, device: torch.device) -> dict[str, float]:

@@ -6,8 +6,8 @@
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, with all
-times to OUT.json, and as charts to OUT.png and OUT_layers.png (where matplotlib is installed).
+backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, and all times
+to OUT.json.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,16 +28,11 @@ from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, add_traceback, positive, user_errors
 from fst.checkpoint import write_text_atomically
-from fst.command_lines.options import DTYPES
+from fst.command_lines.options import DTYPES, Size
 from fst.environment import surroundings
-from fst.lab.arguments import command_of
+from fst.lab.arguments import command_of, strategy_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import (
-    from_config,
-    from_name,
-    measure,
-    strategy_of,
-)
+from fst.lab.benchmark.run import measure, subject
 from fst.lab.reporting.markdown import markdown
 from fst.selection import LAYERS
 from fst.strategies.registry import list_strategies
@@ -47,7 +40,7 @@ from fst.strategies.registry import list_strategies
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 MEASURED = ("layers", "steps", "profile", "memory")
-MEASURES = (*MEASURED, "op", "compiled")
+MEASURES = (*MEASURED, "compiled")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +55,6 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     on_cuda = options.device.type == "cuda"
     if options.measure is None:
         options.measure = [*MEASURED, *(["compiled"] if on_cuda else [])]
-    if {"layers", "op"} <= set(options.measure):
-        raise ValueError("--measure: 'layers' and 'op' are measured in two runs.")
     if options.processor_time and on_cuda:
         raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
     if options.threads:
@@ -72,7 +63,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    training, subject = from_config(options) if is_config(options.model) else from_name(options)
+    training, described = subject(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,7 +73,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     header = {
         "command": command_of("bench", arguments),
         **surroundings(options.device),
-        **subject,
+        **described,
         "dtype": options.dtype,
         "rounds": options.repeats,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
@@ -94,41 +85,16 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
             measure(training, options, found)
     except KeyboardInterrupt:
         header["incomplete"] = "stopped before its end"
-    charts: list[Path] = []
-    if importlib.util.find_spec("matplotlib") is not None:
-        from fst.lab.benchmark.charts import draw
-
-        charts = draw(found, options.out)
-    report = markdown(describe(header, found, [chart.name for chart in charts]))
+    report = markdown(describe(header, found))
     print(report)
     written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
     write_text_atomically(report, written[0])
     write_text_atomically(json.dumps(as_json(header, found), indent=1), written[1])
-    print(f"written: {', '.join(map(str, [*written, *charts]))}")
+    print(f"written: {', '.join(map(str, written))}")
     if "incomplete" in header:
         print("stopped: what had been measured is written", file=sys.stderr)
         return STOPPED
     return 0
-
-
-def is_config(model: str) -> bool:
-    """Whether --model is a training config: a path, or one of the package's."""
-    return model.endswith((".py", ".yaml", ".yml", ".json")) or model.startswith("fst::")
-
-
-class Size(argparse.Action):
-    """Height and width from one number or two."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if len(values) > 2:
-            parser.error(f"argument {option_string}: {values} is not one number or two")
-        setattr(namespace, self.dest, (values[0], values[-1]))
 
 
 def strategy_text(text: str) -> str:
@@ -207,9 +173,9 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=MEASURES,
         metavar="WHAT",
-        help=f"of {', '.join(MEASURES)}: times of each layer; of the backward pass of "
-        "fst.sparse_conv2d for the weight alone; of training steps, eager; with torch.compile; "
-        f"where a step's time goes; its memory ({' '.join(MEASURED)}; on CUDA compiled too)",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; where a "
+        f"step's time goes; its memory; steps with torch.compile ({' '.join(MEASURED)}; on CUDA "
+        "compiled too)",
     )
     add(
         "--force-backends",

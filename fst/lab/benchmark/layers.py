@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from fst.backends import Decision, dispatch, force
 from fst.backends.timing import Function, Timing, compare
-from fst.functional import sparse_conv2d, sparse_linear
 from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
 from fst.ops.arguments import padded_geometry
@@ -27,12 +25,10 @@ from fst.selection import kept_dense, never_called
 
 PLAIN = "torch"
 PRUNING = "pruning"
-OP = "op"
 # What a gain of the C++ kernels is without one of sampling: a list of all positions.
 CONTROL = "dense, our kernel"
 ALL_LISTED = Strategy(CONTROL, grad_weight=Sampled(keep=1.0, center=False))
 BY_LISTS = {"grad_weight": cpp.BACKEND}
-DRAWS = 4  # of a random rule, in turns: some are dearer than others
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -76,8 +72,7 @@ class LayerTimes:
 
     Attributes:
         count: how often the model has this shape.
-        times: GEMM, "pruning" (S(W) and S(Wᵀ)) or "op" (the backward pass of
-            `fst.sparse_conv2d` for the weight alone) -> contestant -> timing. The contestant
+        times: GEMM or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing. The contestant
             "torch" is `F.conv2d` or `F.linear` itself; "dense, our kernel" the C++ kernels with a
             list of all positions, beside strategies that draw some; "fst, grad_weight=strided" is a
             strategy with a forced backend.
@@ -183,13 +178,11 @@ class _Layer:
             return F.conv2d(x, w, None, *self.geometry)
 
         function = F.linear if self.linear else convolution
-        return self._op(function) if OP in parts else self._gemms(function, parts)
+        return self._gemms(function, parts)
 
     def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
-        if OP in parts:
-            return self._op(self._as_user(strategy))
         weight = self._as_conv(self.weight)
 
         def prune() -> PrunedWeight:
@@ -208,22 +201,6 @@ class _Layer:
 
     def _as_conv(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None] if self.linear else weight
-
-    def _as_user(self, strategy: Strategy) -> Convolution:
-        """The functional op as a user calls it."""
-        if self.linear:
-            return lambda x, w: sparse_linear(x, w, strategy=strategy)
-        return lambda x, w: sparse_conv2d(x, w, None, *self.geometry, strategy)
-
-    def _op(self, convolution: Convolution) -> dict[str, Function]:
-        """The backward pass for the weight alone, as a user calls it: decay included."""
-        weight = self.weight.detach().requires_grad_()
-        graphs = itertools.cycle([convolution(self.images, weight) for _ in range(DRAWS)])
-        return {
-            OP: lambda: torch.autograd.grad(
-                next(graphs), weight, self.grad_output, retain_graph=True
-            )
-        }
 
     def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
@@ -257,7 +234,7 @@ def time_layer(
     Args:
         forced: operation -> backend; where a strategy's GEMM asks for one of the operations and
             another backend was chosen, the GEMM with the forced backends is one contestant more.
-        parts: which GEMMs, and whether "pruning", are timed; or "op" alone.
+        parts: which GEMMs, and whether "pruning", are timed.
     """
     layer = _Layer(shape, device, dtype, memory_format)
     contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
@@ -286,11 +263,11 @@ def time_layer(
                 continue
             if function is not None:
                 contestants[part][title] = function
-    if any(strategy.sampling is not None for strategy in strategies.values()) and not cpp.missing():
-        for part in {OP, "grad_weight"}.intersection(parts) if device.type == "cpu" else ():
-            control = _forced(layer, ALL_LISTED, part, BY_LISTS)
-            if control is not None:
-                contestants[part][CONTROL] = control
+    draws = any(strategy.sampling is not None for strategy in strategies.values())
+    if draws and "grad_weight" in parts and device.type == "cpu" and not cpp.missing():
+        control = _forced(layer, ALL_LISTED, "grad_weight", BY_LISTS)
+        if control is not None:
+            contestants["grad_weight"][CONTROL] = control
     times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
     return LayerTimes(shape, count, times, decisions, failed)
 

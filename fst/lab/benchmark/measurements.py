@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst.backends import Decision
 from fst.backends.timing import geometric_mean
 from fst.lab.benchmark.breakdown import CATEGORIES
-from fst.lab.benchmark.layers import OP, PLAIN, PRUNING, LayerTimes
+from fst.lab.benchmark.layers import PLAIN, PRUNING, LayerTimes
 from fst.lab.benchmark.steps import StepTimes
-from fst.lab.reporting.document import Document, Figure, Table
+from fst.lab.reporting.document import Document, Table
 from fst.rules.strategy import GEMMS
 
 if TYPE_CHECKING:
     from fst.lab.benchmark.memory import StepMemory
 
-PARTS = (PRUNING, *GEMMS, OP)
-OP_NOTE = "The backward pass of `fst.sparse_conv2d` for the weight alone, decay included."
+PARTS = (PRUNING, *GEMMS)
 MEMORY_NOTE = (
     "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
     "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
@@ -49,10 +47,8 @@ class Measurements:
     memory: dict[str, StepMemory] = field(default_factory=dict)
 
 
-def describe(
-    header: Mapping[str, Any], found: Measurements, charts: Sequence[str] = ()
-) -> Document:
-    """The report; ``charts`` are file names beside it."""
+def describe(header: Mapping[str, Any], found: Measurements) -> Document:
+    """The report."""
     made = [[key, str(value)] for key, value in header.items() if key != "command"]
     tables = [Table("measured with", ["what", "value"], made)]
     tables += _layer_tables(found) if found.layers else []
@@ -69,7 +65,6 @@ def describe(
         "Times side by side",
         command=header["command"],
         tables=tables,
-        figures=[Figure(Path(chart).stem, chart) for chart in charts],
         notes=notes,
     )
 
@@ -77,11 +72,10 @@ def describe(
 def _layer_tables(found: Measurements) -> list[Table]:
     layers = found.layers
     tables = []
-    for gemm in (part for part in (*GEMMS, OP) if part in layers[0].times):
+    for gemm in GEMMS:
         titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
         title = f"{gemm}: dense time over strategy's time"
-        note = OP_NOTE if gemm == OP else ""
-        tables.append(Table(title, titles, _ratio_rows(layers, gemm), note))
+        tables.append(Table(title, titles, _ratio_rows(layers, gemm)))
     chosen = _decision_rows(layers)
     if chosen:
         titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
@@ -165,12 +159,12 @@ def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
 
 
 def _step_table(steps: StepTimes) -> Table:
-    titles = ["strategy", "ms (quartiles)", "dense time / time", "best dense time / time"]
+    titles = ["strategy", "ms (quartiles)", "dense time / time"]
     titles += ["host ms (quartiles)"] if steps.host else []
     titles.append("S(W) + S(Wᵀ), share of step")
     rows = []
     for name, timing in steps.step.items():
-        row = [name, timing, *(f"{ratio:.3f}" for ratio in steps.ratios(name))]
+        row = [name, timing, f"{steps.ratio(name):.3f}"]
         row += [steps.host[name]] if steps.host else []
         pruning = steps.pruning.get(name)
         rows.append([*row, f"{pruning.median / timing.median:.2%}" if pruning else ""])

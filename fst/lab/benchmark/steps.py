@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fst.attachment import attach
 from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
-from fst.conversion import convert
 from fst.lab.benchmark.layers import (
     ALL_LISTED,
     BY_LISTS,
@@ -23,72 +18,13 @@ from fst.lab.benchmark.layers import (
     backend_words,
     summary,
 )
+from fst.lab.subject import Training
 from fst.layers.modules import sparse_layers
 from fst.ops import cpp
 from fst.rules.strategy import Strategy
 
 COMPILED = "compiled"
 RECOMPILE_LIMIT = 64  # contestants share the code of their layers
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is trained when whole steps are compared; each contestant trains a copy.
-
-    Attributes:
-        model: the dense model.
-        loss: its training loss on a fixed batch, for the model or a copy of it.
-        root: the part of a model that is converted.
-        selection: ``include``, ``exclude`` and other choices of `fst.convert`.
-        amp_dtype: autocast's type, or None without autocast.
-    """
-
-    model: nn.Module
-    loss: Callable[[nn.Module], Tensor]
-    root: Callable[[nn.Module], nn.Module] = lambda model: model
-    selection: Mapping[str, Any] = field(default_factory=dict)
-    amp_dtype: torch.dtype | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
-
-    def converted(self, strategy: Strategy) -> set[str]:
-        """Names of the layers that are sparse under a strategy."""
-        model = copy.deepcopy(self.model)
-        convert(self.root(model), strategy, **self.selection)
-        return set(sparse_layers(model))
-
-    def contestant(
-        self, strategy: Strategy | None, compiled: bool = False
-    ) -> tuple[nn.Module, Function]:
-        """A copy of the model, converted unless ``strategy`` is None, and its training step.
-
-        ``compiled``: by torch.compile, which must make one graph of the model.
-        """
-        trained = copy.deepcopy(self.model).train()
-        parameters = (p for p in trained.parameters() if p.requires_grad)
-        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
-        attached = None
-        if strategy is not None:
-            convert(self.root(trained), strategy, **self.selection)
-            root = self.root(trained)
-            attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
-        if compiled:
-            trained.compile(fullgraph=True)
-
-        def step() -> None:
-            enabled = self.amp_dtype is not None
-            with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
-                loss = self.loss(trained)
-            if attached is not None:
-                attached.report_loss(loss)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        return trained, step
 
 
 class Contestant(NamedTuple):
@@ -146,7 +82,7 @@ def contestants(
             try:
                 contestant = _after_a_step(training, strategy, preferred=forced)
             except Exception as error:  # whatever kernels raise that have not run here before
-                made.failed[title] = _reason(error)
+                made.failed[title] = summary(error)
             else:
                 if contestant.used():
                     made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
@@ -156,7 +92,7 @@ def contestants(
             try:
                 made.ready[title] = _after_a_step(training, strategy, compiled)
             except Exception as error:  # the compiler's many kinds
-                made.failed[title] = _reason(error)
+                made.failed[title] = summary(error)
     if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
         control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
         if control.used():
@@ -181,15 +117,6 @@ def _after_a_step(
     return Contestant(model, step if preferred else plain_step, strategy, preferred)
 
 
-def _reason(error: Exception) -> str:
-    """What the compiler says was raised or not supported, else the error itself."""
-    debug = re.search(r"Developer debug context: (.+)", str(error))
-    if debug is None:
-        return summary(error)
-    raised = re.search(r'ConstantVariable\(str: "(.+)"\)', debug[1])
-    return raised[1] if raised else debug[1]
-
-
 class StepTimes(NamedTuple):
     """Times of training steps.
 
@@ -205,11 +132,9 @@ class StepTimes(NamedTuple):
     pruning: dict[str, Timing]
     failed: dict[str, str]
 
-    def ratios(self, name: str) -> tuple[float, float]:
-        """Time of torch's eager step over this one's, and that of torch's fastest."""
-        dense = [PLAIN, f"{PLAIN}, {COMPILED}"]
-        best = min(self.step[other].median for other in dense if other in self.step)
-        return self.step[PLAIN].median / self.step[name].median, best / self.step[name].median
+    def ratio(self, name: str) -> float:
+        """Time of torch's eager step over this one's."""
+        return self.step[PLAIN].median / self.step[name].median
 
 
 def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes:

@@ -90,25 +90,3 @@ def name_layers(axis: Any, names: Sequence[str]) -> None:
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
     axis.tick_params(axis="x", labelsize=7)
     axis.grid(visible=False, axis="x")
-
-
-def gemm_bars(
-    layers: Sequence[str], values: Mapping[str, Mapping[str, Sequence[float]]], label: str
-) -> Figure:
-    """Grouped bars: one group per layer, one bar per GEMM.
-
-    ``values``: panel title -> GEMM -> one number per layer.
-    """
-    size = (max(6.0, 0.42 * len(layers) + 1.5), 1.4 * len(values) + 1.2)
-    drawn = Figure(figsize=size, layout="constrained")
-    axes = drawn.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axis, (title, of_gemm) in zip(axes, values.items(), strict=True):
-        for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
-            places = [i + offset for i in range(len(layers))]
-            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=GEMM_COLOURS[gemm])
-        axis.set_title(title, loc="left", fontsize=SMALL)
-        axis.set_ylabel(label)
-        axis.grid(visible=False, axis="x")
-    name_layers(axes[-1], layers)
-    drawn.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper right")
-    return drawn

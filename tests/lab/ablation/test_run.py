@@ -2,15 +2,12 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from fst.lab.ablation import cli
 from fst.lab.ablation.folders import RunFolder
-from fst.lab.analysis.cli import main as analyze
-from fst.lab.analysis.commands.pareto import front
 from fst.lab.reporting.document import load_document
 
 DENSE, FST = {"sparsity": {"strategy": "dense"}}, {"sparsity": {"strategy": "fst"}}
@@ -189,6 +186,10 @@ def test_a_metric_that_is_not_logged_fails(write_grid, ablate, capsys):
         (["--only", "dens"], "Did you mean 'dense'"),
         (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
         (["--jobs", "0"], "is not an integer >= 1"),
+        (
+            ["--submit", "slurm"],
+            "no --submit any more: make each run a job of your own",
+        ),
         (["--seeds", "1", "1"], "must be different integers"),
     ],
 )
@@ -205,50 +206,6 @@ def test_a_work_dir_that_is_no_folder(write_grid, ablate, tmp_path, capsys):
         ablate(write_grid())
     assert stop.value.code == 2
     assert "is no folder; name another one with --work-dir" in capsys.readouterr().err
-
-
-@pytest.mark.system
-def test_runs_as_jobs(write_grid, ablate, tmp_path, calls, monkeypatch, capsys):
-    """submitit's own processes on this machine; a job that failed is the run's failure."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    grid = write_grid(seeds=[0], settings={"good": DENSE, "fails": DENSE})
-    submit = ["--submit", "local", "--submit-options", "timeout_min=5", "cpus_per_task=3"]
-    assert ablate(grid, "--jobs", "2", *submit) == 1
-    assert "the loss is <not> [finite]" in capsys.readouterr().out
-    assert results(tmp_path)["settings"]["good"]["runs"]["0"]["accuracy/top1"] == 93.0
-    assert [call["threads"] for call in calls("good")] == ["3"]
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--submit", "slurm"], "slurm"),
-        (["--submit", "local", "--submit-options", "queue=gpu"], "queue"),
-        (["--submit", "local", "--submit-options", "timeout_min=long"], "timeout_min"),
-        (["--submit-options", "timeout_min=5"], "needs --submit"),
-    ],
-)
-def test_jobs_that_cannot_be(write_grid, ablate, tmp_path, capsys, options, message, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
-    with pytest.raises(SystemExit) as stop:
-        ablate(write_grid(), *options)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "work").exists()
-
-
-def test_a_job_that_is_started_again_goes_on(tmp_path, stand_in):
-    submit = pytest.importorskip("fst.lab.ablation.submit")
-    folder = tmp_path / "work" / "dense" / "seed0"
-    folder.mkdir(parents=True)
-    (folder / "config.py").write_text("")
-    command = [sys.executable, str(stand_in), str(folder / "config.py"), "--work-dir", str(folder)]
-    training = submit.Training(command, folder, threads=1)
-    assert training() == 0
-    again = training.checkpoint()
-    assert again.function() == 0
-    calls = [json.loads(line)["argv"] for line in (folder / "calls").read_text().splitlines()]
-    assert calls == [[], ["--resume"]]
 
 
 @pytest.mark.system
@@ -273,27 +230,3 @@ def test_a_real_grid(write_grid, tmp_path, monkeypatch):
     assert "| 1 + 1 " in text and "torch" in text and "fst ablate" in text
     for name in ("curves.png", "summary.png", "analysis.json", "curves.csv"):
         assert (tmp_path / "work" / name).stat().st_size > 100
-
-
-def test_accuracy_and_cost(write_grid, ablate, tmp_path):
-    """tools/analyze.py pareto: multiply-adds of each setting, and its time."""
-    pytest.importorskip("matplotlib")
-    settings = {
-        "dense": {"sparsity": {"strategy": "dense"}},
-        "half": {"sparsity": {"strategy": "sampled"}},
-    }
-    grid, work = write_grid(settings=settings, seeds=[0]), tmp_path / "work"
-    assert ablate(grid) == 0
-    arguments = ["--work-dir", str(work), "--size", "16", "--batch-size", "4", "--repeats", "2"]
-    out = tmp_path / "out"
-    assert analyze(["pareto", str(grid), *arguments, "--out", str(out)]) == 0
-    (table,) = load_document(out).tables
-    shares = {row[0]: row[3] for row in table.rows}
-    assert shares == {"dense": 1, "half": 0.5}
-    assert all(row[4] > 0 for row in table.rows)
-    assert analyze(["pareto", str(grid), *arguments, "--only", "half", "--out", str(out)]) == 0
-    assert [row[0] for row in load_document(out).tables[0].rows] == ["half"]
-    with pytest.raises(SystemExit):
-        analyze(["pareto", str(grid), "--work-dir", str(tmp_path / "none"), "--out", str(out)])
-    best = [(0.25, 67.0), (0.5, 72.0), (1.0, 73.0)]
-    assert front([(1.0, 71.0), *best, (0.5, 70.0), (0.6, 72.0)]) == best

@@ -9,9 +9,7 @@ import torch
 from timm import create_model
 
 import fst
-from fst.engine import cli
 from fst.lab.analysis.cli import COMMANDS, main
-from fst.lab.analysis.subject import from_config, from_name, images_of
 from fst.lab.reporting.document import load_document
 
 
@@ -34,17 +32,23 @@ def check(folder, figures=1):
 
 def test_on_a_config(write_config, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
-    arguments = ["macs", write_config("fst"), "--batch-size", "8", "--strategy", "fst"]
+    arguments = ["macs", write_config("fst"), "--size", "8", "--strategy", "sdgp"]
     assert main([*arguments, "--out", str(out)]) == 0
     document = check(out)
+    overview = document.tables[0]
+    row = dict(zip(overview.columns, overview.rows[0], strict=True))
+    assert row["batch"] == "1x1x8x8"
+    assert "->" not in row["output"] and row["grad_input"].endswith(": 100.0% -> 50.0%")
     assert document.command.startswith("fst analyze macs ")
     assert str(out / "analysis.json") in capsys.readouterr().out
 
 
 def test_on_a_named_model(tmp_path):
-    arguments = ["--model", "fst:resnet9", "--size", "16", "--batch-size", "2", "--classes", "10"]
+    arguments = ["--model", "fst:resnet9", "--size", "16", "--batch-size", "2"]
     main(["macs", *arguments, "--out", str(tmp_path)])
-    check(tmp_path)
+    overview, *_ = check(tmp_path).tables
+    row = dict(zip(overview.columns, overview.rows[0], strict=True))
+    assert row["batch"] == "2x3x16x16" and row["strategy"] == "dense"
 
 
 def test_coverage_of_named_models(tmp_path):
@@ -60,21 +64,9 @@ def test_coverage_of_named_models(tmp_path):
     assert left.rows and all(row[1] >= 1 for row in left.rows)
 
 
-def test_macs_of_a_config_without_data(write_config, tmp_path):
-    options = ["train_dataloader.dataset.split=nowhere"]
-    main(
-        ["macs", write_config(), "--random-images", "--size", "8", "--out", str(tmp_path)]
-        + ["--strategy", "sdgp", "--cfg-options", *options]
-    )
-    overview, *_ = check(tmp_path).tables
-    row = dict(zip(overview.columns, overview.rows[0], strict=True))
-    assert row["batch"] == "1x1x8x8"
-    assert "->" not in row["output"] and row["grad_input"].endswith(": 100.0% -> 50.0%")
-
-
 def test_macs_are_those_of_each_config_s_strategy(write_config, tmp_path):
     configs = [write_config("dense"), write_config("sdgp")]
-    main(["macs", *configs, "--random-images", "--size", "8", "--out", str(tmp_path)])
+    main(["macs", *configs, "--size", "8", "--out", str(tmp_path)])
     overview, *_ = check(tmp_path, figures=0).tables
     assert [row[2] for row in overview.rows] == ["dense", "sdgp"]
     cells = [row[overview.columns.index("grad_input")] for row in overview.rows]
@@ -83,34 +75,13 @@ def test_macs_are_those_of_each_config_s_strategy(write_config, tmp_path):
 
 def test_macs_of_several_configs_and_strategies(write_config, tmp_path):
     configs = [write_config("dense"), write_config("fst")]
-    options = "--random-images --size 8 --all --strategies fst sdgp".split()
+    options = "--size 8 --all --strategies fst sdgp".split()
     main(["macs", *configs, *options, "--out", str(tmp_path)])
     overview, *others = check(tmp_path, figures=0).tables
     assert [row[2] for row in overview.rows] == ["fst", "sdgp"] * 2
     assert len([table for table in others if table.title.endswith("by module")]) == 4
     page = (tmp_path / "analysis.md").read_text()
     assert "GMAC: share in sparse GEMMs" in page and "converted only if included" not in page
-
-
-def test_checkpoints_and_masks(write_config, tmp_path):
-    """tsm keeps its masks in the checkpoint; the analysed copy has them."""
-    path, work = write_config("tsm"), tmp_path / "run"
-    options = {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
-    cli.train(
-        [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
-    )
-    saved = torch.load(work / "epoch_3.pth", weights_only=False)
-    subject = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
-    assert [len(images_of(batch)) for batch in subject.batches] == [32, 32]
-    copied = subject.copied(subject.strategy).architecture
-    for name, entry in saved["sparsity"].items():
-        layer = copied.get_submodule(name)
-        assert torch.equal(layer.output_mask(), entry["kept_mask"].view(layer.weight.shape))
-        key = f"architecture.{name}.weight"
-        assert torch.equal(layer.weight, saved["state_dict"][key])
-    with pytest.raises(ValueError, match="does not fit the model"):
-        other = {**options, "model.architecture.num_classes": 7}
-        from_config(path, other, checkpoint=str(work / "epoch_3.pth"))
 
 
 def test_help_and_bad_arguments(write_config, tmp_path, capsys):
@@ -122,21 +93,18 @@ def test_help_and_bad_arguments(write_config, tmp_path, capsys):
     bad = [
         (["macs"], "either a config or --model"),
         (["macs", config, "--model", "resnet18"], "not both"),
-        (["macs", config, "--batches", "99"], "batches=99"),
         (["macs", "missing.py"], "missing.py"),
-        (["macs", config, "--checkpoint", "missing.pth"], "missing.pth"),
+        (["macs", config], "a classifier's config names no size"),
+        (["macs", config, "--checkpoint", "x"], "there is no --checkpoint any more"),
+        (["macs", config, "--random-images"], "there is no --random-images any more"),
+        (["macs", config, "--size", "1", "2", "3"], "not one number or two"),
         (["macs", "--model", "resnet81"], "resnet81"),
-        (["macs", "--model", "resnet18", "--checkpoint", "x"], "--checkpoint needs a config"),
-        (["macs", "--model", "resnet18", "--split", "val"], "--split needs a config"),
-        (["macs", config, "--classes", "7"], "--classes needs --model"),
-        (["macs", config, "--size", "99"], "--size needs --model or --random-images"),
-        (["macs", config, "--random-images", "--split", "val"], "neither --checkpoint nor --split"),
+        (["macs", "--model", "resnet18", "--cfg-options", "a=1"], "--cfg-options needs a config"),
         (["macs", config, "--strategy", "dy"], "strategy='dy' is unknown"),
         (["coverage", "--models", "timm:resnet81"], "resnet81"),
         (["coverage", "--strategy", "fts"], "fst"),
         (["coverage", "--size", "0"], "--size"),
         (["macs", config, "--strategies", "fts"], "fst"),
-        (["macs", config, "--device", "quantum"], "quantum"),
     ]
     for arguments, message in bad:
         with pytest.raises(SystemExit) as done:
@@ -144,9 +112,3 @@ def test_help_and_bad_arguments(write_config, tmp_path, capsys):
         assert done.value.code == 2
         assert message in capsys.readouterr().err, arguments
     assert not (tmp_path / "out").exists()
-
-
-def test_named_models():
-    subject = from_name("timm:resnet18", classes=5, size=32, batch_size=2, batches=2)
-    assert len(subject.batches) == 2 and images_of(subject.batches[0]).shape == (2, 3, 32, 32)
-    assert subject.loss(subject.model, subject.batches[0]).dim() == 0

@@ -215,10 +215,8 @@ def test_totals_and_tables():
     total, body = report.total("output"), report.total("output", group="body")
     stem = 2 * 60 * 8 * 27
     assert total.dense == body.dense + stem and body.share_sparse == 1 and body.share_left == 0.5
-    assert total.sparse == body.dense and total.accelerated == 0
+    assert total.sparse == body.dense
     assert total.left == body.dense / 2 + stem
-    weights = report.total("grad_weight")
-    assert weights.accelerated == weights.sparse > 0
     assert report.total("output", group="head").dense == 0
     text = str(report)
     assert "body    conv    2" in text and "not computed" in text
@@ -229,9 +227,6 @@ def test_totals_and_tables():
     assert skipped.split() in cells and not any("body" in row for row in cells)
     header, rows = report.by_module()
     assert all(len(row) == len(header) for row in rows)
-    for argument in ({"gemm": "outputs"}, {"group": "neck"}, {"kind": "pool"}):
-        with pytest.raises(ValueError, match=f"{next(iter(argument))}='"):
-            report.total(**argument)
 
 
 def test_other_weights_are_named_and_bad_arguments_refused():
@@ -253,6 +248,6 @@ def test_every_strategy(row):
     report = count_macs(model, step(model, 2, 3, 16, 16))
     for gemm in GEMMS:
         total = report.total(gemm)
-        assert 0 < total.left <= total.dense and total.accelerated <= total.sparse
+        assert 0 < total.left <= total.dense
         if strategy.rule(gemm) is None:
             assert total.left == total.dense

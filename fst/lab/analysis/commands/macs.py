@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fst.engine.model import sparse_root
-from fst.lab.analysis.commands.options import subject_of
+from fst.conversion import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject, same_draws
-from fst.lab.arguments import named_options
+from fst.lab.arguments import strategy_of
 from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
+from fst.lab.subject import Training, from_config, from_name
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 
+LAYERS = [nn.Conv2d, nn.Linear]  # of --all
 CELLS = (
     "Cells: GMAC: share in sparse GEMMs -> share left; the multiply-adds (10⁹) of dense training, "
     "which part of them lies in GEMMs with a pruned operand, and which part of all of them the "
@@ -49,23 +52,16 @@ class Counted(NamedTuple):
 
 def run(options: argparse.Namespace) -> Result:
     """Count one step of each config under each strategy."""
-    named = {text: named_options(text) for text in options.strategies}
-    rules = {text: get_strategy(name, **given) for text, (name, given) in named.items()}
-    counted, titles = [], []
-    for config in options.configs or [None]:
-        options.config = config
-        subject = subject_of(options)
-        titles.append(subject.title)
-        if options.all:
-            subject.selectors = {"include": [nn.Conv2d, nn.Linear]}
-        name = Path(config).stem if config else options.model
-        own = subject.strategy or get_strategy("dense")
+    rules = {text: strategy_of(text) for text in options.strategies}
+    counted = []
+    for name, training in _trainings(options).items():
+        own = training.strategy or get_strategy("dense")
         for text, rule in (rules or {own.name: own}).items():
-            macs = count_step(subject, rule, options.seed)
-            counted.append(Counted(name, subject.batch_shape, text, macs))
+            macs = count_step(training, rule, {"include": LAYERS} if options.all else None)
+            counted.append(Counted(name, training.batch_shape, text, macs))
     result = Result(
         "Multiply-adds per layer and GEMM",
-        f"{'; '.join(titles)}; one training step with {options.batch_size} images.",
+        "One training step on random images, with random weights.",
         notes=list(NOTES),
     )
     result.add_table("Convolutions", *_overview(counted), CELLS)
@@ -82,15 +78,33 @@ def run(options: argparse.Namespace) -> Result:
     return result
 
 
-def count_step(subject: Subject, strategy: Strategy, seed: int = 0) -> MacReport:
-    """The multiply-adds of one step of the subject's model under a strategy."""
-    model, skipped = subject.converted(strategy)
-    with same_draws(seed, subject.device):
-        return count_macs(
-            sparse_root(model),
-            lambda: subject.loss(model, subject.batches[0]).backward(),
-            skipped,
-        )
+def _trainings(options: argparse.Namespace) -> dict[str, Training]:
+    """What is counted, by name."""
+    if bool(options.configs) == (options.model is not None):
+        raise ValueError("give either a config or --model, not both.")
+    torch.manual_seed(0)
+    batch_size, size = options.batch_size, options.size
+    if options.model is None:
+        return {
+            Path(config).stem: from_config(config, batch_size, size, options=options.cfg_options)
+            for config in options.configs
+        }
+    if options.cfg_options:
+        raise ValueError("--cfg-options needs a config, not --model.")
+    return {options.model: from_name(options.model, batch_size, size)}
+
+
+def count_step(
+    training: Training, strategy: Strategy, selection: Mapping[str, Any] | None = None
+) -> MacReport:
+    """The multiply-adds of one step under a strategy, whose masks are those of its rules.
+
+    ``selection``: arguments of `fst.convert`, instead of the training's own.
+    """
+    model = copy.deepcopy(training.model).train()
+    chosen = training.selection if selection is None else selection
+    report = convert(training.root(model), replace(strategy, schedule=None), **chosen)
+    return count_macs(training.root(model), lambda: training.loss(model).backward(), report.skipped)
 
 
 def _overview(counted: Sequence[Counted]) -> tuple[list[str], list[list[str]]]:

@@ -1,31 +1,65 @@
-"""Accuracy of a grid's settings against what their weight gradients cost."""
+"""Accuracy of a grid's settings against what their weight gradients cost: a table and a figure.
+
+python benchmarks/pareto.py configs/ablation/cifar10_weight_gradient.yaml --threads 2
+
+Costs are the multiply-adds and the time of all weight gradients of a training step. Of the grid,
+finished runs count.
+"""
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 
-from fst.engine.model import sparse_root
+from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.command_lines.analyze import add_output
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
 from fst.lab.ablation.results import INTERVAL, Results, collect
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.analysis.result import Plot, Result
-from fst.lab.analysis.subject import Subject, from_config_on_random_images
 from fst.lab.benchmark import PLAIN, layer_shapes, time_layer
-from fst.lab.reporting.figures import COLOURS, INK, figure, legend_below
-from fst.layers.modules import sparse_layers
+from fst.lab.reporting.figures import COLOURS, INK, SMALL, figure, legend_below, style
+from fst.lab.subject import Training, from_config
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 
 COSTS = ("multiply-adds", "time")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write, print where."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("grid", type=Path, help="grid file, or fst::configs/ablation/...")
+    parser.add_argument(
+        "--work-dir", type=Path, help="of the grid (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
+    )
+    parser.add_argument("--batch-size", type=positive, default=128, help="(default: 128)")
+    parser.add_argument("--size", type=positive, default=32, help="of the images (default: 32)")
+    parser.add_argument("--repeats", type=positive, default=15, help="rounds (default: 15)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    add_output(parser, "pareto")
+    add_traceback(parser)
+    options = parser.parse_args(argv)
+    with user_errors(options), style(SMALL):
+        command = shlex.join(["python", *sys.argv]) if argv is None else shlex.join(argv)
+        written = run(options).save(options.out, command)
+    print("\n".join(f"written: {path}" for path in written))
+    return 0
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -53,7 +87,7 @@ class Setting(NamedTuple):
     weight gradients' multiply-adds that it leaves.
     """
 
-    subject: Subject
+    training: Training
     strategy: Strategy
     converted: set[str]
     share_left: float
@@ -61,32 +95,25 @@ class Setting(NamedTuple):
 
 def _setting(results: Results, name: str, work_dir: Path, options: argparse.Namespace) -> Setting:
     made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
-    subject = from_config_on_random_images(
-        str(made),
-        None,
-        batch_size=options.batch_size,
-        size=options.size,
-        device=options.device,
-        seed=options.seed,
-    )
-    strategy = subject.strategy or get_strategy("dense")
-    converted = set(sparse_layers(sparse_root(subject.copied(strategy))))
-    counted = count_step(subject, strategy, options.seed)
-    kind = {"all": None}.get(layers := _layers_of(subject), layers)
-    return Setting(subject, strategy, converted, counted.total("grad_weight", kind=kind).share_left)
+    training = from_config(str(made), options.batch_size, (options.size, options.size))
+    strategy = training.strategy or get_strategy("dense")
+    converted = training.converted(strategy)
+    counted = count_step(training, strategy)
+    kind = {"all": None}.get(layers := _layers_of(training), layers)
+    share = counted.total("grad_weight", kind=kind).share_left
+    return Setting(training, strategy, converted, share)
 
 
-def _layers_of(subject: Subject) -> str:
+def _layers_of(training: Training) -> str:
     """Which layers a setting converts: "conv", "linear" or "all"."""
-    return subject.selectors.get("layers") or "conv"
+    return training.selection.get("layers") or "conv"
 
 
 def _times(settings: Mapping[str, Setting], options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of all weight gradients of a step, by setting and for plain PyTorch."""
-    subject = next(iter(settings.values())).subject
-    root = sparse_root(subject.model)
-    run = functools.partial(subject.loss, subject.model, subject.batches[0])
-    shapes = layer_shapes(root, run, _layers_of(subject))
+    training = next(iter(settings.values())).training
+    run = functools.partial(training.loss, training.model)
+    shapes = layer_shapes(training.model, run, _layers_of(training))
     spent = dict.fromkeys((PLAIN, *settings), 0.0)
     for shape, layers in shapes.items():
         sparse = {n: s.strategy for n, s in settings.items() if s.converted.intersection(layers)}
@@ -94,7 +121,7 @@ def _times(settings: Mapping[str, Setting], options: argparse.Namespace) -> dict
             shape,
             len(layers),
             sparse,
-            device=options.device,
+            device=training.device,
             dtype=torch.float32,
             memory_format=torch.channels_last,
             repeats=options.repeats,
@@ -166,3 +193,7 @@ def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
         if not best or accuracy > best[-1][1]:
             best.append((cost, accuracy))
     return best
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,8 @@
-"""What is analysed: a model with batches and a loss, from a training config or by name."""
+"""What is analysed: a model with batches and a loss; its options on the scripts' command lines."""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +16,21 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 import fst
+from fst.basics.arguments import positive
 from fst.checkpoint import load_checkpoint_safely
+from fst.command_lines.options import add_cfg_options
 from fst.engine.checks import check_config
 from fst.engine.classifier import Classifier
-from fst.engine.config import load_config, read_sparsity
+from fst.engine.config import load_config, read_config, read_sparsity
 from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
-from fst.engine.sample import sample_step
 from fst.engine.trained import load_weights
 from fst.lab.arguments import source_and_name
+from fst.lab.subject import from_config as random_images
 from fst.rules.strategy import Strategy
 
+SPLITS = ("train", "val", "test")
+CLASSES = 1000  # of a model that is named
 SIZE = 224  # of random images
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]  # the scalar that a training step derives
@@ -215,18 +220,19 @@ def from_config_on_random_images(
     Raises:
         ValueError, FileNotFoundError: the config does not fit.
     """
-    config = load_config(path, options)
     torch.manual_seed(seed)
-    if size is None and config.get("default_scope") != "mmdet":
+    if size is None and read_config(path).get("default_scope") != "mmdet":
         size = SIZE
-    step = sample_step(config, batch_size, None if size is None else (size, size), device)
+    sides = None if size is None else (size, size)
+    made = random_images(path, batch_size, sides, options=options, device=device)
     return Subject(
         f"{path}, random weights, random images",
-        step.model,
+        made.model,
         [None],
-        lambda model, _: step.loss(model),
-        **_sparsity_of(config),
-        shape=step.batch_shape,
+        lambda model, _: made.loss(model),
+        strategy=made.strategy,
+        selectors=dict(made.selection),
+        shape=made.batch_shape,
     )
 
 
@@ -257,3 +263,113 @@ def from_name(
         for _ in range(batches)
     ]
     return Subject(f"{source}:{rest}, random weights, random images", model, read, loss_of)
+
+
+def usable_device(text: str) -> torch.device:
+    """A device on which a tensor can be made."""
+    try:
+        torch.empty(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be used: {error}") from error
+    return torch.device(text)
+
+
+def add_subject(
+    parser: argparse.ArgumentParser,
+    *,
+    batches: int,
+    batch_size: int,
+    several: bool = False,
+) -> None:
+    """A model with batches: a config (or ``several``), or --model on random images."""
+    parser.add_argument(
+        "configs" if several else "config",
+        nargs="*" if several else "?",
+        metavar="config",
+        help="training config, of a classifier or a detector (or use --model)",
+    )
+    parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
+    parser.add_argument("--split", choices=SPLITS, help="whose images (default: train)")
+    add_cfg_options(parser)
+    parser.add_argument(
+        "--model",
+        metavar="[SOURCE:]NAME",
+        help="instead of a config: a classifier of torchvision (the default), timm or fst, with "
+        "random weights on random images, such as resnet18 or timm:resnet50",
+    )
+    parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
+    parser.add_argument(
+        "--size",
+        type=positive,
+        help="height and width of random images (default: 224; a detector's own)",
+    )
+    parser.add_argument(
+        "--random-images",
+        action="store_true",
+        help="use the config's model with random weights on random images: needs no data",
+    )
+    parser.add_argument(
+        "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=batch_size,
+        help=f"images per batch (default: {batch_size})",
+    )
+    parser.add_argument(
+        "--device",
+        type=usable_device,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="torch device (default: cuda where there is one)",
+    )
+    parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+
+
+def subject_of(options: argparse.Namespace) -> Subject:
+    """The model and its batches.
+
+    Raises:
+        ValueError: neither or both of config and --model, or anything wrong with them.
+    """
+    if (options.config is None) == (options.model is None):
+        raise ValueError("give either a config or --model, not both.")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    common: dict[str, Any] = {
+        name: getattr(options, name) for name in ("batches", "batch_size", "device", "seed")
+    }
+    on_random_images = options.random_images
+    if options.config is not None and options.classes:
+        raise ValueError("--classes needs --model: a config says it itself.")
+    if options.config is not None and options.size and not on_random_images:
+        raise ValueError("--size needs --model or --random-images: it is that of random images.")
+    if on_random_images:
+        return _on_random_images(options)
+    if options.model is None:
+        return from_config(
+            options.config,
+            options.cfg_options,
+            checkpoint=options.checkpoint,
+            split=options.split or SPLITS[0],
+            **common,
+        )
+    for name in ("checkpoint", "cfg_options", "split"):
+        if getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')} needs a config, not --model.")
+    classes, size = options.classes or CLASSES, options.size or SIZE
+    return from_name(options.model, classes=classes, size=size, **common)
+
+
+def _on_random_images(options: argparse.Namespace) -> Subject:
+    if options.config is None or options.checkpoint or options.split:
+        raise ValueError("--random-images needs a config, and neither --checkpoint nor --split.")
+    return from_config_on_random_images(
+        options.config,
+        options.cfg_options,
+        batch_size=options.batch_size,
+        size=options.size,
+        device=options.device,
+        seed=options.seed,
+    )

@@ -1,0 +1,190 @@
+"""What is measured: a model, and the loss of its training step on a random batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fst.attachment import attach
+from fst.backends.timing import Function
+from fst.conversion import convert
+from fst.lab.arguments import amp_dtype, source_and_name
+from fst.layers.modules import sparse_layers
+from fst.models.named import build_architecture
+from fst.rules.strategy import Strategy
+
+CLASSES = 1000  # of a model that is named
+SIZE = (224, 224)  # of its images
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained; each contestant of a comparison trains a copy.
+
+    Attributes:
+        model: the dense model.
+        loss: its training loss on a fixed batch, for the model or a copy of it.
+        root: the part of a model that is converted.
+        selection: ``include``, ``exclude`` and other choices of `fst.convert`.
+        amp_dtype: autocast's type, or None without autocast.
+        strategy: the config's, or None.
+        batch_shape: (N, C, H, W) as the model sees it, padding included.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+    root: Callable[[nn.Module], nn.Module] = lambda model: model
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    amp_dtype: torch.dtype | None = None
+    strategy: Strategy | None = None
+    batch_shape: tuple[int, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def converted(self, strategy: Strategy) -> set[str]:
+        """Names of the layers that are sparse under a strategy."""
+        model = copy.deepcopy(self.model)
+        convert(self.root(model), strategy, **self.selection)
+        return set(sparse_layers(model))
+
+    def contestant(
+        self, strategy: Strategy | None, compiled: bool = False
+    ) -> tuple[nn.Module, Function]:
+        """A copy of the model, converted unless ``strategy`` is None, and its training step.
+
+        ``compiled``: by torch.compile, which must make one graph of the model.
+        """
+        trained = copy.deepcopy(self.model).train()
+        parameters = (p for p in trained.parameters() if p.requires_grad)
+        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+        attached = None
+        if strategy is not None:
+            convert(self.root(trained), strategy, **self.selection)
+            root = self.root(trained)
+            attached = attach(root, optimizer, total_steps=10**6, steps_per_epoch=10**3)
+        if compiled:
+            trained.compile(fullgraph=True)
+
+        def step() -> None:
+            enabled = self.amp_dtype is not None
+            with torch.autocast(self.device.type, self.amp_dtype, enabled=enabled):
+                loss = self.loss(trained)
+            if attached is not None:
+                attached.report_loss(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return trained, step
+
+
+def from_name(
+    name: str,
+    batch_size: int,
+    size: tuple[int, int] | None = None,
+    *,
+    classes: int = CLASSES,
+    layers: str = "conv",
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+) -> Training:
+    """A classifier "[torchvision:|timm:|fst:]NAME" with random weights, on random images.
+
+    Raises:
+        ValueError: unknown source or name.
+    """
+    model = build_architecture(*source_and_name(name), num_classes=classes)
+    model = model.to(device, memory_format=torch.channels_last)
+    images = torch.randn(batch_size, 3, *(size or SIZE), device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(classes, (batch_size,), device=device)
+    return Training(
+        model,
+        lambda trained: F.cross_entropy(trained(images), labels),
+        selection={"layers": layers},
+        amp_dtype=amp_dtype(dtype),
+        batch_shape=tuple(images.shape),
+    )
+
+
+def from_config(
+    path: str,
+    batch_size: int,
+    size: tuple[int, int] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+) -> Training:
+    """The model of a training config, dense, with random weights, on random data.
+
+    Args:
+        path, options: as for `fst train`; of a classifier, or of a detector of MMDetection.
+        batch_size: images.
+        size: their height and width; None: those of the Resize of a detector's training pipeline.
+        dtype: autocast's, or "float32" without autocast.
+        device: where model and batch are.
+
+    Raises:
+        ValueError: the config does not fit; no size is given or found; or the model is neither a
+            classifier nor a detector.
+        FileNotFoundError: there is no such config.
+    """
+    from fst.engine.classifier import Classifier
+    from fst.engine.config import load_config, read_sparsity
+    from fst.engine.data_root import datasets_of
+    from fst.engine.model import build_model, sparse_root
+
+    config = load_config(path, options)
+    is_detector = config.get("default_scope") == "mmdet"
+    if is_detector:
+        from fst.detection import sample
+    model = build_model(config).to(device).train()
+    if not is_detector and not isinstance(model, Classifier):
+        raise ValueError(
+            f"model {type(model).__name__}: random data is known for FST's Classifier and for "
+            "detectors (default_scope='mmdet')."
+        )
+    if is_detector and size is None:
+        trained = datasets_of(config)["train_dataloader"]
+        found = (sample.input_size(dataset.get("pipeline") or []) for dataset in trained)
+        size = next(filter(None, found), None)
+    if size is None:
+        what = "the training pipeline has no Resize with a scale"
+        what = what if is_detector else "a classifier's config names no size"
+        raise ValueError(f"size=None: {what}; give one.")
+    batch = (sample.random_batch if is_detector else _random_batch)(model, batch_size, *size)
+    data = model.data_preprocessor(batch, training=False)
+    strategy, selection = read_sparsity(config)
+
+    def loss(trained: nn.Module) -> Tensor:
+        return trained.parse_losses(trained(**data, mode="loss"))[0]
+
+    shape = tuple(data["inputs"].shape)
+    return Training(model, loss, sparse_root, selection, amp_dtype(dtype), strategy, shape)
+
+
+def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[str, Any]:
+    """What a dataloader gives a classifier: always the same random batch for a size."""
+    generator = torch.Generator().manual_seed(0)
+    mean = getattr(model.data_preprocessor, "mean", None)
+    shape = (batch_size, 3 if mean is None else mean.numel(), height, width)
+    images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.randint(model.num_classes, (batch_size,), generator=generator)
+    if getattr(model.data_preprocessor, "mixup", None):  # the loss takes probabilities
+        labels = F.one_hot(labels, model.num_classes).float()
+    return {"inputs": images, "labels": labels}
+
+
+def is_config(model: str) -> bool:
+    """Whether a model is a training config, by path or of the package, and no name."""
+    return model.endswith((".py", ".yaml", ".yml", ".json")) or model.startswith("fst::")

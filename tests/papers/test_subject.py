@@ -1,0 +1,38 @@
+"""Models with batches and a loss, from a config and by name."""
+
+import pytest
+import torch
+from subject import from_config, from_name, images_of
+
+from fst.engine import cli
+from tests.lab.analysis.conftest import write_config  # noqa: F401
+
+
+def test_checkpoints_and_masks(
+    write_config,  # noqa: F811
+    tmp_path,
+):
+    """tsm keeps its masks in the checkpoint; the analysed copy has them."""
+    path, work = write_config("tsm"), tmp_path / "run"
+    options = {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
+    cli.train(
+        [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
+    )
+    saved = torch.load(work / "epoch_3.pth", weights_only=False)
+    subject = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
+    assert [len(images_of(batch)) for batch in subject.batches] == [32, 32]
+    copied = subject.copied(subject.strategy).architecture
+    for name, entry in saved["sparsity"].items():
+        layer = copied.get_submodule(name)
+        assert torch.equal(layer.output_mask(), entry["kept_mask"].view(layer.weight.shape))
+        key = f"architecture.{name}.weight"
+        assert torch.equal(layer.weight, saved["state_dict"][key])
+    with pytest.raises(ValueError, match="does not fit the model"):
+        other = {**options, "model.architecture.num_classes": 7}
+        from_config(path, other, checkpoint=str(work / "epoch_3.pth"))
+
+
+def test_named_models():
+    subject = from_name("timm:resnet18", classes=5, size=32, batch_size=2, batches=2)
+    assert len(subject.batches) == 2 and images_of(subject.batches[0]).shape == (2, 3, 32, 32)
+    assert subject.loss(subject.model, subject.batches[0]).dim() == 0
