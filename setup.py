@@ -113,7 +113,7 @@ class Wheel(bdist_wheel):
 
 setup(
     long_description=index_page(Path(__file__).with_name("README.md").read_text("utf-8")),
-    packages=[*find_packages(include=["fst", "fst.*"]), "fst.kernels", "fst.kernels.sparse24"],
+    packages=[*find_packages(include=["fst", "fst.*"]), "fst.kernels"],
     package_dir={"fst.kernels": "kernels"},
     ext_modules=libraries(),
     cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},

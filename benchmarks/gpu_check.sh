@@ -16,8 +16,8 @@ installed. Each call ends within nine minutes and leaves logs, JSON and charts i
 OUT/callN.tgz. Most valuable first:
 
   1  truth    versions; training steps of ResNet-18 and -50; tests of every kernel
-  2  worth    steps of VGG16-SSD; cuDNN layer by layer against the kernels: go or no-go
-  3  rest     compiled steps, bandwidth of pruning, the memory checker, machine code
+  2  worth    steps of VGG16-SSD; weight gradients layer by layer against cuDNN: go or no-go
+  3  rest     compiled steps, bandwidth of pruning, machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
 TEXT
@@ -64,14 +64,11 @@ call_1() {
         --measure steps profile memory
     steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst \
         --measure steps profile memory
-    run build 90 "$PYTHON" -m fst.ops build
-    tests tests 200 14 tests/kernels --ignore-glob='*sparse24*'
-    tests tests_sparse24 120 6 tests/kernels/test_sparse24.py \
-        tests/kernels/test_sparse24_layout.py tests/kernels/test_sparse24_training.py
+    tests tests 200 14 tests/kernels
 }
 
 call_2() {
-    local kernels=prune_weight=triton,fold_grad_output=triton
+    local kernels=prune_weight=triton,sum_grad_output=triton
     steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps profile \
         --force-backends "$kernels"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
@@ -80,9 +77,6 @@ call_2() {
     fi
     steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst \
         --measure steps profile memory
-    run build 90 "$PYTHON" -m fst.ops build
-    run sparse24 120 "$PYTHON" benchmarks/gpu/sparse24.py --models resnet18 --batch "$BATCH" \
-        --out "$LOGS/sparse24.json"
     run grad_weight 110 "$PYTHON" benchmarks/gpu/grad_weight.py --kernel 3 --repeats 9 \
         --batch "$BATCH" --out "$LOGS/grad_weight.json"
 }
@@ -92,15 +86,6 @@ call_3() {
         --measure steps compiled profile memory
     run pruning 120 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
-    if command -v compute-sanitizer >/dev/null; then
-        run build 90 "$PYTHON" -m fst.ops build
-        # Without torch's cache of freed memory every access outside a tensor is seen.
-        PYTORCH_NO_CUDA_MEMORY_CACHING=1 run memcheck 120 compute-sanitizer --tool memcheck \
-            --error-exitcode 1 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
-            tests/kernels/test_sparse24.py -k meets_its_own
-    else
-        echo "== memcheck: compute-sanitizer is not installed" | tee "$LOGS/memcheck.log"
-    fi
     run compiled 60 "$PYTHON" benchmarks/gpu/compiled.py --out "$LOGS/compiled.json"
 }
 

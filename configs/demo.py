@@ -8,20 +8,20 @@ model = dict(
 )
 sparsity = dict(strategy="srste")
 
-clutter = dict(type="ClutteredDigits", size=20, fragments=2, side=4, noise=32)
-train_dataloader = dict(batch_size=32, dataset=clutter)
+clutter = dict(type="ClutteredDigits", size=24, fragments=2, side=4, noise=32)
+train_dataloader = dict(dataset=clutter)
 val_dataloader = dict(dataset=dict(**clutter, scenes=2))
 test_dataloader = val_dataloader
 
-train_cfg = dict(max_epochs=5)
+train_cfg = dict(max_epochs=6)
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-2, end=1, convert_to_iter_based=True),
     dict(
         type="CosineAnnealingLR",
-        T_max=4,
+        T_max=5,
         eta_min=0.0,
         begin=1,
-        end=5,
+        end=6,
         convert_to_iter_based=True,
     ),
 ]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fst.basics.selectors import Selector
 from fst.basics.sharding import ORDER, refuse_sharded
-from fst.basics.values import check_module, is_number, one_of
+from fst.basics.values import check_module, check_number, one_of
 from fst.conversion import check_layers, choose
 from fst.layers.coverage import gemm_weights, inside_groups, multiply_adds
 from fst.rules.masks import MAX_M
@@ -101,8 +101,7 @@ def patterns(
     """
     check_module(model)
     refuse_sharded(model, "patterns", ORDER)
-    if not is_number(left) or not 0 < left <= 1:
-        raise ValueError(f"left={left!r} must be a number above 0 and at most 1.")
+    check_number("left", left, "(0, 1]")
     one_of("criterion", criterion, CRITERIA)
     one_of("budget", budget, BUDGETS)
     NM("weight", 1, m, group_order=group_order)

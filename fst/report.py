@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fst.backends import Decision, backend
+from fst.backends import Decision
 from fst.basics.text import table
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -257,10 +257,6 @@ def _describe(layer: SparseLayer, gemm: str, maps: Collection[tuple[int, int]]) 
         share = share_of_positions(layer) if gemm == "grad_weight" else None
         kept = "" if share is None else f"; {share:.0%} of the positions in the last step"
         report = GemmReport("accelerated", str(rule), f"{decision.reason}{times}{kept}")
-    chosen = backend(decision.operation, decision.backend)
-    if chosen.accelerated is not None:
-        mode = "accelerated" if chosen.accelerated else "simulated"
-        report = report._replace(mode=mode, reason=f"{chosen.name}: {chosen.computes}")
     return report._replace(decision=decision)
 
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
 from fst.basics.text import counted_as, table
-from fst.basics.values import check_has_values, is_number, one_of
+from fst.basics.values import check_has_values, check_number, one_of
 from fst.checkpoint import state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -177,8 +177,7 @@ def verify(
         given = (2 if n is None else n, 4 if m is None else m)
         check_pattern(*given)
     one_of("group_order", group_order, (None, *GROUP_ORDERS))
-    if not is_number(min_coverage) or not 0 <= min_coverage <= 1:
-        raise ValueError(f"min_coverage={min_coverage!r} must be a number from 0 to 1.")
+    check_number("min_coverage", min_coverage, "[0, 1]")
     everything = _weights(target)
     check_has_values("target", {name: found.weight for name, found in everything.items()})
     counted: dict[str, int] = {}

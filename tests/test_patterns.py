@@ -221,7 +221,7 @@ def test_strategies_without_a_pattern_are_refused(net: Net) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"left": 0}, ["left=0", "above 0"]),
+        ({"left": 0}, ["left=0", "(0, 1]"]),
         ({"left": True}, ["left=True"]),
         ({"left": 0.01}, ["left=0.01", "1:16 in every layer leaves"]),
         ({"criterion": "erc"}, ["criterion='erc'", "erk"]),

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fst
-from fst.backends import Backend, Decision, register_backend, registry
 from fst.basics.text import table
 from fst.layers import weights
 from fst.ops import cpp
@@ -103,18 +102,6 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
         reason = "no other verified backend can run here"
         assert ("prune_weight", "torch", "all 3", reason) in cells
     assert not copy.deepcopy(model)[0].passing.decisions
-
-
-def test_an_accelerated_backend_changes_the_report(monkeypatch):
-    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
-    fast = Backend("grad_weight", "fast", "half of it", True, lambda: "", accelerated=True)
-    register_backend(fast)
-    model = nn.Sequential(nn.Conv2d(8, 8, 3))
-    fst.convert(model, "wg")
-    assert describe_layer(model[0]).gemms["grad_weight"].mode == "simulated"
-    model[0].passing.decisions["grad_weight"] = Decision("grad_weight", "", "fast", "forced", {})
-    gemm = describe_layer(model[0]).gemms["grad_weight"]
-    assert (gemm.mode, gemm.reason) == ("accelerated", "fast: half of it")
 
 
 def test_merged_names_keep_the_numbers_that_agree():

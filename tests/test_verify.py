@@ -1,5 +1,6 @@
 """verify says whether weights obey a pattern, and names the first group that does not."""
 
+import copy
 import os
 import pickle
 
@@ -153,7 +154,7 @@ def test_what_is_verified():
         ("head", {"head"}),
     ],
 )
-def test_a_selector_means_the_same_in_convert_and_verify(selector, expected):
+def test_a_selector_means_the_same_everywhere(selector, expected):
     net = nn.Module()
     net.stem, net.head = nn.Conv2d(8, 8, 3), nn.Linear(8, 8)
     net.layer1 = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1))
@@ -164,9 +165,37 @@ def test_a_selector_means_the_same_in_convert_and_verify(selector, expected):
     if isinstance(selector, str):
         state = fst.verify(net.state_dict(), include=selector).layers
         assert [check.name for check in state] == [check.name for check in checked]
+    assert set(fst.patterns(net, 0.5, m=4, include=selector)) == expected
+    if isinstance(selector, str):
+        assert set(fst.hold(_with_zeros(net), include=selector).masks) == {
+            f"{name}.weight" for name in expected
+        }
     assert set(fst.convert(net, "srste", include=selector).converted) == expected
     with pytest.raises(ValueError, match="target has no"):
         fst.verify(net, include=selector, exclude=selector)
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda net, **chosen: fst.convert(net, "srste", **chosen),
+        fst.verify,
+        lambda net, **chosen: fst.patterns(net, 0.5, **chosen),
+    ],
+    ids=["convert", "verify", "patterns"],
+)
+def test_a_selector_of_nothing_is_an_error_everywhere(act, argument):
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    with pytest.raises(ValueError, match=f"{argument}='layer1' matches no"):
+        act(net, **{argument: "layer1"})
+
+
+def _with_zeros(net):
+    net = copy.deepcopy(net)
+    for weight in net.parameters():
+        weight.data.flatten()[0] = 0
+    return net
 
 
 def _dense_after_fold(wrap):

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp", "sparse24/binding.cpp")
+SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp")
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import extension
 import torch
 from torch import Tensor
 
@@ -104,7 +105,7 @@ def gradient_contestants(
         yield f"triton 2:4 {rescale}", kernel(2, 4, "magnitude_rescaled", rescale), 2
     for n, m in patterns:
         yield f"triton {n}:{m}", kernel(n, m), 2
-    if not sources.cuda_missing():
+    if not extension.missing():
         baseline = sdgp_design()
         for n, m in ((2, 4), (4, 8)):
             yield f"one thread per group {n}:{m}", lambda x, n=n, m=m: baseline.prune(x, n, m), 2
@@ -115,9 +116,8 @@ def sdgp_design() -> ModuleType:
     """SDGP's published kernel design, built on first use: magnitude along the channels of a
     contiguous or channels_last tensor, m 4 or 8.
     """
-    folder = Path(__file__).resolve().parent
-    files = [str(folder / name) for name in ("prune_baseline.cpp", "prune_baseline_sm80.cu")]
-    return sources.load("extension").build("fst_prune_baseline", files)
+    files = ("prune_baseline.cpp", "prune_baseline_sm80.cu")
+    return extension.build("fst_prune_baseline", files)
 
 
 def sum_contestants(like: Tensor) -> Iterator[tuple[str, Function, float]]:

@@ -14,9 +14,7 @@ from torch import Tensor
 from fst.backends import cache, registry, timing
 
 LEAST_GAIN = 1.05
-LEAST_SAVED = (
-    0.2  # ms beside an exact candidate: what a call of the op costs more than the library's
-)
+LEAST_SAVED = 0.5  # ms beside an exact candidate: a call of the op costs more than the library's
 REPEATS = 11
 LONG = 250.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
 MOST_DECIDED = 8192

@@ -12,6 +12,10 @@ from fst.basics.text import suggest, table
 
 VARIABLE = "FST_BACKENDS"
 OPERATIONS: dict[str, str] = {}  # name -> what it computes
+GONE = {
+    "mma_sp": " The 2:4 tensor-core kernels were removed: docs/kernels.md names the last commit "
+    "that has them."
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,6 @@ class Backend:
         computes: how, in words.
         verified: whether it has been compared with the reference on the device it is made for.
         missing: why it cannot run here, "" if it can.
-        accelerated: whether a pruned operand saves it multiply-adds; None if that is as the rule
-            says (`fst.report`).
     """
 
     operation: str
@@ -33,7 +35,6 @@ class Backend:
     computes: str
     verified: bool
     missing: Callable[[], str]
-    accelerated: bool | None = None
 
     @property
     def state(self) -> str:
@@ -86,8 +87,8 @@ def backend(operation: str, name: str) -> Backend:
     _check_operation(operation)
     found = _BACKENDS.get((operation, name))
     if found is None:
-        names = [b.name for b in backends(operation)]
-        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, names)}")
+        reason = GONE.get(name) or suggest(name, [b.name for b in backends(operation)])
+        raise ValueError(f"{operation}={name!r} is no backend of it.{reason}")
     return found
 
 
@@ -144,12 +145,6 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
             f"possible: {', '.join(candidates)}."
         )
     return name
-
-
-def possible(operation: str) -> tuple[str, ...]:
-    """The backends that may compute an operation: verified and not missing, or demanded."""
-    named = (forced(operation), _PREFERRED.get(operation))
-    return tuple(b.name for b in backends(operation) if b.name in named or b.usable_by_default)
 
 
 def forced(operation: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -62,23 +61,7 @@ def triton_missing() -> str:
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if version < LEAST_TRITON:
         return f"triton {triton.__version__} is older than {'.'.join(map(str, LEAST_TRITON))}"
-    return "" if triton.knobs.runtime.interpret else _device_missing()
-
-
-@functools.cache
-def cuda_missing() -> str:
-    """Why the CUDA C++ kernels cannot be built and run here; "" if they can."""
-    missing = _device_missing()
-    if not missing and shutil.which("nvcc") is None:
-        from torch.utils.cpp_extension import CUDA_HOME
-
-        if CUDA_HOME is None:
-            missing = "nvcc is not found (CUDA toolkit)"
-    if not missing and shutil.which("c++") is None and shutil.which("g++") is None:
-        missing = "no C++ compiler is found"
-    if not missing and shutil.which("ninja") is None:
-        missing = "ninja is not found"
-    return missing
+    return "" if triton.knobs.runtime.interpret else device_missing()
 
 
 @functools.cache
@@ -96,7 +79,8 @@ def cpp_checksum() -> int:
     return found
 
 
-def _device_missing() -> str:
+def device_missing() -> str:
+    """Why no kernel for GPUs can run here; "" if one can."""
     if not torch.cuda.is_available() or torch.version.cuda is None:
         return "no CUDA device"
     capability = torch.cuda.get_device_capability()

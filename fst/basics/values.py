@@ -28,6 +28,15 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_number(name: str, value: object, interval: str) -> None:
+    """Raise ValueError unless ``value`` is a number in ``interval``, such as "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(","))
+    least, most = interval[0] == "[", interval[-1] == "]"
+    if is_number(value) and (low < value < high or value in (low,) * least + (high,) * most):
+        return
+    raise ValueError(f"{name}={value!r} must be a number in {interval}.")
+
+
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an integer, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -72,7 +72,7 @@ def demo() -> argparse.ArgumentParser:
         choices=list_strategies(),
         help=f"what to compare (default: {' '.join(DEMONSTRATED)})",
     )
-    parser.add_argument("--epochs", type=positive, default=5, help="per run (default: 5)")
+    parser.add_argument("--epochs", type=positive, default=6, help="per run (default: 6)")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)"
     )

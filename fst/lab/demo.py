@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
     rows = [
         [
             name,
-            str(results.summary(name, ACCURACY)),
+            _accuracy(results.summary(name, ACCURACY).values),
             _relative(times[name], times[PLAIN]),
             _pattern(RunFolder.of(arguments.out, name, arguments.seeds[0])),
             *_kept(training, strategy),
@@ -117,8 +118,8 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
         for name, strategy in strategies.items()
     ]
     caption = (
-        f"Test accuracy after {arguments.epochs} epochs: mean ± standard deviation of "
-        f"{len(arguments.seeds)} seed(s). Time of a step: forward, backward and SGD, batch "
+        f"Test accuracy after {arguments.epochs} epochs: mean of {len(arguments.seeds)} seed(s), "
+        f"and the lowest and highest of them. Time of a step: forward, backward and SGD, batch "
         f"{training.batch_shape[0]}, over PyTorch's dense step ({times[PLAIN]} ms): medians and "
         f"quartiles of {arguments.repeats} turns in alternating order, {arguments.threads} "
         "thread(s). 2:4 at the end: share of the convolutions' weights that lie in 2:4 layers of "
@@ -146,6 +147,12 @@ def _step_times(
     """Milliseconds of PyTorch's and each strategy's training step, taken in turns."""
     ready = contestants(training, strategies).ready
     return compare({name: ready[name].step for name in ready}, repeats, training.device)
+
+
+def _accuracy(values: Sequence[float]) -> str:
+    """The mean, with the extremes of several seeds: an interval of two says nothing."""
+    mean = f"{statistics.fmean(values):.1f}"
+    return f"{mean} ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else mean
 
 
 def _relative(timing: Timing, plain: Timing) -> str:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fst.layers.calls import in_eval_mode
+
 MISSING = (
     "removing channels needs the package torch-pruning, which follows channels through a model: "
     "pip install torch-pruning"
@@ -95,18 +97,15 @@ def channel_groups(
 @contextmanager
 def traceable(model: nn.Module) -> Iterator[None]:
     """Plain layers in eval mode, for the time of the block."""
-    modes = {module: module.training for module in model.modules()}
     layers = {m: type(m) for m in model.modules() if hasattr(m, "dense_class")}
     for layer in layers:
         layer.__class__ = layer.dense_class
-    model.eval()
     try:
-        yield
+        with in_eval_mode(model):
+            yield
     finally:
         for layer, kind in layers.items():
             layer.__class__ = kind
-        for module, training in modes.items():
-            module.training = training
 
 
 def _group(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.text import table
+from fst.layers.calls import LayerCall, each_call, in_eval_mode
 
 NOT_N_M = "converted, weights not N:M"
 NOT_CALLED = "converted, but not called in evaluation"
@@ -157,44 +158,32 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
     """
     inputs = inputs_of(example_input)
     found = dict.fromkeys(gemm_weights(model), 0)
-    modes = {module: module.training for module in model.modules()}
-    hooks = [
-        module.register_forward_hook(_counter(name, found), with_kwargs=True)
-        for name, module in model.named_modules()
-        if isinstance(module, _ConvNd | nn.Linear | nn.Bilinear | nn.MultiheadAttention)
-    ]
-    try:
-        model.eval()(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+
+    def count(call: LayerCall) -> None:
+        layer, prefix = call.layer, f"{call.name}." if call.name else ""
+        if isinstance(layer, nn.MultiheadAttention):
+            for key, macs in _of_attention(call).items():
+                found[prefix + key] += macs
+            return
+        maps = call.input if isinstance(layer, _ConvTransposeNd) else call.output
+        positions = maps.numel() // layer.weight.shape[0]
+        found[f"{prefix}weight"] += positions * layer.weight.numel()
+
+    kinds = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention)
+    with in_eval_mode(model), each_call(model, kinds, count):
+        model(*inputs)
     return found
 
 
-def _counter(name: str, found: dict[str, int]) -> Callable[..., None]:
-    prefix = f"{name}." if name else ""
-
-    def count(
-        module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Any
-    ) -> None:
-        if isinstance(module, nn.MultiheadAttention):
-            operands = [*inputs, *(named[k] for k in ("query", "key", "value") if k in named)][:3]
-            tokens = [x.numel() // x.shape[-1] for x in operands]
-            width = module.embed_dim
-            if module.in_proj_weight is not None:
-                found[f"{prefix}in_proj_weight"] += sum(tokens) * width * width
-            else:
-                for part, count in zip("qkv", tokens, strict=True):
-                    weight = getattr(module, f"{part}_proj_weight")
-                    found[f"{prefix}{part}_proj_weight"] += count * weight.numel()
-            found[f"{prefix}out_proj.weight"] += tokens[0] * width * width
-            return
-        maps = output
-        if isinstance(module, _ConvTransposeNd):
-            maps = inputs[0] if inputs else named["input"]
-        positions = maps.numel() // module.weight.shape[0]
-        found[f"{prefix}weight"] += positions * module.weight.numel()
-
-    return count
+def _of_attention(call: LayerCall) -> dict[str, int]:
+    """Multiply-adds of the projections in a call of `nn.MultiheadAttention`."""
+    layer, named = call.layer, (call.named.get(name) for name in ("query", "key", "value"))
+    operands = [*call.given, *(x for x in named if x is not None)][:3]
+    tokens = [x.numel() // x.shape[-1] for x in operands]
+    square = layer.embed_dim**2
+    found = {"out_proj.weight": tokens[0] * square}
+    if layer.in_proj_weight is not None:
+        return found | {"in_proj_weight": sum(tokens) * square}
+    for part, count in zip("qkv", tokens, strict=True):
+        found[f"{part}_proj_weight"] = count * getattr(layer, f"{part}_proj_weight").numel()
+    return found

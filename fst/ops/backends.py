@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fst.backends import sources
 from fst.backends.registry import Backend, register_backend, register_operation
-from fst.ops import cpp, sparse24
+from fst.ops import cpp
 
 
 def _nothing_missing() -> str:
     return ""
 
 
-def _register(operation: str, name: str, computes: str, *, accelerated: bool | None = None) -> None:
+def _register(operation: str, name: str, computes: str) -> None:
     """A backend of PyTorch's operators: verified, and never missing."""
-    register_backend(Backend(operation, name, computes, True, _nothing_missing, accelerated))
+    register_backend(Backend(operation, name, computes, True, _nothing_missing))
 
 
 for _operation, _computes in {
@@ -22,14 +22,14 @@ for _operation, _computes in {
     "prune_columns": "N:M pruning of the input's columns along the positions (FST, S(Xᵀ))",
     "sum_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
     "grad_weight": "the weight gradient over a list of positions, drawn or fixed",
-    "output": "the output GEMM with 2:4 weights",
-    "grad_input": "the grad_input GEMM with 2:4 weights, or over a list of positions",
+    "output": "the output GEMM with pruned weights",
+    "grad_input": "the grad_input GEMM with pruned weights, or over a list of positions",
 }.items():
     register_operation(_operation, _computes)
     _register(_operation, "torch", "PyTorch's own operators")
 
 for _operation in ("grad_weight", "grad_input"):
-    _register(_operation, "dense", "the exact gradient by the library", accelerated=False)
+    _register(_operation, "dense", "the exact gradient by the library")
 _register("grad_weight", "strided", "the library's kernel with a larger stride (FST, Eq. 10)")
 
 for _operation, _computes in {
@@ -48,15 +48,3 @@ for _operation, _computes in {
     "grad_input": "C++ for CPUs: products at the listed positions, added at their taps",
 }.items():
     register_backend(Backend(_operation, cpp.BACKEND, _computes, True, cpp.missing))
-
-for _operation in ("output", "grad_input"):
-    register_backend(
-        Backend(
-            _operation,
-            sparse24.BACKEND,
-            "2:4 tensor cores, 128 channels by 128 positions at a time",
-            False,
-            sources.cuda_missing,
-            accelerated=True,
-        )
-    )

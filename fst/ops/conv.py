@@ -15,7 +15,7 @@ from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops import gemms
 from fst.ops.arguments import UNTRACEABLE, check_linear
-from fst.ops.geometry import Geometry, gradients
+from fst.ops.geometry import Geometry, convolve, gradients
 from fst.ops.positions import sampled
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.rules.rule import Rule
@@ -61,7 +61,7 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        output = gemms.output(input, weight_output, bias, call.geometry, call.strategy)
+        output = convolve(input, weight_output, bias, call.geometry)
         ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
         ctx.record = dispatch.current_record()
         decay_mask = mask if call.decay else None
@@ -139,7 +139,7 @@ def _by_library(strategy: Strategy, rule: Rule | None) -> bool:
     if rule is not None and (rule.samples or rule.operand != "grad_output"):
         return False
     other = strategy.grad_input
-    return (other is None or not other.samples) and not gemms.may_be_sparse(strategy)
+    return other is None or not other.samples
 
 
 def _pruned_twice(

@@ -1,47 +1,19 @@
-"""The three GEMMs of a convolution, each by the backend that is chosen for it."""
+"""The two GEMMs of a backward pass, each by the backend that is chosen for it."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.backends import dispatch, registry
-from fst.ops import sparse24
-from fst.ops.geometry import Geometry, convolve, gradients, input_gradient, output_shape
+from fst.ops.geometry import Geometry, gradients, input_gradient
 from fst.ops.positions import fixed, sampled
 from fst.ops.positions.sampled import Lists, Step
 from fst.ops.prune import prune_columns
 from fst.rules.masks import samples_in_cache
-from fst.rules.nm import NM
 from fst.rules.rule import Rule
-from fst.rules.strategy import Strategy
-
-TWO_OF_FOUR = NM("weight", 2, 4)
-Candidates = dict[str, Callable[[], Tensor]]
-
-
-def output(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, strategy: Strategy
-) -> Tensor:
-    """Y (N, Cout, P, Q) of X (N, Cin, H, W) and S(W)."""
-    dense = functools.partial(convolve, input, weight, bias, geometry)
-    size = output_shape(input.shape, weight.shape, geometry)
-    if not _may_be_sparse("output", strategy.output):
-        return dense()
-
-    def sparse() -> Tensor:
-        packed = sparse24.pack([weight], [geometry.groups], weight.dtype)[0][:2]
-        return sparse24.convolve(input, packed, bias, size, weight.shape[2:], geometry)
-
-    candidates: Candidates = {"torch": dense}
-    if _is_sparse24(input, input.shape, size, weight, geometry):
-        candidates[sparse24.BACKEND] = sparse
-    return dispatch.compute("output", candidates, (input, weight), (*geometry, bias is not None))
 
 
 def grad_input(grad_output: Tensor, step: Step, rule: Rule | None, lists: Lists | None) -> Tensor:
@@ -54,28 +26,11 @@ def grad_input(grad_output: Tensor, step: Step, rule: Rule | None, lists: Lists 
     weight, geometry, input_shape = step.weight, step.geometry, step.input_shape
     if rule is not None and rule.samples and step.positions:
         return sampled.grad_input(step, rule, lists)
-
-    def dense() -> Tensor:
-        if step.input is None:
-            return input_gradient(grad_output, weight, geometry, input_shape)
-        # where the input was saved for grad_weight anyway, fewer operators are called with it
-        operands = (grad_output, step.input, weight, geometry)
-        return gradients(*operands, (True, False, False))[0]
-
-    if not _may_be_sparse("grad_input", rule):
-        return dense()
-
-    def sparse() -> Tensor:
-        packed = sparse24.pack([weight], [geometry.groups], weight.dtype)[0][2:]
-        kernel = weight.shape[2:]
-        return sparse24.input_gradient(grad_output, packed, input_shape, kernel, geometry)
-
-    candidates: Candidates = {"torch": dense}
-    read = grad_output if step.input is None else step.input  # whose format the model has
-    if _is_sparse24(read, input_shape, grad_output.shape, weight, geometry):
-        candidates[sparse24.BACKEND] = sparse
-    options = (*geometry, *input_shape[2:])
-    return dispatch.compute("grad_input", candidates, (grad_output, weight), options)
+    if step.input is None:
+        return input_gradient(grad_output, weight, geometry, input_shape)
+    # where the input was saved for grad_weight anyway, fewer operators are called with it
+    operands = (grad_output, step.input, weight, geometry)
+    return gradients(*operands, (True, False, False))[0]
 
 
 def grad_weight(
@@ -104,30 +59,6 @@ def grad_weight(
         found = _of_pruned_columns(grad_output, input, kernel, geometry, rule, generator)
         return None, found, None
     return *gradients(grad_output, input, weight, geometry, (False, True, False))[:2], None
-
-
-def may_be_sparse(strategy: Strategy) -> bool:
-    """Whether 2:4 tensor cores may compute grad_input."""
-    return _may_be_sparse("grad_input", strategy.grad_input)
-
-
-def _may_be_sparse(gemm: str, rule: Rule | None) -> bool:
-    return rule == TWO_OF_FOUR and sparse24.BACKEND in registry.possible(gemm)
-
-
-def _is_sparse24(
-    operand: Tensor,
-    input_shape: Sequence[int],
-    output_size: Sequence[int],
-    weight: Tensor,
-    geometry: Geometry,
-) -> bool:
-    """Whether 2:4 tensor cores can multiply ``operand``, which they read in channels_last."""
-    if operand.dtype not in sparse24.DTYPES or not input_shape[0]:
-        return False
-    if operand.is_contiguous() and not operand.is_contiguous(memory_format=torch.channels_last):
-        return False
-    return not sparse24.unsupported(input_shape, output_size, weight.shape[2:], geometry)
 
 
 def _of_pruned_columns(

@@ -36,11 +36,10 @@ class Alternating(Rule):
     phase: int | str = 0
     block: tuple[int, int] = (1, 2)
     restore: bool = True
+    operands = ("input",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.operand != "input":
-            raise ValueError(f"operand={self.operand!r}: 'alternating' prunes operand='input'.")
         one_of("pairing", self.pairing, ("row", "flat"))
         one_of("phase", self.phase, (0, 1, "random"))
         if isinstance(self.block, list):  # what YAML and JSON make of a tuple

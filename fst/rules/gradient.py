@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst.basics.values import check_integer, is_number
+from fst.basics.values import check_integer, check_number
 from fst.rules import masks
 from fst.rules.rule import Rule
 
@@ -25,16 +25,12 @@ class WholeGradient(Rule):
 
     operand: str = "grad_output"
     density: float = 0.5
+    operands = ("grad_output",)
     is_whole = True
 
     def __post_init__(self) -> None:
-        if self.operand != "grad_output":
-            raise ValueError(
-                f"operand={self.operand!r}: {type(self).__name__} prunes operand='grad_output'."
-            )
-        _check_number("density", self.density)
-        if not 0 < self.density <= 1:
-            raise ValueError(f"density={self.density} must be above 0 and at most 1.")
+        super().__post_init__()
+        check_number("density", self.density, "(0, 1]")
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,7 @@ class Reuse(WholeGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_number("threshold", self.threshold)
-        if not 0 < self.threshold < float("inf"):
-            raise ValueError(f"threshold={self.threshold} must be a finite number > 0.")
+        check_number("threshold", self.threshold, "(0, inf)")
         check_integer("warmup", self.warmup, 0)
 
     def prune_grad_output(
@@ -126,11 +120,6 @@ class Reuse(WholeGradient):
         if self.warmup:
             details += f", {self.warmup} steps of warm-up"
         return f"{self.operand} {self.density:g} by difference from the previous step{details}"
-
-
-def _check_number(name: str, value: object) -> None:
-    if not is_number(value):
-        raise ValueError(f"{name}={value!r} must be a number.")
 
 
 def _fits(previous: Tensor, grad_output: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,11 +44,12 @@ class NM(Rule):
     rule: str = "magnitude"
     rescale: str = "sample_channel"
     group_order: str = "channel"
+    rules: ClassVar[tuple[str, ...]] = RULES
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_pattern(self.n, self.m)
-        one_of("rule", self.rule, RULES)
+        one_of("rule", self.rule, self.rules)
         one_of("rescale", self.rescale, RESCALES)
         orders = ("channel", "position") if self.operand == "grad_output" else GROUP_ORDERS
         one_of("group_order", self.group_order, orders)
@@ -187,12 +188,11 @@ class Transposable(Rule):
     m: int = 4
     interval: int = 40
     group_order: str = "channel"
+    operands = ("weight",)
     as_output = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.operand != "weight":
-            raise ValueError(f"operand={self.operand!r}: 'transposable' prunes operand='weight'.")
         check_pattern(self.n, self.m)
         check_integer("interval", self.interval, 1)
         one_of("group_order", self.group_order, GROUP_ORDERS)
@@ -229,10 +229,8 @@ class SameAsOutput(Rule):
     """grad_input uses the weight exactly as the output GEMM pruned it (not a mask of Wᵀ's own)."""
 
     operand: str = "weight"
+    operands = ("weight",)
     as_output = True
-
-    def __post_init__(self) -> None:
-        one_of("operand", self.operand, ("weight",))
 
     def __str__(self) -> str:
         return f"{self.operand} as in output"

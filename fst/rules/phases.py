@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from fst.basics.values import check_number
 from fst.rules.schedule import DENSE, Layers, PrunedLayer, Run, Schedule
-from fst.rules.weight import check_share
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Phases(Schedule):
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
-        check_share("dense_start", self.dense_start)
-        check_share("dense_tail", self.dense_tail)
+        check_number("dense_start", self.dense_start, "[0, 1)")
+        check_number("dense_tail", self.dense_tail, "[0, 1)")
         if self.dense_start + self.dense_tail >= 1:
             raise ValueError(
                 f"dense_start={self.dense_start} and dense_tail={self.dense_tail} leave no step of "
@@ -36,7 +36,6 @@ class Phases(Schedule):
     def borders(self, run: Run) -> tuple[int, int]:
         """The first step that prunes, and the first of the dense tail, counted from 0."""
         total = run.total_steps
-        assert total is not None  # in needs
         return round(self.dense_start * total), round((1 - self.dense_tail) * total)
 
     def attached(self, layers: Layers, run: Run) -> None:
@@ -79,7 +78,6 @@ class Phases(Schedule):
     def length(self, run: Run, settled: float) -> int:
         """The steps that prune, the last share ``settled`` of all steps not counted."""
         first, end = self.borders(run)
-        assert run.total_steps is not None  # in needs
         return end - first - round(settled * run.total_steps)
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,12 +61,14 @@ class Rule:
 
     Attributes:
         operand: "input", "weight" or "grad_output".
+        operands: which of them the rule can prune.
     """
 
     operand: str
+    operands: ClassVar[tuple[str, ...]] = ("input", "weight", "grad_output")
 
     def __post_init__(self) -> None:
-        one_of("operand", self.operand, ("input", "weight", "grad_output"))
+        one_of("operand", self.operand, self.operands)
 
     # ------------------------------------------------------------------ what it does to tensors
 

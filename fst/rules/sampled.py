@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst.basics.values import is_number, one_of
+from fst.basics.values import check_number, is_number, one_of
 from fst.rules.rule import Rule
 
 UNIT = 2**31  # a probability of 1, in the integers that a draw counts with
@@ -50,20 +50,19 @@ class Sampled(Rule):
     keep: float | None = 0.5
     center: bool = True
     noise: float | None = None
+    operands = ("grad_output",)
     samples = True
     is_random = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.operand != "grad_output":
-            raise ValueError(f"operand={self.operand!r}: 'sampled' prunes operand='grad_output'.")
         one_of("center", self.center, (True, False))
         if self.noise is None:
             check_share("keep", self.keep)
         elif self.keep is not None:
             raise ValueError(f"noise={self.noise!r} replaces keep={self.keep!r}: give one of them.")
-        elif not is_number(self.noise) or not 0 < self.noise < math.inf:
-            raise ValueError(f"noise={self.noise!r} must be a number above 0.")
+        else:
+            check_number("noise", self.noise, "(0, inf)")
 
     def scores(
         self, grad_output: Tensor, column_norms: Callable[[], Tensor] | None = None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fst.basics.errors import UsageError
-from fst.basics.values import is_number
+from fst.basics.values import check_number
 
 DENSE: Mapping[str, Any] = {"dense": True}  # a phase in which nothing is pruned
 
@@ -107,12 +107,13 @@ class Run:
         steps_per_epoch: float | None = None,
     ) -> None:
         for name, value in (("total_steps", total_steps), ("steps_per_epoch", steps_per_epoch)):
-            if value is not None and not (is_number(value) and 0 < value < float("inf")):
-                raise ValueError(f"{name}={value!r} must be a number > 0, or None.")
+            if value is not None:
+                check_number(name, value, "(0, inf)")
         self.optimizer = optimizer
         self.model = model
-        self.total_steps = total_steps
-        self.steps_per_epoch = steps_per_epoch
+        # Any: `attach` refuses None where a schedule needs the number.
+        self.total_steps: Any = total_steps
+        self.steps_per_epoch: Any = steps_per_epoch
         self.loss: Tensor | None = None
         self.hooks: list[RemovableHandle] = []
         self.notes: dict[str, Any] = {}

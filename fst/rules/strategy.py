@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fst.basics.values import check_integer, is_number, one_of
+from fst.basics.values import check_integer, check_number, one_of
 from fst.rules.nm import SameAsOutput, Transposable
 from fst.rules.rule import Rule
 from fst.rules.sampled import Sampled
@@ -74,8 +74,7 @@ class Strategy:
                     f"allowed: {', '.join(OPERANDS[gemm])}."
                 )
         self._check_masks_shared_by_gemms()
-        if not is_number(self.decay) or not 0 <= self.decay < float("inf"):
-            raise ValueError(f"decay={self.decay!r} must be a finite number >= 0.")
+        check_number("decay", self.decay, "[0, inf)")
         if self.decay and self.output is None:
             raise ValueError(f"decay={self.decay} needs a rule for the weight in output.")
         one_of("decay_mode", self.decay_mode, DECAY_MODES)

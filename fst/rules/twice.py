@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fst.basics.values import one_of
 from fst.rules.nm import NM
 from fst.rules.rule import Pattern
 
@@ -23,12 +22,8 @@ class TwicePruned(NM):
 
     operand: str = "weight"
     order: Tensor | None = field(default=None, compare=False)
+    operands, rules = ("weight",), ("magnitude",)
     after_output = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("operand", self.operand, ("weight",))
-        one_of("rule", self.rule, ("magnitude",))
 
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None

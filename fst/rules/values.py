@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.basics.values import one_of
+from fst.basics.values import check_number
 from fst.rules import masks
 from fst.rules.nm import NM
 from fst.rules.rule import Pattern, WeightGroups
-from fst.rules.weight import check_share
 
 SHARPNESS = 0.01  # of MaxQ's sigmoid, in units of the weight
 
@@ -23,12 +22,8 @@ class _Valued(NM):
     """N:M by magnitude in output, with values of its own."""
 
     operand: str = "weight"
+    operands, rules = ("weight",), ("magnitude",)
     changes_values = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("operand", self.operand, ("weight",))
-        one_of("rule", self.rule, ("magnitude",))
 
     def pattern(self, gemm: str) -> Pattern | None:
         return None
@@ -96,7 +91,7 @@ class Fading(_Valued):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("rest", self.rest, up_to_all=True)
+        check_number("rest", self.rest, "[0, 1]")
 
     def weight_values(self, weight: Tensor, mask: Tensor, groups: int) -> Tensor:
         return masks.apply_mask(weight, mask) + masks.remove_kept(weight, mask) * self.rest
@@ -126,7 +121,7 @@ class MultiAxis(_Valued):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("dense_groups", self.dense_groups, up_to_all=True)
+        check_number("dense_groups", self.dense_groups, "[0, 1]")
 
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None

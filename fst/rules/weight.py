@@ -7,18 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fst.basics.values import is_number, one_of
+from fst.basics.values import check_number, one_of
 from fst.rules import masks
 from fst.rules.masks import KERNEL_PATTERNS
 from fst.rules.rule import Rule
-
-
-def check_share(name: str, value: object, *, up_to_all: bool = False) -> None:
-    """Raise ValueError unless 0 <= value < 1, or 0 <= value <= 1 with ``up_to_all``."""
-    if is_number(value) and (0 <= value < 1 or (value == 1 and up_to_all)):
-        return
-    limit = "<=" if up_to_all else "<"
-    raise ValueError(f"{name}={value!r} must be a number with 0 <= {name} {limit} 1.")
 
 
 @dataclass(frozen=True)
@@ -32,11 +24,12 @@ class Unstructured(Rule):
 
     operand: str = "weight"
     sparsity: float = 0.5
+    operands = ("weight",)
     simulation = "unstructured: no hardware path, dense arithmetic on pruned values"
 
     def __post_init__(self) -> None:
-        one_of("operand", self.operand, ("weight",))
-        check_share("sparsity", self.sparsity)
+        super().__post_init__()
+        check_number("sparsity", self.sparsity, "[0, 1)")
 
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
@@ -63,12 +56,13 @@ class KernelPatterns(Rule):
     operand: str = "weight"
     patterns: int = 4
     connectivity: float = 0.375
+    operands = ("weight",)
     simulation = "kernel patterns need a compiler's kernels: dense arithmetic on pruned values"
 
     def __post_init__(self) -> None:
-        one_of("operand", self.operand, ("weight",))
+        super().__post_init__()
         one_of("patterns", self.patterns, (4, 8, len(KERNEL_PATTERNS)))
-        check_share("connectivity", self.connectivity)
+        check_number("connectivity", self.connectivity, "[0, 1)")
 
     def weight_mask(
         self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None

@@ -13,11 +13,10 @@ The recipe prunes the classifier too: ask for it with ``include`` of `fst.conver
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fst.basics.values import is_number
+from fst.basics.values import check_number
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.schedule import DENSE, HeldMasks, Layers, Run, hold_at_zero
 from fst.rules.strategy import Strategy
-from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
 
 
@@ -39,11 +38,9 @@ class Alternation(HeldMasks):
 
     def __post_init__(self) -> None:
         for name in ("warmup", "last_dense"):
-            check_share(name, getattr(self, name))
+            check_number(name, getattr(self, name), "[0, 1)")
         for name in ("period", "last_sparse"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value <= 1:
-                raise ValueError(f"{name}={value!r} must be a number above 0 and at most 1.")
+            check_number(name, getattr(self, name), "(0, 1]")
         used = self.warmup + self.last_dense + self.last_sparse
         if used > 1 + 1e-9:
             raise ValueError(
@@ -61,7 +58,6 @@ class Alternation(HeldMasks):
         return done >= round(self.warmup * total_steps) and turn % 2 == 0
 
     def attached(self, layers: Layers, run: Run) -> None:
-        assert run.total_steps is not None  # in needs
         for name in ("period", "last_sparse"):
             share = getattr(self, name)
             if share * run.total_steps < 1:
@@ -82,7 +78,6 @@ class Alternation(HeldMasks):
         self._enter(layers, run, step)
 
     def _enter(self, layers: Layers, run: Run, done: int) -> None:
-        assert run.total_steps is not None  # in needs
         sparse = self.is_sparse(done, run.total_steps)
         if sparse == self._prunes(layers):
             return

@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fst.basics.values import check_number
 from fst.rules import masks
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
-from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
 
 KNEE = (1 / 8, 3 / 4)
@@ -48,11 +48,10 @@ class SoftFilters(Schedule):
     needs: ClassVar[tuple[str, ...]] = ("total_steps", "steps_per_epoch")
 
     def __post_init__(self) -> None:
-        check_share("goal", self.goal)
+        check_number("goal", self.goal, "[0, 1)")
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         total, per_epoch = run.total_steps, run.steps_per_epoch
-        assert total is not None and per_epoch is not None  # in needs
         done = int(step / per_epoch + 1e-6)
         if step >= total:
             done = max(done, math.ceil(total / per_epoch - 1e-6))

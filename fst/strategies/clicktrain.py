@@ -25,12 +25,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fst.basics.values import is_number
+from fst.basics.values import check_number
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
 from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
 from fst.rules.strategy import Strategy
-from fst.rules.weight import KernelPatterns, check_share
+from fst.rules.weight import KernelPatterns
 from fst.strategies.registry import register_strategy
 
 
@@ -49,19 +49,17 @@ class PatternSelection(Schedule):
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
-        check_share("choose", self.choose, up_to_all=True)
-        check_share("enforce", self.enforce, up_to_all=True)
+        check_number("choose", self.choose, "[0, 1]")
+        check_number("enforce", self.enforce, "[0, 1]")
         if self.choose > self.enforce:
             raise ValueError(f"choose={self.choose} must not be above enforce={self.enforce}.")
-        if not is_number(self.lasso) or not 0 <= self.lasso < float("inf"):
-            raise ValueError(f"lasso={self.lasso!r} must be a number >= 0.")
+        check_number("lasso", self.lasso, "[0, inf)")
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
             layer.keep(torch.ones((), dtype=torch.bool, device=layer.weight.device))
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
-        assert run.total_steps is not None  # in needs
         if step <= self.choose * run.total_steps:
             return
         for layer in layers:
@@ -77,7 +75,6 @@ class PatternSelection(Schedule):
                 self._select(layer)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
-        assert run.total_steps is not None  # in needs
         if step < self.enforce * run.total_steps:
             return
         chosen = [layer for layer in layers if "patterns" in layer.state.schedule_state]

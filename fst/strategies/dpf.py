@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import torch
 
-from fst.basics.values import check_integer, one_of
+from fst.basics.values import check_integer, check_number, one_of
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
-from fst.rules.weight import Unstructured, check_share
+from fst.rules.weight import Unstructured
 from fst.strategies.registry import register_strategy
 
 
@@ -39,7 +39,7 @@ class GrowingSparsity(Schedule):
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)
-        check_share("ramp", self.ramp, up_to_all=True)
+        check_number("ramp", self.ramp, "[0, 1]")
         one_of("allocation", self.allocation, ("global", "uniform"))
 
     def sparsity(self, goal: float, step: int, total_steps: int) -> float:
@@ -55,7 +55,6 @@ class GrowingSparsity(Schedule):
             self._prune(layers, run, step)
 
     def _prune(self, layers: Layers, run: Run, step: int) -> None:
-        assert run.total_steps is not None  # in needs
         sparsity = self.sparsity(layers[0].strategy.output.sparsity, step, run.total_steps)
         weights = [layer.weight_as_conv().detach() for layer in layers]
         if self.allocation == "uniform":

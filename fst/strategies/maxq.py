@@ -15,13 +15,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fst.basics.values import one_of
+from fst.basics.values import check_number, one_of
 from fst.rules.nm import SameAsOutput
 from fst.rules.phases import Phases
 from fst.rules.schedule import PrunedLayer, Run
 from fst.rules.strategy import Strategy
 from fst.rules.values import MultiAxis
-from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
 
 DECLINES = ("linear", "cubic", "cos", "exp")
@@ -42,7 +41,7 @@ class FewerDenseGroups(Phases):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("ramp", self.ramp)
+        check_number("ramp", self.ramp, "[0, 1)")
         one_of("decline", self.decline, DECLINES)
 
     def share(self, progress: float) -> float:

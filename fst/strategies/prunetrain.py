@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
 from fst.basics.sharding import refuse_sharded
-from fst.basics.values import check_integer, is_number
+from fst.basics.values import check_integer, check_number
 from fst.layers.channels import (
     AXES,
     ChannelGroup,
@@ -65,12 +65,8 @@ class ChannelLasso(Schedule):
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)
-        for name, low, high in (("ratio", 0, 1), ("threshold", 0, float("inf"))):
-            value = getattr(self, name)
-            if not (is_number(value) and low <= value < high):
-                raise ValueError(
-                    f"{name}={value!r} must be a number with {low} <= {name} < {high}."
-                )
+        check_number("ratio", self.ratio, "[0, 1)")
+        check_number("threshold", self.threshold, "[0, inf)")
 
     def attached(self, layers: Layers, run: Run) -> None:
         refuse_sharded(
@@ -120,7 +116,6 @@ class ChannelLasso(Schedule):
             yield weight, norms.view(shape), mask.view(shape)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
-        assert run.steps_per_epoch is not None  # in needs
         due = int(step / run.steps_per_epoch + 1e-6) // self.interval
         state = layers[0].state.schedule_state
         if state.get("removals", 0) >= due:

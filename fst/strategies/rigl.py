@@ -26,12 +26,12 @@ from typing import ClassVar
 
 import torch
 
-from fst.basics.values import check_integer, one_of
+from fst.basics.values import check_integer, check_number, one_of
 from fst.rules import masks
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.schedule import HeldMasks, Layers, PrunedLayer, Run, hold_at_zero
 from fst.rules.strategy import Strategy
-from fst.rules.weight import Unstructured, check_share
+from fst.rules.weight import Unstructured
 from fst.strategies.registry import register_strategy
 
 
@@ -70,8 +70,8 @@ class DropAndGrow(HeldMasks):
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)
-        check_share("alpha", self.alpha)
-        check_share("end", self.end, up_to_all=True)
+        check_number("alpha", self.alpha, "[0, 1)")
+        check_number("end", self.end, "[0, 1]")
         one_of("allocation", self.allocation, ("erk", "uniform"))
 
     def start(self, layers: Layers, run: Run) -> None:
@@ -92,7 +92,6 @@ class DropAndGrow(HeldMasks):
         return self.alpha / 2 * (1 + math.cos(math.pi * step / last)) if step < last else 0.0
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
-        assert run.total_steps is not None  # in needs
         fraction = self.drop_fraction(step - 1, run.total_steps)
         if (step - 1) % self.interval or not fraction:
             super().before_update(layers, run, step)

@@ -21,14 +21,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fst.basics.values import one_of
+from fst.basics.values import check_number, one_of
 from fst.rules.masks import MAX_M
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.phases import Phases
 from fst.rules.schedule import Layers, PrunedLayer, Run
 from fst.rules.strategy import Strategy
 from fst.rules.values import Fading
-from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
 
 STRUCTURES = ("stepwise", "geometric")
@@ -68,7 +67,7 @@ class Settling(Phases):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("settled", self.settled)
+        check_number("settled", self.settled, "[0, 1)")
         if self.dense_start + self.settled >= 1:
             raise ValueError(
                 f"dense_start={self.dense_start} and settled={self.settled} leave no step on the "

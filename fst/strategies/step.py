@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from fst.basics.sharding import is_sharded
-from fst.basics.values import one_of
+from fst.basics.values import check_number, one_of
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.schedule import DENSE, Layers, PrunedLayer, Run, Schedule
 from fst.rules.strategy import Strategy
-from fst.rules.weight import check_share
 from fst.strategies.registry import register_strategy
 
 MEANS = ("arithmetic", "geometric")
@@ -49,8 +48,8 @@ class HeldMoment(Schedule):
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
-        check_share("earliest", self.earliest)
-        check_share("latest", self.latest)
+        check_number("earliest", self.earliest, "[0, 1)")
+        check_number("latest", self.latest, "[0, 1)")
         one_of("mean", self.mean, MEANS)
         if self.earliest > self.latest:
             raise ValueError(f"earliest={self.earliest} must not exceed latest={self.latest}.")
@@ -95,7 +94,6 @@ class HeldMoment(Schedule):
         return layers[0].state.schedule_state["phase"] == DENSE
 
     def _switches(self, layers: Layers, run: Run, step: int, before: list[Tensor | None]) -> bool:
-        assert run.total_steps is not None  # in needs
         group = _group(layers[0], run)
         state, length = layers[0].state.schedule_state, round(1 / (1 - float(group["betas"][1])))
         changes = []

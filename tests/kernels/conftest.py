@@ -13,10 +13,6 @@ import os
 import pytest
 import torch
 
-from fst.ops import sparse24
-
-from . import emulation
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -34,20 +30,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     _need_triton()
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU; test_interpreter.py runs this on the CPU")
-    return torch.device(request.param)
-
-
-@pytest.fixture(
-    params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["emulated", "gpu"]
-)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where the CUDA C++ kernels run: on a GPU, or the same source emulated on the CPU."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    if request.param == "cpu":
-        if emulation.missing():
-            pytest.skip(emulation.missing())
-        monkeypatch.setattr(sparse24, "_extension", emulation.Extension)
     return torch.device(request.param)
 
 

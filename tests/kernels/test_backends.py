@@ -250,13 +250,19 @@ def test_unknown_and_unusable_names():
     with pytest.raises(ValueError, match="'pruning' is unknown"):
         backends.backends("pruning")
     if not torch.cuda.is_available():
-        sparse = backends.backend("output", "mma_sp")
-        assert "no CUDA device" in sparse.missing()
         with (
             pytest.raises(RuntimeError, match="no CUDA device"),
-            backends.force(output="mma_sp"),
+            backends.force(grad_weight="triton"),
         ):
             pass
+
+
+def test_a_removed_backend_says_where_it_is(monkeypatch):
+    with pytest.raises(ValueError, match="'mma_sp' .* removed"), backends.force(output="mma_sp"):
+        pass
+    monkeypatch.setenv("FST_BACKENDS", "grad_input=mma_sp")
+    with pytest.raises(ValueError, match="'mma_sp' .* removed"):
+        _choose()
 
 
 def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
@@ -282,17 +288,16 @@ def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     assert {b.state for b in kernels} == {"unverified"}
     text = backends.describe()
     assert "unverified" in text
-    assert "mma_sp" in text
 
 
-@pytest.mark.parametrize("name", ["mma", "mma_sp"])
+@pytest.mark.parametrize("name", ["mma", "triton"])
 def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(
     name, monkeypatch
 ):
-    """In float32 no sparse kernel is asked for."""
-    if not sources.cuda_missing():
+    """`fst` has no pruned grad_output that such a backend could compute."""
+    if not sources.triton_missing():
         pytest.skip("the backend can run here")
-    monkeypatch.setenv("FST_BACKENDS", f"output={name}")
+    monkeypatch.setenv("FST_BACKENDS", f"prune_grad_output={name}")
     images, weight = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
-    with pytest.raises((ValueError, RuntimeError), match=f"output='{name}'"):
+    with pytest.raises((ValueError, RuntimeError), match=f"prune_grad_output='{name}'"):
         fst.sparse_conv2d(images, weight, strategy="fst")

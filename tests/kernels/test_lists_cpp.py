@@ -284,6 +284,17 @@ def test_empty_lists_and_batches():
     assert len(scores) == 0 and torch.equal(sums, torch.zeros(4, 3, 3))
 
 
+def test_an_empty_list_leaves_the_share_of_the_mean():
+    """As where all drawn positions lie in the other half of the batch."""
+    none, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
+    mean, sums, shape = torch.randn(6), torch.randn(4, 3, 3), (4, 3, 3, 3)
+    geometry = ((1, 1), (1, 1), (1, 1))
+    operands = (torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5), none, nothing, none)
+    found = cpp.list_grad_weight(*operands, mean, sums, shape, *geometry, 2, False)
+    wanted = torch.einsum("oc,ohw->ochw", mean.view(2, 3).repeat_interleave(2, 0), sums)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_wrong_arguments_are_named():
     geometry = ((1, 1), (1, 1), (1, 1))
     grad_output, input, weight = (

@@ -264,7 +264,7 @@ def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypa
     cpp.library._load.cache_clear()
     try:
         assert cpp.missing() == "not compiled: install GCC or Clang, then install FST again"
-        assert "cpp" not in registry.possible("prune_weight")
+        assert not registry.backend("prune_weight", "cpp").usable_by_default
         model, _ = _gradients("fst")
         assert model[1].passing.decisions["prune_weight"].backend == "torch"
         with pytest.raises(RuntimeError, match="cannot be forced here: not compiled"):

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 import fst
-from fst import backends
-from fst.backends import registry
 from fst.lab import benchmark
 from fst.lab.benchmark import Training, breakdown
 from fst.lab.benchmark.memory import measure_memory, saved_bytes
-from fst.ops import sparse24
 from fst.ops.geometry import Geometry
 
 CPU = torch.device("cpu")
@@ -138,52 +135,18 @@ def test_forced_backends_that_cannot_compute_say_why():
     assert "triton" in reason
 
 
-@pytest.fixture
-def sparse_names(monkeypatch) -> dict[str, str]:
-    """Backends of 2:4 tensor cores that can run here: stand-ins that give zeros."""
-    names = dict.fromkeys(("output", "grad_input"), sparse24.BACKEND)
-    for key in names.items():
-        usable = {**vars(registry._BACKENDS[key]), "missing": lambda: ""}
-        monkeypatch.setitem(registry._BACKENDS, key, backends.Backend(**usable))
-
-    def zeros(like: torch.Tensor, size: torch.Size) -> torch.Tensor:
-        return like.new_zeros(size).contiguous(memory_format=torch.channels_last)
-
-    stand_ins = {
-        "pack": lambda weights, *_: [sparse24.PackedWeight(*[torch.zeros(1)] * 4)] * len(weights),
-        "convolve": lambda input, packed, bias, size, *_: zeros(input, size),
-        "input_gradient": lambda gradient, packed, size, *_: zeros(gradient, size),
-    }
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(sparse24, name, stand_in)
-    return names
-
-
-def test_backends_that_are_never_chosen_unasked_are_timed_where_they_apply(sparse_names):
-    shape = SHAPE._replace(in_channels=64, out_channels=64)
-    strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
-    layer = benchmark.time_layer(
-        shape, 1, strategies, dtype=torch.bfloat16, forced=sparse_names, **TIMED
-    )
-    assert "output" not in layer.decisions["output"]["fst"] and layer.failed == {}
-    for gemm in ("output", "grad_input"):
-        extra = set(layer.times[gemm]) - {"torch", "fst", "sdgp"}
-        assert {name.split(",")[0] for name in extra} == {"fst"}
-
-
-def test_steps_use_forced_backends_where_they_can(sparse_names):
-    images = torch.randn(2, 8, 9, 9).contiguous(memory_format=torch.channels_last)
+def test_steps_use_forced_backends_where_they_can():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8))
-    training = a_training(model, images, amp_dtype=torch.bfloat16)
+    training = a_training(model, torch.randn(2, 8, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
-    made = benchmark.contestants(training, strategies, forced=sparse_names)
-    words = ", ".join(f"{operation}={name}" for operation, name in sparse_names.items())
+    made = benchmark.contestants(training, strategies, forced={"grad_weight": "torch"})
     assert made.failed == {}
-    assert made.ready.keys() == {"torch", "fst", "sdgp", f"fst, {words}"}
-    layers = fst.sparse_layers(made.ready[f"fst, {words}"].model)
-    computed = {name: layer.passing.decisions["output"].backend for name, layer in layers.items()}
-    assert computed == {"0": sparse_names["output"], "1": sparse_names["output"], "2": "torch"}
-    assert benchmark.time_steps(made, training, repeats=1).pruning[f"fst, {words}"].median > 0
+    forced = "fst, grad_weight=torch"
+    assert made.ready.keys() == {"torch", "fst", "sdgp", forced}
+    layers = fst.sparse_layers(made.ready[forced].model)
+    computed = [layer.passing.decisions["grad_weight"].backend for layer in layers.values()]
+    assert computed == ["torch"] * len(layers) != []
+    assert benchmark.time_steps(made, training, repeats=1).pruning[forced].median > 0
 
 
 def test_the_parts_of_a_step_add_up_to_it():

@@ -288,7 +288,7 @@ def test_a_class_token_is_kept_for_sure():
         ({"keep": math.nan}, "keep=nan must be a share"),
         ({"center": 1}, "center=1 must be"),
         ({"grad_input": 0.0}, "grad_input=0.0 must be a share"),
-        ({"noise": 0}, "noise=0 must be a number above 0"),
+        ({"noise": 0}, "noise=0 must be a number in"),
         ({"noise": 0.1, "keep": 0.5}, "noise=0.1 replaces keep=0.5"),
         ({"axis": "rows"}, "no option 'axis'"),
     ],

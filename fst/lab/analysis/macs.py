@@ -7,7 +7,6 @@ compute (for weights and inputs that need no gradient) cost nothing. Such counts
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from fst.basics.text import table
 from fst.basics.values import check_module
+from fst.layers.calls import LayerCall, each_call
 from fst.layers.modules import SparseLayer
 from fst.ops.conv import as_maps
 from fst.report import NOT_COMPUTED, describe_layer, group_names
@@ -175,7 +175,8 @@ def total_cell(total: Total) -> str:
 class _LayerCall:
     """One call of a layer: its output map, and which gradients it needed and got."""
 
-    def __init__(self, layer: nn.Module, input: Tensor, output: Tensor) -> None:
+    def __init__(self, call: LayerCall) -> None:
+        layer, input, output = call.layer, call.input, call.output
         if isinstance(layer, nn.Conv2d):
             self.map = (output.shape[:-3].numel(), output.shape[-2], output.shape[-1])
         else:
@@ -217,19 +218,8 @@ def count_macs(
     check_module(model)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     calls: dict[str, list[_LayerCall]] = {name: [] for name in layers}
-
-    def record(name: str, layer: nn.Module, inputs: Any, named: Any, output: Tensor) -> None:
-        calls[name].append(_LayerCall(layer, inputs[0] if inputs else named["input"], output))
-
-    hooks = [
-        layer.register_forward_hook(functools.partial(record, name), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
+    with each_call(model, (nn.Conv2d, nn.Linear), lambda c: calls[c.name].append(_LayerCall(c))):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     groups = group_names(layers)
     reasons = {name: "not converted" for name in layers} | dict(skipped or {})
     counted = tuple(

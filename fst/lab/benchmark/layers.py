@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from fst.backends import Decision, dispatch, force
 from fst.backends.timing import Function, Timing, compare
+from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import Call, as_maps, convolve_pruned, linear_as_conv
@@ -115,20 +115,12 @@ def layer_shapes(
     found: dict[LayerShape, list[str]] = {}
     left_out = {**kept_dense(model, layers), **never_called(model)}
 
-    def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        found.setdefault(_shape_of(module, inputs[0]), []).append(name)
+    def record(call: LayerCall) -> None:
+        if call.name not in left_out:
+            found.setdefault(_shape_of(call.layer, call.input), []).append(call.name)
 
-    hooks = [
-        module.register_forward_hook(functools.partial(record, name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear) and name not in left_out
-    ]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), each_call(model, (nn.Conv2d, nn.Linear), record):
+        run()
     return found
 
 

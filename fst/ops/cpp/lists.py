@@ -285,9 +285,8 @@ def _check_list(index: Tensor, weight: Tensor) -> None:
 def _check_sums(sums: Tensor, mean: Tensor, shape: tuple[int, ...]) -> None:
     fits = sums.shape == shape and sums.is_contiguous() and len(mean)
     if sums.dtype != torch.float32 or (len(sums) and not fits):
-        raise ValueError(
-            f"sums {sums.dtype} {tuple(sums.shape)} must be float32 {shape}, beside a mean, or (0,)."
-        )
+        found = f"sums {sums.dtype} {tuple(sums.shape)}"
+        raise ValueError(f"{found} must be float32 {shape}, beside a mean, or (0,).")
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:

@@ -39,7 +39,7 @@ class Listed(NamedTuple):
 def grad_weight(
     grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
-    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ + sums · meanᵀ, (Cout, Cin/groups,
+    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ + sums · meanᵀ: (Cout, Cin/g,
     kh, kw).
 
     Args:

@@ -1,4 +1,4 @@
-"""CUDA C++ sources, compiled by torch on first use or ahead of time."""
+"""CUDA C++ sources, compiled by torch on first use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from types import ModuleType
 
 from torch.utils import cpp_extension
 
+from fst.backends import sources
+
 FOLDER = Path(__file__).resolve().parent
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"  # of those to compile for; unset: the GPUs that are here
 # torch forbids CUDA's conversions and operators of 16-bit numbers
@@ -19,6 +21,18 @@ ALLOWED = [
     f"-U__CUDA_NO_{what}__"
     for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
 ]
+
+
+def missing() -> str:
+    """Why CUDA C++ sources cannot be built and run here; "" if they can."""
+    reason = sources.device_missing()
+    if not reason and shutil.which("nvcc") is None and cpp_extension.CUDA_HOME is None:
+        reason = "nvcc is not found (CUDA toolkit)"
+    if not reason and shutil.which("c++") is None and shutil.which("g++") is None:
+        reason = "no C++ compiler is found"
+    if not reason and shutil.which("ninja") is None:
+        reason = "ninja is not found"
+    return reason
 
 
 def build(name: str, files: Sequence[str]) -> ModuleType:

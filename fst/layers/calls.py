@@ -1,0 +1,62 @@
+"""What the layers of a model are called with, and models that are in eval mode for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class LayerCall(NamedTuple):
+    """One call of a layer: its name in the model, its arguments, and what it returns."""
+
+    name: str
+    layer: nn.Module
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Any
+
+    @property
+    def input(self) -> Tensor:
+        """The first argument, or the one of that name."""
+        return self.given[0] if self.given else self.named["input"]
+
+
+@contextmanager
+def each_call(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], act: Callable[[LayerCall], object]
+) -> Iterator[None]:
+    """Within, ``act`` is called after each call of a layer of these kinds."""
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(
+            layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any
+        ) -> None:
+            act(LayerCall(name, layer, given, named, output))
+
+        return record
+
+    hooks = [
+        layer.register_forward_hook(recorder(name), with_kwargs=True)
+        for name, layer in model.named_modules()
+        if isinstance(layer, kinds)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Within, the model is in eval mode; afterwards each module is in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
