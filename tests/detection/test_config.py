@@ -258,7 +258,7 @@ def test_an_inherited_data_root_is_no_error(drawn, tmp_path):
 def test_data_root(drawn):
     config = options(drawn, "coco")
     assert config.val_evaluator.ann_file == str(drawn / "val.json")
-    assert config.test_evaluator.ann_file == str(drawn / "test.json")
+    assert config.test_evaluator.ann_file == str(drawn / "val.json")  # there is no test.json
     assert config.val_dataloader.dataset.data_root == str(drawn)
     with pytest.raises(ValueError, match="data_root='elsewhere' changes nothing"):
         load_config(str(ROOT / "fst_ssd300_voc0712.py"), {"data_root": "elsewhere"})
