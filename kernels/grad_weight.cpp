@@ -132,7 +132,7 @@ struct GradWeight {
 
   // Pixels of one group, whose first channel this is.
   void pack_few(const int64_t* offset, int64_t count, int64_t channel, float* x) const {
-    if (groups == 1 && of_input.of_channel == 1 && !gathered()) {
+    if (in <= ROWS && groups == 1 && of_input.of_channel == 1 && !gathered()) {
       return pack_side_by_side(offset, count, x);
     }
     const Int* from = input + channel * of_input.of_channel;

@@ -204,6 +204,23 @@ def test_long_lists(channels, threads, memory):
     assert (found - exact).norm() < 1e-6 * exact.norm()
 
 
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 7, 8, 9, 12, 20, 33, 1001])
+def test_tiles_of_a_row_of_the_kernel(channels, memory):
+    """Numbers of channels on both sides of a tile, on images that are wider than what is packed at
+    a time.
+    """
+    input = torch.randn(2, channels, 5, 70).contiguous(memory_format=memory)
+    grad_output = torch.randn(2, 5, 5, 70).contiguous(memory_format=memory)
+    index = torch.arange(2 * 5 * 70, dtype=torch.int32)
+    mean, shape, geometry = torch.randn(channels), (5, channels, 3, 3), ((1, 1), (1, 1), (1, 1))
+    operands = (grad_output, input, index, torch.ones(len(index)), NO_SOURCE, mean, NO_SUMS)
+    found = cpp.list_grad_weight(*operands, shape, *geometry, 1, False)
+    less = input.double() - mean.view(-1, 1, 1)
+    exact = torch.nn.grad.conv2d_weight(less, shape, grad_output.double(), padding=1)
+    assert (found - exact).norm() < 1e-6 * exact.norm()
+
+
 def test_rows_of_a_smaller_map():
     """Pair sums of grad_output, as Eq. 10 takes them: rows of a map of half the width."""
     input, grad_output = torch.randn(3, 5, 6, 8), torch.randn(3, 7, 6, 8)
