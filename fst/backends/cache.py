@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fst.backends.sources import cpp_checksum
 from fst.basics.machine import processor
 from fst.basics.version import __version__
 
@@ -37,6 +38,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         found["cudnn"] = torch.backends.cudnn.version()
     else:
         found["device"] = f"{device.type} {platform.machine()} {processor()}".strip()
+        found["kernels"] = f"{cpp_checksum():08x}"
     return found | settings(device)
 
 

@@ -71,6 +71,7 @@ def cpp_library() -> Path:
     return folder() / f"cpu_{level}.so"
 
 
+@functools.cache
 def cpp_checksum() -> int:
     """Of the sources of the C++ kernels; setup.py compiles it into the libraries."""
     found = 0

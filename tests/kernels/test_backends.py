@@ -301,3 +301,10 @@ def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_r
     images, weight = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
     with pytest.raises((ValueError, RuntimeError), match=f"prune_grad_output='{name}'"):
         fst.sparse_conv2d(images, weight, strategy="fst")
+
+
+def test_times_of_other_kernels_are_not_taken(monkeypatch):
+    device = torch.device("cpu")
+    before = cache.path(cache.environment(device))
+    monkeypatch.setattr(cache, "cpp_checksum", lambda: 0)
+    assert cache.path(cache.environment(device)) != before
