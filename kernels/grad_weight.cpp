@@ -268,7 +268,7 @@ struct GradWeight {
           const int64_t channel = group * out + column + n;
           Int* to = result + channel * in * g.taps();
           const float* sum = sums ? sums + channel * g.taps() : nullptr;
-          const float* less = mean + group * in;
+          const float* less = sum ? mean + group * in : nullptr;
           if (joined()) {
             for (int64_t i = 0; i < some; ++i) {
               const int64_t at = row + m + i, tap = t * g.kernel_w + at / in;
