@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from fst.backends import backends
+from fst.backends import backends, prefer
 from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
@@ -71,8 +71,8 @@ def bound(
     return 1e3 * max(compute, memory)
 
 
-def other_backends(layer: LayerTimes, unverified: bool) -> list[dict[str, str]]:
-    """Operation -> backend, one at a time: those that can run here and were not chosen."""
+def other_backends(layer: LayerTimes, unverified: bool) -> list[tuple[str, str]]:
+    """Operation and backend, one at a time: those that can run here and were not chosen."""
     chosen = {
         (operation, decision.backend)
         for of_part in layer.decisions.values()
@@ -81,13 +81,19 @@ def other_backends(layer: LayerTimes, unverified: bool) -> list[dict[str, str]]:
     }
     asked = {operation for operation, _ in chosen} | set(GEMMS)
     return [
-        {backend.operation: backend.name}
+        (backend.operation, backend.name)
         for backend in backends()
         if backend.operation in asked
         and (backend.operation, backend.name) not in chosen
         and (backend.verified or unverified)
         and not backend.missing()
     ]
+
+
+def _computed(layer: LayerTimes, gemm: str, strategy: str, operation: str) -> str | None:
+    """The backend that computed an operation of a GEMM; None where it was not asked for."""
+    decision = layer.decisions[gemm][strategy].get(operation)
+    return None if decision is None else decision.backend
 
 
 def rows_of(
@@ -98,7 +104,7 @@ def rows_of(
     for gemm in GEMMS:
         plain = layer.times[gemm][PLAIN].median
         for name, timing in layer.times[gemm].items():
-            strategy = strategies.get(name.split(", ")[0])
+            strategy = strategies.get(name)
             least = bound(layer.shape, gemm, dtype, rates, strategy)
             rows.append([gemm, name, *_cells(timing, plain, least)])
     return [[str(layer.shape), *row] for row in rows]
@@ -135,7 +141,7 @@ def main() -> int:
     for shape, names in shapes.items():
         print(f"{shape} …", file=sys.stderr, flush=True)
 
-        def timed(forced: dict[str, str], shape=shape, names=names) -> LayerTimes:
+        def timed(shape=shape, names=names) -> LayerTimes:
             return time_layer(
                 shape,
                 len(names),
@@ -144,18 +150,22 @@ def main() -> int:
                 dtype=dtype,
                 memory_format=torch.channels_last,
                 repeats=options.repeats,
-                forced=forced,
             )
 
-        chosen = timed({})
+        chosen = timed()
         rows += rows_of(chosen, strategies, dtype, rates)
-        for forced in other_backends(chosen, options.unverified):
-            other = timed(forced)
-            failed |= {f"{shape}, {name}": reason for name, reason in other.failed.items()}
+        for operation, backend in other_backends(chosen, options.unverified):
+            title = f"{operation}={backend}"
+            try:
+                with prefer(**{operation: backend}):
+                    other = timed()
+            except Exception as error:  # whatever kernels raise that have not run here before
+                failed[f"{shape}, {title}"] = f"{type(error).__name__}: {error}"
+                continue
             rows += [
-                row
-                for row in rows_of(other, strategies, dtype, rates)
-                if row[2] != PLAIN and row[2] not in strategies
+                [where, gemm, f"{name}, {title}", *cells]
+                for where, gemm, name, *cells in rows_of(other, strategies, dtype, rates)
+                if name in strategies and _computed(other, gemm, name, operation) == backend
             ]
     titles = ["layer", "GEMM", "contestant", "ms (quartiles)", "dense time / time"]
     print(table([*titles, "share of the bound"], rows, markdown=True))

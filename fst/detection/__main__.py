@@ -6,10 +6,10 @@ import argparse
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from fst.detection import ops
+from fst.environment import versions
 
 DESCRIPTION = """\
 Run a Python script that imports mmdet, mmseg or mmpose where mmcv was installed without its
@@ -50,19 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe() -> str:
     """The installed packages, and where mmcv's operators come from."""
-    distributions = packages_distributions()
-    installed = [
-        f"{name} {version(name)}"
-        for package in ("torch", "torchvision", "mmengine", "mmcv", "mmdet")
-        for name in distributions.get(package, ())[:1]
-    ]
-    lines = [", ".join(installed), "", f"mmcv's operators: {ops.source()}"]
-    if ops.source() == "compiled":
-        return "\n".join([*lines, "  all operators   mmcv's compiled extension"])
-    table = [(name, f"torchvision's: fst.detection.ops.{name}") for name in ops.OPS]
-    table.append(("all others", "raise UnavailableOpError when called"))
-    lines += [f"  {name:<20}{origin}" for name, origin in table]
-    return "\n".join([*lines, "", f"To get all of them, compile mmcv, {ops.HOW_TO_COMPILE}"])
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+    lines = [installed, "", f"mmcv's operators: {ops.source()}"]
+    if ops.source() != "compiled":
+        lines.append(f"  torchvision's: {', '.join(ops.OPS)}")
+        lines.append(
+            "  all others raise UnavailableOpError when they are called. To get them, compile"
+        )
+        lines.append(f"  mmcv, {ops.HOW_TO_COMPILE}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

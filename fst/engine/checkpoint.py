@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -62,13 +63,13 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
         if kind in readable:
             continue
         try:
-            meta = _training_meta(load_checkpoint_safely(path), path)
-            if meta.get(kind, step) != step:
+            meta = training_position(load_checkpoint_safely(path), path)
+            if meta[kind] != step:
                 raise ValueError(f"{path} holds {kind} {meta[kind]}, not what its name says.")
         except (ValueError, OSError) as error:
             broken.append(str(error))
         else:
-            readable[kind] = (meta.get("iter", 0), meta.get("epoch", 0), str(path))
+            readable[kind] = (meta["iter"], meta["epoch"], str(path))
     if readable:
         newest = max(readable.values())[-1]
         for message in broken:
@@ -97,23 +98,19 @@ def check_unused(work_dir: str | os.PathLike[str]) -> None:
         )
 
 
-def _training_meta(checkpoint: Any, path: object) -> dict[str, Any]:
-    state_dict_of(checkpoint, path)
-    if not isinstance(checkpoint.get("meta"), dict):
-        raise ValueError(
-            f"cannot resume from {str(path)!r}: it holds weights alone, no training state. To "
-            "start from them use load_from without resume."
-        )
-    return checkpoint["meta"]
-
-
 def training_position(checkpoint: Any, path: object) -> dict[str, Any]:
     """The "meta" of a training checkpoint, which has "epoch" and "iter".
 
     Raises:
         ValueError: it holds weights alone, or is no training checkpoint of mmengine.
     """
-    meta = _training_meta(checkpoint, path)
+    state_dict_of(checkpoint, path)
+    meta = checkpoint.get("meta")
+    if not isinstance(meta, dict):
+        raise ValueError(
+            f"cannot resume from {str(path)!r}: it holds weights alone, no training state. To "
+            "start from them use load_from without resume."
+        )
     for key in ("epoch", "iter"):
         value = meta.get(key)
         if not is_integer(value) or value < 0:
@@ -168,9 +165,13 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
                 f"{start}it holds no {key!r}{hint}, so that training would not go on as it was. To "
                 "start from its weights use load_from without resume."
             )
-    own, saved = map(_count, (runner.param_schedulers, checkpoint.get("param_schedulers")))
+    both = (checkpoint.get("param_schedulers"), runner.param_schedulers)
+    saved, own = ({name: len(of) for name, of in _by_optimizer(s).items()} for s in both)
     if own != saved:
-        raise ValueError(f"{start}it holds {saved} param_schedulers, and the run has {own}.")
+        counts = (of if len(of) > 1 else sum(of.values()) for of in (saved, own))
+        raise ValueError(
+            "{}it holds {} param_schedulers, and the run has {}.".format(start, *counts)
+        )
     compared = {"optimizer": _groups}
     if not by_epoch or iteration == epoch * len(loop.dataloader):
         compared["schedule"] = _schedules
@@ -223,14 +224,12 @@ _PROGRESS = ("last_step", "_global_step", "_last_value", "base_values", "verbose
 
 def _schedules(runner: Any, checkpoint: Any) -> dict[str, Any]:
     """What the schedulers of a run, or of a checkpoint, are set to, progress left out."""
-    built = runner.param_schedulers or []
-    saved = built if checkpoint is None else checkpoint.get("param_schedulers") or []
-    named = built.items() if isinstance(built, dict) else [("", built)]
     found = {}
-    for name, own in named:
-        of_optimizer = saved[name] if isinstance(saved, dict) else saved
-        for index, (scheduler, state) in enumerate(zip(own, of_optimizer, strict=True)):
-            state = state if isinstance(state, dict) else state.state_dict()
+    for name, built in _by_optimizer(runner.param_schedulers).items():
+        states = [scheduler.state_dict() for scheduler in built]
+        if checkpoint is not None:
+            states = _by_optimizer(checkpoint.get("param_schedulers"))[name]
+        for index, (scheduler, state) in enumerate(zip(built, states, strict=True)):
             label = f"{name}{type(scheduler).__name__}[{index}]"
             found |= {f"{label}.{k}": v for k, v in state.items() if k not in _PROGRESS}
     return found
@@ -238,10 +237,8 @@ def _schedules(runner: Any, checkpoint: Any) -> dict[str, Any]:
 
 def _groups(runner: Any, checkpoint: Any) -> dict[str, Any]:
     """What a run's optimizer, or a checkpoint's, is set to, but for what schedulers change."""
-    schedulers = runner.param_schedulers or []
-    if isinstance(schedulers, dict):
-        schedulers = [scheduler for found in schedulers.values() for scheduler in found]
-    changing = {scheduler.param_name for scheduler in schedulers} | {"params"}
+    built = itertools.chain(*_by_optimizer(runner.param_schedulers).values())
+    changing = {scheduler.param_name for scheduler in built} | {"params"}
     if "momentum" in changing:
         changing.add("betas")
     state = runner.optim_wrapper.state_dict() if checkpoint is None else checkpoint["optimizer"]
@@ -255,11 +252,9 @@ def _groups(runner: Any, checkpoint: Any) -> dict[str, Any]:
     }
 
 
-def _count(schedulers: Any) -> Any:
-    """How many schedulers there are, of each optimizer if these have names."""
-    if isinstance(schedulers, dict):
-        return {name: len(found) for name, found in schedulers.items()}
-    return len(schedulers or ())
+def _by_optimizer(schedulers: Any) -> dict[str, Any]:
+    """The schedulers of each optimizer; a single optimizer has no name."""
+    return schedulers if isinstance(schedulers, dict) else {"": schedulers or []}
 
 
 @contextmanager
@@ -297,15 +292,11 @@ def _from_local(filename: str, map_location: Any = None) -> Any:
     return load_checkpoint_safely(filename, map_location)
 
 
-def _from_torchvision(filename: str, map_location: Any = None) -> Any:
-    return _from_url(get_torchvision_models()[filename.partition("://")[2]], map_location)
-
-
-def _from_openmmlab(filename: str, map_location: Any = None) -> Any:
-    name = filename.partition("://")[2]
-    models = get_external_models()
+def _from_hub(filename: str, map_location: Any = None) -> Any:
+    scheme, _, name = filename.partition("://")
+    models = get_external_models() if "mmlab" in scheme else get_torchvision_models()
     if name not in models:
-        raise ValueError(f"{filename!r} names no OpenMMLab checkpoint.")
+        raise ValueError(f"{filename!r} names no checkpoint that MMEngine knows.")
     return _from_url(models[name], map_location)
 
 
@@ -318,8 +309,7 @@ def _refused(filename: str, map_location: Any = None) -> Any:
 for _prefixes, _loader in {
     "": _from_local,
     ("http://", "https://"): _from_url,
-    ("modelzoo://", "torchvision://"): _from_torchvision,
-    ("open-mmlab://", "openmmlab://"): _from_openmmlab,
+    ("modelzoo://", "torchvision://", "open-mmlab://", "openmmlab://"): _from_hub,
     (r"(\S+\:)?s3://", r"(\S+\:)?petrel://", "pavi://", "mmcls://"): _refused,
 }.items():
     CheckpointLoader.register_scheme(_prefixes, _loader, force=True)

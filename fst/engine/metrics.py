@@ -15,7 +15,7 @@ from fst.basics.values import is_integer
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
-    """Top-k accuracy in percent, over all ranks, by torchmetrics: ``accuracy/top1``, ...
+    """Top-k accuracy in percent, over all ranks: ``accuracy/top1``, ...
 
     It is accumulated on the device; nothing is copied to the CPU before the end of the epoch.
 
@@ -30,52 +30,32 @@ class Accuracy(BaseMetric):
         self.topk = (topk,) if isinstance(topk, int) else tuple(dict.fromkeys(topk))
         if not self.topk or any(not is_integer(k) or k < 1 for k in self.topk):
             raise ValueError(f"topk={topk!r} must be positive integers.")
-        self._meters: dict[int, Any] = {}
-        self._seen = 0
-
-    @property
-    def names(self) -> list[str]:
-        """Names of what it measures."""
-        return [f"{self.prefix}/top{k}" for k in self.topk]
+        self._counts: torch.Tensor | None = None  # hits of each k, and images
 
     def process(self, data_batch: Any, data_samples: Sequence[dict[str, torch.Tensor]]) -> None:
         """Take the ``scores`` and ``labels`` of a batch."""
         for sample in data_samples:
             scores, labels = sample["scores"], sample["labels"]
-            if not self._meters:
-                self._meters = self._new_meters(scores)
-            for meter in self._meters.values():
-                meter.update(scores, labels)
-            self._seen += len(labels)
-
-    def _new_meters(self, scores: torch.Tensor) -> dict[int, Any]:
-        from torchmetrics.classification import MulticlassAccuracy
-
-        classes = scores.shape[1]
-        if max(self.topk) > classes:
-            raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes.")
-        return {
-            k: MulticlassAccuracy(classes, top_k=k, average="micro", validate_args=False).to(
-                scores.device
-            )
-            for k in self.topk
-        }
+            classes, most = scores.shape[1], max(self.topk)
+            if most > classes:
+                raise ValueError(f"topk={self.topk} exceeds the model's {classes} classes.")
+            hits = scores.topk(most).indices == labels[:, None]
+            counts = [hits[:, :k].sum() for k in self.topk]
+            counts = torch.stack([*counts, torch.full_like(counts[0], len(labels))])
+            self._counts = counts if self._counts is None else self._counts + counts
 
     def evaluate(self, size: int) -> dict[str, float]:
-        """Combine all ranks; torchmetrics sums its counts over them."""
-        if not self._meters:
+        """Combine all ranks."""
+        counts, self._counts = self._counts, None
+        if counts is None:
             raise ValueError("no image was evaluated: is there one for every rank?")
-        values = (100 * meter.compute().item() for meter in self._meters.values())
-        metrics = dict(zip(self.names, values, strict=True))
-        seen = torch.tensor(self._seen, device=next(iter(self._meters.values())).device)
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(seen)
-        if int(seen) != size:
-            print_log(
-                f"{int(seen)} images were evaluated, the dataset has {size}", logger="current"
-            )
-        self._meters, self._seen = {}, 0
-        return metrics
+            torch.distributed.all_reduce(counts)
+        *hits, seen = counts.tolist()
+        if seen != size:
+            print_log(f"{seen} images were evaluated, the dataset has {size}", logger="current")
+        names = (f"{self.prefix}/top{k}" for k in self.topk)
+        return {name: 100 * hit / seen for name, hit in zip(names, hits, strict=True)}
 
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """Unused: `evaluate` does not collect per-sample results."""

@@ -93,7 +93,7 @@ def test_what_is_refused(folder, monkeypatch):
         with pytest.raises(FileNotFoundError, match="no/where"):
             refused(**dataset)
     for arguments, message in (
-        (dict(name="", download=True), "download=True: only torch/"),
+        (dict(name="", download=True), "download=True: data sets of name='' have none"),
         (dict(name="", target_key="label"), "target_key='label': data sets of name='' have none"),
         (dict(name="torch/cifar10", class_map="x"), "class_map='x': data sets of name='torch/"),
     ):

@@ -112,27 +112,22 @@ SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 
 TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
 
 
-def test_forced_backends_are_one_contestant_more():
+def test_a_layer_says_which_backends_computed_it():
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    forced = {"grad_weight": "torch", "sum_grad_output": "torch"}
-    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
-    chosen = layer.decisions["grad_weight"]["fst"]
-    assert chosen["grad_weight"].backend == "strided" and layer.failed == {}
+    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, **TIMED)
+    assert layer.decisions["grad_weight"]["fst"]["grad_weight"].backend == "strided"
     assert layer.decisions["grad_weight"]["srste"] == {}
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
-    # sum_grad_output was chosen as it is forced, and srste asks for neither
-    found = {"torch", "fst", "srste", "fst, grad_weight=torch"}
-    assert set(layer.times["grad_weight"]) == found
-    assert set(layer.times["output"]) == {"torch", "fst", "srste"}
+    for gemm in ("output", "grad_input", "grad_weight"):
+        assert set(layer.times[gemm]) == {"torch", "fst", "srste"}
 
 
 def test_forced_backends_that_cannot_compute_say_why():
-    strategies = {"fst": fst.get_strategy("fst")}
+    training = a_training(_model(), torch.randn(2, 4, 9, 9))
     forced = {"grad_weight": "triton"}
-    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, forced=forced, **TIMED)
-    assert set(layer.times["grad_weight"]) == {"torch", "fst"}
-    reason = layer.failed["grad_weight: fst, grad_weight=triton"]
-    assert "triton" in reason
+    made = benchmark.contestants(training, {"fst": fst.get_strategy("fst")}, forced=forced)
+    assert made.ready.keys() == {"torch", "fst"}
+    assert "triton" in made.failed["fst, grad_weight=triton"]
 
 
 def test_steps_use_forced_backends_where_they_can():

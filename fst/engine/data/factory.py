@@ -53,15 +53,13 @@ class TimmDataset(ImageDataset):
         download: bool = False,
     ) -> None:
         self.check(root=root, name=name, split=split)
-        options = {"class_map": class_map, "input_key": input_key, "target_key": target_key}
-        kind = name.partition("/")[0]
+        columns = {"input_key": input_key, "target_key": target_key}
+        options = {**columns, "class_map": class_map, "download": download or None}
+        options = {option: value for option, value in options.items() if value is not None}
+        kinds = {"torch": ["download"], "hfds": [*columns, "class_map"]}
+        for option in options.keys() - kinds.get(name.partition("/")[0], ["class_map"]):
+            raise ValueError(f"{option}={options[option]!r}: data sets of name={name!r} have none.")
         self.name = name or str(root)
-        allowed = {"torch": (), "hfds": tuple(options)}.get(kind, ("class_map",))
-        _refuse(options, allowed, name)
-        if download and kind != "torch":
-            raise ValueError(f"download=True: only torch/ data sets are downloaded, not {name!r}.")
-        if kind == "torch":
-            options["download"] = download
         folder = None if root is None else str(Path(root).expanduser())
         self._source = create_dataset(name, root=folder, split=split, **options)
         self.classes = _classes(self._source)
@@ -131,15 +129,6 @@ def _check_split(root: Path, split: str) -> None:
             f"split={split!r}: {str(root)!r} has no folder {' or '.join(sorted(synonyms))}, but "
             f"{', '.join(sorted(found)[:5])}{', ...' if len(found) > 5 else ''}."
         )
-
-
-def _refuse(options: dict[str, Any], allowed: Sequence[str], name: str) -> None:
-    for option, value in list(options.items()):
-        if option in allowed:
-            continue
-        if value is not None:
-            raise ValueError(f"{option}={value!r}: data sets of name={name!r} have none.")
-        del options[option]
 
 
 def _classes(source: Any) -> tuple[str, ...]:

@@ -29,16 +29,6 @@ from fst.engine.model import build_model
 from fst.lab.ablation.grid import Grid
 
 KEYS = KNOWN_KEYS | DETECTION_KEYS
-_MISTAKES = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 VALIDATIONS = 10  # of a training of equal time: a curve
 DECIDED = {"randomness.seed": "`seeds` or --seeds", "work_dir": "--work-dir"}  # for each run
 
@@ -109,6 +99,14 @@ def write_config(config: Config, path: Path) -> None:
     write_text_atomically("".join(lines), path)
 
 
+def as_trained(config: Config) -> Config:
+    """The config of a run as `fst train` reads it from the run's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.py"
+        write_config(config, path)
+        return load_config(str(path))
+
+
 def parse_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Changes to a config by dotted names; refused are those that would change nothing."""
     for option, value in options.items():
@@ -142,11 +140,7 @@ def _configured(grid: Grid, name: str, check: bool) -> Config:
             config.train_cfg.val_interval = max(1, epochs // VALIDATIONS)
         config.work_dir = None
         if check:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / f"{name}.py"
-                write_config(config, path)
-                loaded = load_config(str(path))
-                check_config(loaded, ("train_dataloader", "val_dataloader"))
+            check_config(as_trained(config), ("train_dataloader", "val_dataloader"))
         _length(config)
     return config
 
@@ -170,7 +164,7 @@ def _named(grid: Grid, name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{where}: {error}") from error
-    except _MISTAKES as error:
+    except Exception as error:  # a config can be wrong in any way
         raise ValueError(f"{where}: {error}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from torch.utils.data import DataLoader
 import fst
 from fst.backends.timing import Timing, compare
 from fst.checkpoint import write_text_atomically
-from fst.engine.config import load_config
 from fst.engine.data import build_dataloader
 from fst.engine.hooks import SparsityHook
 from fst.engine.model import build_model, sparse_root
 from fst.environment import surroundings
-from fst.lab.ablation.configs import PlannedRun, make_runs, write_config
+from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
 from fst.lab.ablation.grid import Grid
 
 FILE = "equal_time.json"
@@ -101,10 +99,7 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
     steps: dict[str, Callable[[], object]] = {}
     iterations = {}
     for name, run in runs.items():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.py"
-            write_config(run.config, path)
-            config = load_config(str(path))
+        config = as_trained(run.config)
         torch.manual_seed(run.seed)
         model = build_model(config)  # first: it sets the scope in which data sets are found
         described = config.train_dataloader.to_dict()

@@ -128,10 +128,8 @@ def flip_rates(
 
 
 def _trained(config: Config, hook: FlipHook) -> dict[int, float]:
-    for key in ("val_cfg", "val_dataloader", "val_evaluator"):
-        config[key] = None
-    for key in ("test_cfg", "test_dataloader", "test_evaluator"):
-        config[key] = None
+    for part in ("cfg", "dataloader", "evaluator"):
+        config[f"val_{part}"] = config[f"test_{part}"] = None
     hooks = dict(config.get("default_hooks") or {})
     config.default_hooks = {**hooks, "checkpoint": None, "logger": None}
     config.log_level = "ERROR"

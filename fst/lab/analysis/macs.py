@@ -182,11 +182,10 @@ class _LayerCall:
         else:
             *samples, height, width = as_maps(input.shape[:-1])
             self.map = (math.prod(samples), height, width)
-        self.missing = {"output": ""}
-        self.missing["grad_input"] = "" if input.requires_grad else "the input needs no gradient"
-        self.missing["grad_weight"] = (
-            "" if layer.weight.requires_grad else "the weight needs no gradient"
-        )
+        needed = {"input": input.requires_grad, "weight": layer.weight.requires_grad}
+        self._unneeded = {
+            f"grad_{name}": name for name, is_needed in needed.items() if not is_needed
+        }
         self._arrived = False
         if output.requires_grad:
             output.register_hook(self._gradient_arrived)
@@ -196,9 +195,9 @@ class _LayerCall:
 
     def reason_not_computed(self, gemm: str) -> str:
         """Why ``gemm`` was not computed in this call; "" if it was."""
-        if self.missing[gemm] or gemm == "output" or self._arrived:
-            return self.missing[gemm]
-        return "no gradient reached the output"
+        if gemm in self._unneeded:
+            return f"the {self._unneeded[gemm]} needs no gradient"
+        return "" if gemm == "output" or self._arrived else "no gradient reached the output"
 
 
 def count_macs(

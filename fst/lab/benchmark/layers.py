@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import Decision, dispatch, force
+from fst.backends import Decision, dispatch, prefer
 from fst.backends.timing import Function, Timing, compare
 from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
@@ -61,11 +61,6 @@ class LayerShape(NamedTuple):
         return f"{self.in_channels}->{self.out_channels} {kernel} s{stride}{groups} {size}"
 
 
-def backend_words(names: Mapping[str, str]) -> str:
-    """Operation -> backend in words."""
-    return ", ".join(f"{operation}={name}" for operation, name in names.items())
-
-
 @dataclass(frozen=True)
 class LayerTimes:
     """Times of one distinct layer.
@@ -74,17 +69,14 @@ class LayerTimes:
         count: how often the model has this shape.
         times: GEMM or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing. The contestant
             "torch" is `F.conv2d` or `F.linear` itself; "dense, our kernel" the C++ kernels with a
-            list of all positions, beside strategies that draw some; "fst, grad_weight=strided" is a
-            strategy with a forced backend.
+            list of all positions, beside strategies that draw some.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
-        failed: contestant -> why it did not run.
     """
 
     shape: LayerShape
     count: int
     times: dict[str, dict[str, Timing]]
     decisions: dict[str, dict[str, dict[str, Decision]]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, gemm: str, strategy: str) -> float:
         """Time of torch's dense GEMM over that of the strategy: above 1 is faster.
@@ -135,12 +127,6 @@ def _shape_of(module: nn.Module, input: Tensor) -> LayerShape:
     batch, _, height, width = image.shape
     channels = (module.in_channels, module.out_channels)
     return LayerShape(*channels, kernel, geometry, batch, height, width)
-
-
-def summary(error: Exception, limit: int = 300) -> str:
-    """An error on one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 class _Layer:
@@ -226,77 +212,47 @@ def time_layer(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
     repeats: int,
-    forced: Mapping[str, str] | None = None,
     parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
     """Time the GEMMs and the pruning of one layer under each strategy, on random data.
 
     Args:
-        forced: operation -> backend; where a strategy's GEMM asks for one of the operations and
-            another backend was chosen, the GEMM with the forced backends is one contestant more.
         parts: which GEMMs, and whether "pruning", are timed.
     """
     layer = _Layer(shape, device, dtype, memory_format)
     contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
-    decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in contestants}
-    failed: dict[str, str] = {}
+    decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in parts}
     for gemm, function in layer.plain(parts).items():
         contestants[gemm][PLAIN] = function
     for name, strategy in strategies.items():
         record: dispatch.Record = {}
         with dispatch.recording(record):
-            functions = layer.sparse(strategy, parts)
-            for part, function in functions.items():
+            for part, function in layer.sparse(strategy, parts).items():
                 contestants[part][name] = function
                 record.clear()
                 function()
                 decisions[part][name] = dict(record)
-        for part in functions:
-            others = _others(part, decisions[part][name], forced or {})
-            if not others:
-                continue
-            title = f"{name}, {backend_words(others)}"
-            try:
-                function = _forced(layer, strategy, part, others)
-            except Exception as error:  # whatever kernels raise that have not run here before
-                failed[f"{part}: {title}"] = summary(error)
-                continue
-            if function is not None:
-                contestants[part][title] = function
     draws = any(strategy.sampling is not None for strategy in strategies.values())
     if draws and "grad_weight" in parts and device.type == "cpu" and not cpp.missing():
-        control = _forced(layer, ALL_LISTED, "grad_weight", BY_LISTS)
+        control = _control(layer)
         if control is not None:
             contestants["grad_weight"][CONTROL] = control
     times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
-    return LayerTimes(shape, count, times, decisions, failed)
+    return LayerTimes(shape, count, times, decisions)
 
 
-def _others(
-    part: str, decided: Mapping[str, Decision], forced: Mapping[str, str]
-) -> dict[str, str]:
-    """Those of the forced backends that were not chosen; {} if all were, or none is asked for.
-
-    A GEMM that was not decided is torch's: another backend may take part only when it is forced.
-    """
-    chosen = {operation: decision.backend for operation, decision in decided.items()}
-    if part in GEMMS:
-        chosen.setdefault(part, PLAIN)
-    return {o: name for o, name in forced.items() if o in chosen and chosen[o] != name}
-
-
-def _forced(layer: _Layer, strategy: Strategy, part: str, names: dict[str, str]) -> Function | None:
-    """A GEMM with these backends; None where the strategy does not ask for their operations."""
+def _control(layer: _Layer) -> Function | None:
+    """The weight gradient of all positions by the C++ kernel; None where it cannot compute it."""
     record: dispatch.Record = {}
-    with force(**names), dispatch.recording(record):
-        function = layer.sparse(strategy, [part])[part]
-        record.clear()
+    with prefer(**BY_LISTS), dispatch.recording(record):
+        function = layer.sparse(ALL_LISTED, ["grad_weight"])["grad_weight"]
         function()
-    if not record.keys() & names.keys():
+    decided = record.get("grad_weight")
+    if decided is None or decided.backend != cpp.BACKEND:
         return None
 
     def run() -> None:
-        with force(**names):
+        with prefer(**BY_LISTS):
             function()
 
     return run

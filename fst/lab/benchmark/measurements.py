@@ -52,10 +52,10 @@ def describe(header: Mapping[str, Any], found: Measurements) -> Document:
     made = [[key, str(value)] for key, value in header.items() if key != "command"]
     tables = [Table("measured with", ["what", "value"], made)]
     tables += _layer_tables(found) if found.layers else []
-    notes = _not_run(found.layers)
+    notes: list[str] = []
     if found.steps is not None:
         tables.append(_step_table(found.steps))
-        notes += [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
+        notes = [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
     if found.breakdown:
         tables.append(_breakdown_table(found.breakdown, BREAKDOWN_NOTES[found.device]))
     if found.memory:
@@ -146,18 +146,6 @@ def _times(decision: Decision) -> str:
     return ", ".join(f"{name} {_milliseconds(t)}" for name, t in decision.times.items())
 
 
-def _not_run(layers: Sequence[LayerTimes]) -> list[str]:
-    """One line for each contestant and reason why it did not run."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for layer in layers:
-        for name, reason in layer.failed.items():
-            found.setdefault((name, reason), []).append(str(layer.shape))
-    return [
-        f"{name} not run for {'; '.join(shapes)}: {reason}"
-        for (name, reason), shapes in found.items()
-    ]
-
-
 def _step_table(steps: StepTimes) -> Table:
     titles = ["strategy", "ms (quartiles)", "dense time / time"]
     titles += ["host ms (quartiles)"] if steps.host else []
@@ -226,5 +214,4 @@ def _layer_json(layer: LayerTimes) -> dict[str, Any]:
             gemm: {strategy: _plain(decided) for strategy, decided in by_strategy.items()}
             for gemm, by_strategy in layer.decisions.items()
         },
-        "failed": layer.failed,
     }

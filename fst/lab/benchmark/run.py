@@ -86,6 +86,5 @@ def time_layers(
             dtype=getattr(torch, options.dtype),
             memory_format=torch.channels_last,
             repeats=options.repeats,
-            forced=options.force_backends,
         )
         found.layers.append(times)

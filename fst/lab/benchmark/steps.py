@@ -10,14 +10,7 @@ from torch import nn
 
 from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
-from fst.lab.benchmark.layers import (
-    ALL_LISTED,
-    BY_LISTS,
-    CONTROL,
-    PLAIN,
-    backend_words,
-    summary,
-)
+from fst.lab.benchmark.layers import ALL_LISTED, BY_LISTS, CONTROL, PLAIN
 from fst.lab.subject import Training
 from fst.layers.modules import sparse_layers
 from fst.ops import cpp
@@ -71,33 +64,42 @@ def contestants(
     those can compute, if asked for.
 
     Beside strategies that draw positions there is `CONTROL`. Each has done one step. One that
-    cannot be compiled, or fails with the forced backends, is among
-    the failed ones; one in which no forced backend takes part is left out.
+    cannot be compiled, or fails with the forced backends, is among the failed ones; one in which no
+    forced backend takes part is left out.
     """
     made = Contestants({}, {})
     for name, strategy in {PLAIN: None, **strategies}.items():
         made.ready[name] = _after_a_step(training, strategy)
         if forced and strategy is not None:
-            title = f"{name}, {backend_words(forced)}"
+            title = f"{name}, {_words(forced)}"
             try:
                 contestant = _after_a_step(training, strategy, preferred=forced)
             except Exception as error:  # whatever kernels raise that have not run here before
-                made.failed[title] = summary(error)
+                made.failed[title] = _in_a_line(error)
             else:
                 if contestant.used():
-                    made.ready[f"{name}, {backend_words(contestant.used())}"] = contestant
+                    made.ready[f"{name}, {_words(contestant.used())}"] = contestant
         if compiled:
             torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
             title = f"{name}, {COMPILED}"
             try:
                 made.ready[title] = _after_a_step(training, strategy, compiled)
             except Exception as error:  # the compiler's many kinds
-                made.failed[title] = summary(error)
+                made.failed[title] = _in_a_line(error)
     if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
         control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
         if control.used():
             made.ready[CONTROL] = control
     return made
+
+
+def _words(backends: Mapping[str, str]) -> str:
+    return ", ".join(f"{operation}={name}" for operation, name in backends.items())
+
+
+def _in_a_line(error: Exception, limit: int = 300) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 def _after_a_step(

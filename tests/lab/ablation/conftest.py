@@ -82,7 +82,8 @@ def write_grid(tmp_path):
 @pytest.fixture
 def stand_in(tmp_path):
     """The script."""
-    torch.save({"state_dict": {"weight": torch.zeros(1)}, "meta": {}}, tmp_path / "some.pth")
+    meta = {"epoch": 1, "iter": 2}
+    torch.save({"state_dict": {"weight": torch.zeros(1)}, "meta": meta}, tmp_path / "some.pth")
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(STAND_IN))
     return path
