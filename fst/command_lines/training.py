@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, positive
-from fst.command_lines.options import add_cfg_options, command
+from fst.command_lines.options import Size, add_cfg_options, command
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
 
@@ -75,6 +75,7 @@ def export() -> argparse.ArgumentParser:
         "--size",
         type=positive,
         nargs="+",
+        action=Size,
         metavar=("HEIGHT", "WIDTH"),
         help="of the images, one number for squares; needed for .onnx and .pt2",
     )

@@ -6,6 +6,7 @@ import os.path as osp
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fst.basics.values import one_of
 from fst.detection.annotations import POLICIES
 from fst.detection.classes import classes_of, set_num_classes
 from fst.detection.layouts import find_split
@@ -49,8 +50,7 @@ def prepare(
         ValueError: one of the keys is wrong, or would change nothing.
     """
     policy = config.get("bad_annotations", "error")
-    if policy not in POLICIES:
-        raise ValueError(f"bad_annotations={policy!r} must be one of {', '.join(POLICIES)}.")
+    one_of("bad_annotations", policy, POLICIES)
     datasets = {
         name: [d for d in group if not d.keys() & {"dataset", "datasets"}]
         for name, group in datasets.items()

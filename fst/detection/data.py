@@ -14,6 +14,7 @@ from mmdet.registry import DATASETS
 from mmengine.fileio import exists, get_local_path, list_from_file
 from mmengine.logging import print_log
 
+from fst.basics.values import one_of
 from fst.detection.annotations import (
     POLICIES,
     Annotation,
@@ -55,10 +56,7 @@ class _Checked(ABC):
         data_prefix: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if bad_annotations not in POLICIES:
-            raise ValueError(
-                f"bad_annotations={bad_annotations!r} must be one of {', '.join(POLICIES)}."
-            )
+        one_of("bad_annotations", bad_annotations, POLICIES)
         self.bad_annotations = bad_annotations
         data_prefix = {self.image_prefix: "", **(data_prefix or {})}
         super().__init__(*args, data_prefix=data_prefix, **kwargs)

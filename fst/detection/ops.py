@@ -69,16 +69,8 @@ def roi_align_forward(
 ) -> None:
     """RoIAlign (He et al. 2017), averaging; 16-bit features are pooled in float32.
 
-    Args:
-        input: (n, c, h, w).
-        rois: (r, 5): index of the image, x1, y1, x2, y2.
-        output: (r, c, aligned_height, aligned_width), written in place.
-        argmax_y, argmax_x: of pool_mode 0 alone, which is refused.
-        aligned_height, aligned_width: size of the output.
-        spatial_scale: of the features relative to the coordinates.
-        sampling_ratio: samples per bin and axis; 0: as many as the bin has pixels.
-        pool_mode: 1 (average).
-        aligned: shift by half a pixel, as pixel centres are.
+    ``output`` is written in place; arguments are those of mmcv's operator. ``argmax_y`` and
+    ``argmax_x`` are of pool_mode 0 alone, which is refused: 1 averages.
     """
     _check_average(pool_mode)
     if aligned and rois.device.type == "cpu" and bool((rois[:, 3:] < rois[:, 1:3]).any()):

@@ -15,6 +15,7 @@ from mmengine.config import Config
 
 import fst
 from fst.basics.arguments import user_errors
+from fst.basics.values import check_number
 from fst.checkpoint import save_atomically
 from fst.command_lines import training as command_lines
 from fst.command_lines.training import NEWEST
@@ -148,8 +149,7 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
     if Path(folder).exists() and not Path(folder).is_dir():
         raise ValueError(f"--show-dir {folder!r} is a file: detections are drawn into a folder.")
     score = 0.3 if score is None else score
-    if not 0 <= score <= 1:
-        raise ValueError(f"--show-score-thr {score!r} must be between 0 and 1.")
+    check_number("--show-score-thr", score, "[0, 1]")
     config.visualizer = {"type": "DetLocalVisualizer"}
     drawing = {"type": "DetVisualizationHook", "draw": True, "score_thr": score}
     drawing["test_out_dir"] = os.path.abspath(folder)  # mmdet puts others below the work dir

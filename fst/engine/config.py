@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.config import Config
 
 from fst.basics.text import nearest
-from fst.basics.values import is_integer
+from fst.basics.values import check_integer
 from fst.command_lines.paths import config_path
 from fst.engine import data_root
 from fst.engine.hooks import SparsityHook
@@ -128,9 +128,7 @@ def _is_detector(config: Config) -> bool:
 def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
     """MMEngine divides by the interval after the first epoch, and compares the rest later."""
     for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
-        value = train_cfg.get(key, 1)
-        if not is_integer(value) or value < least:
-            raise ValueError(f"train_cfg.{key}={value!r} must be a whole number, at least {least}.")
+        check_integer(f"train_cfg.{key}", train_cfg.get(key, 1), least)
 
 
 def _read(path: str) -> Config:

@@ -23,10 +23,7 @@ from fst.exporting.model import format_of
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
-    parser = command_lines.export()
-    arguments = parser.parse_args(argv)
-    if arguments.size and len(arguments.size) > 2:
-        parser.error(f"argument --size: {arguments.size} is not one number or two")
+    arguments = command_lines.export().parse_args(argv)
     with user_errors(arguments):
         if format_of(Path(arguments.out)).computes and not arguments.size:
             raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
@@ -37,15 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean = model.data_preprocessor.mean.flatten()
         example = None
         if arguments.size:
-            height, width = arguments.size[0], arguments.size[-1]
-            example = torch.randn(arguments.fixed_batch or 2, len(mean), height, width)
+            example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
         shipped = deployable(model)
-        report = fst.export(
-            shipped,
-            arguments.out,
-            example,
-            dynamic_batch=arguments.fixed_batch is None,
-        )
+        dynamic_batch = arguments.fixed_batch is None
+        report = fst.export(shipped, arguments.out, example, dynamic_batch=dynamic_batch)
         images = _images(model)
         if arguments.out.endswith(".onnx"):
             annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))

@@ -9,6 +9,8 @@ from mmengine.device import get_device
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 
+from fst.basics.values import one_of
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -22,8 +24,7 @@ class MixedPrecisionOptimWrapper(AmpOptimWrapper):
     """
 
     def __init__(self, dtype: str = "bfloat16", **kwargs: Any) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
+        one_of("dtype", dtype, tuple(DTYPES))
         device = get_device()
         if dtype == "float16" and device == "cpu":
             raise ValueError("dtype='float16' needs a GPU; use dtype='bfloat16' on a CPU.")

@@ -16,7 +16,7 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
 from torchvision.transforms.v2 import functional as F
 
-from fst.basics.values import is_integer, one_of
+from fst.basics.values import check_integer, check_number, one_of
 from fst.engine.random_state import isolated, mixed_seed, uniform
 from fst.engine.recipe import build_mixup, build_random_erasing
 
@@ -66,11 +66,9 @@ class ImagePreprocessor(BaseDataPreprocessor):
             raise ValueError(
                 f"mean={mean} and std={std} must have equal lengths, and std be positive."
             )
-        if not 0 <= flip <= 1:
-            raise ValueError(f"flip={flip!r} must be a probability.")
-        for name, value in (("translate", translate), ("cutout", cutout)):
-            if not is_integer(value) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a non-negative number of pixels.")
+        check_number("flip", flip, "[0, 1]")
+        check_integer("translate", translate, 0)
+        check_integer("cutout", cutout, 0)
         one_of("padding_mode", padding_mode, ("zero", "mean", "reflect"))
         one_of("cutout_mode", cutout_mode, ("centre", "inside"))
         self.flip, self.translate, self.cutout = flip, translate, cutout

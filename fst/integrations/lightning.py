@@ -14,7 +14,7 @@ with extra_named():
 
 import fst
 from fst.attachment import Attachment
-from fst.basics.values import is_integer
+from fst.basics.values import check_integer
 from fst.conversion import Selector
 from fst.layers.step import held_by
 
@@ -50,8 +50,7 @@ class SparsityCallback(pl.Callback):
         seed: int = 0,
         **overrides: Any,
     ) -> None:
-        if not is_integer(log_every) or log_every < 0:
-            raise ValueError(f"log_every={log_every!r} must be a number of steps, or 0.")
+        check_integer("log_every", log_every, 0)
         self.strategy = fst.get_strategy(strategy, **overrides)
         if self.strategy.removes_channels:
             raise ValueError(

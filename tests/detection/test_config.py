@@ -221,7 +221,7 @@ def test_classes_of_the_checkpoint_come_first(drawn, tmp_path):
         ({"classes": []}, "must be 'auto' or a list"),
         ({"classes": ["a", 3]}, "must be 'auto' or a list"),
         ({"classes": ["a", "b", "a"]}, "a name twice"),
-        ({"bad_annotations": "ignore"}, "bad_annotations='ignore' must be one of error, skip"),
+        ({"bad_annotations": "ignore"}, "bad_annotations='ignore' is unknown. Known: error, skip"),
     ],
 )
 def test_wrong_values(drawn, change, expected):

@@ -125,7 +125,7 @@ def test_no_box_of_the_classes(own_drawn, make, log):
 
 @pytest.mark.parametrize("make", [voc, coco])
 def test_wrong_arguments(drawn, make):
-    with pytest.raises(ValueError, match="bad_annotations='ignore' must be one of error, skip"):
+    with pytest.raises(ValueError, match="bad_annotations='ignore' is unknown. Known: error, skip"):
         make(drawn, bad_annotations="ignore")
     with pytest.raises(ValueError, match="needs its class names"):
         make(drawn, metainfo={})

@@ -83,9 +83,9 @@ def test_package_bases_are_trusted(tmp_path):
         ("=3", "not of the form key=value"),
         ("optim_wraper.optimizer.lr=1", "Did you mean 'optim_wrapper'"),
         ("model.data_preprocessor.mean=[1", "unbalanced brackets"),
-        ("train_cfg.max_epochs=-1", "train_cfg.max_epochs=-1 must be a whole number, at least 1"),
-        ("train_cfg.val_begin=x", "train_cfg.val_begin='x' must be a whole number, at least 0"),
-        ("train_cfg.val_interval=0", "train_cfg.val_interval=0 must be a whole number"),
+        ("train_cfg.max_epochs=-1", "train_cfg.max_epochs=-1 must be an integer >= 1"),
+        ("train_cfg.val_begin=x", "train_cfg.val_begin='x' must be an integer >= 0"),
+        ("train_cfg.val_interval=0", "train_cfg.val_interval=0 must be an integer >= 1"),
     ],
 )
 def test_cfg_options(capsys, tmp_path, write_config, option, expected):

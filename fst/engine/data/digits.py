@@ -37,8 +37,7 @@ class Digits(InMemoryDataset):
         skip: int = 0,
     ) -> None:
         one_of("split", split, SPLITS)
-        if channels not in (1, 3):
-            raise ValueError(f"channels={channels!r} must be 1 or 3.")
+        one_of("channels", channels, (1, 3))
         grey, labels = _bundled(split)
         images = torch.from_numpy(grey)[:, None]
         if size is not None:

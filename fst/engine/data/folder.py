@@ -75,7 +75,7 @@ class ImageFolder(ImageDataset):
 
     def __str__(self) -> str:
         """Where the images lie, how many of each class there are, and their size."""
-        counts = _counts(self.labels, self.classes)
+        counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
         of_each = ""
         if len(self.classes) <= NAMED:
             named = (f"{name} {n}" for name, n in zip(self.classes, counts, strict=True))
@@ -121,7 +121,3 @@ def _images_below(folder: Path) -> Iterator[str]:
 
 def _root(data_root: str, split: str | None) -> Path:
     return Path(data_root).expanduser() / (split or "")
-
-
-def _counts(labels: torch.Tensor, classes: Sequence[str]) -> list[int]:
-    return torch.bincount(labels, minlength=len(classes)).tolist()

@@ -10,7 +10,7 @@ from mmengine.registry import DATA_SAMPLERS
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Sampler
 
-from fst.basics.values import is_integer
+from fst.basics.values import check_integer
 from fst.engine.random_state import mixed_seed
 
 REPETITION = 1 << 40  # an index plus r times this is the image's repetition r, drawn anew
@@ -82,8 +82,7 @@ class RepeatedAugmentationSampler(Sampler):
     def __init__(
         self, dataset: Sized, repeats: int = 3, shuffle: bool = True, seed: int | None = None
     ) -> None:
-        if not is_integer(repeats) or repeats < 1:
-            raise ValueError(f"sampler repeats={repeats!r} must be a positive integer.")
+        check_integer("sampler repeats", repeats, 1)
         self.rank, self.world_size = get_dist_info()
         self.repeats = repeats
         self.seed = sync_random_seed() if seed is None else seed

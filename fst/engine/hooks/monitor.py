@@ -10,7 +10,7 @@ import torch
 from mmengine.hooks import LoggerHook, RuntimeInfoHook
 from mmengine.registry import HOOKS
 
-from fst.basics.values import is_integer
+from fst.basics.values import check_integer
 from fst.engine.checkpoint import POINTER
 
 MAX_HISTORY = 10_000
@@ -36,8 +36,7 @@ class LossMonitorHook(RuntimeInfoHook):
     """
 
     def __init__(self, interval: int = 20) -> None:
-        if not is_integer(interval) or interval < 1:
-            raise ValueError(f"interval={interval!r} must be a positive number of iterations.")
+        check_integer("interval", interval, 1)
         self.interval = interval
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._last_finite: tuple[int, float] | None = None

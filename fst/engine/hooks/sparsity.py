@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fst
 from fst.attachment import Attachment
 from fst.basics.errors import UsageError
-from fst.basics.values import is_integer, one_of
+from fst.basics.values import check_integer, one_of
 from fst.checkpoint import state_dict_of
 from fst.conversion import check_layers, check_patterns
 from fst.engine.classifier import Classifier
@@ -82,10 +82,7 @@ class SparsityHook(Hook):
         permute: bool = False,
         **overrides: Any,
     ) -> None:
-        if not is_integer(log_interval) or log_interval < 1:
-            raise ValueError(
-                f"log_interval={log_interval!r} must be a positive number of iterations."
-            )
+        check_integer("log_interval", log_interval, 1)
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
         one_of("permute", permute, (False, True))
         self.from_scratch, self.permute = from_scratch, permute
@@ -168,18 +165,18 @@ class SparsityHook(Hook):
     def _check_fit(self, runner: Any, given: dict[str, Tensor]) -> None:
         """Whether ``load_from`` gives the converted layers their weights."""
         layers = fst.sparse_layers(unwrapped(runner.model))
-        own = {f"{name}.weight": layer.weight for name, layer in layers.items()}
-        unfit = [name for name in own if name in given and given[name].shape != own[name].shape]
-        absent = [name for name in own if name not in given]
-        if unfit and len(unfit) + len(absent) == len(own):
-            name = unfit[0]
+        own = {f"{name}.weight": layer.weight.shape for name, layer in layers.items()}
+        shapes = {name: weight.shape for name, weight in given.items() if name in own}
+        unfit = [name for name in own if shapes.get(name) != own[name]]
+        if shapes and len(unfit) == len(own):
+            name, shape = next(iter(shapes.items()))
             raise ValueError(
                 f"load_from={runner._load_from!r} fits no layer that is to be sparse: {name!r} has "
-                f"shape {tuple(given[name].shape)} there and {tuple(own[name].shape)} in the model."
+                f"shape {tuple(shape)} there and {tuple(own[name])} in the model."
             )
-        if unfit or absent:
-            name = (unfit or absent)[0]
-            self._warn_untrained(runner, f"load_from={runner._load_from!r} has no fitting {name!r}")
+        if unfit:
+            why = f"load_from={runner._load_from!r} has no fitting {unfit[0]!r}"
+            self._warn_untrained(runner, why)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Restore the mask state to resume or evaluate; ``load_from`` takes weights alone.

@@ -78,7 +78,7 @@ def test_missing_files_are_named(write_grid, keys):
         ({"sparsity": {"strategy": "fts"}}, "setting 'a'.*'fts' is unknown. Did you mean 'fst'"),
         ({"sparsity": {"strategy": "fst", "k": 2}}, "has no option 'k'"),
         ({"options": {"trian_cfg.max_epochs": 2}}, "'trian_cfg' is no .*Did you mean 'train_cfg'"),
-        ({"options": {"train_cfg.max_epochs": 0}}, "max_epochs=0 must be a whole number"),
+        ({"options": {"train_cfg.max_epochs": 0}}, "max_epochs=0 must be an integer >= 1"),
         ({"options": {"param_scheduler.7.end": 2}}, "setting 'a'"),
         ({"options": {"model.architecture.width": "wide"}}, "setting 'a'.*'digits_net'"),
         ({"options": {"model.architecture.depth": 2}}, "setting 'a'.*'depth'"),

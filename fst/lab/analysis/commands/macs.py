@@ -130,12 +130,7 @@ def _add_layers(result: Result, layers: Sequence[LayerMacs]) -> None:
         for layer in layers
     ]
     result.add_table("10⁹ multiply-adds", ["layer", "weight", *parts, "kind"], rows)
-    drawn = [layer for layer in layers if layer.kind == "conv"]
-    figure = _drawn(
-        [layer.name for layer in drawn],
-        {gemm: [layer.gemms[gemm].dense / 1e9 for layer in drawn] for gemm in GEMMS},
-        {gemm: [layer.gemms[gemm].left / 1e9 for layer in drawn] for gemm in GEMMS},
-    )
+    figure = _drawn([layer for layer in layers if layer.kind == "conv"])
     caption = (
         "Multiply-adds of the three GEMMs of every convolution (FST, Figure 2); hatched: what the "
         "strategy drops. The first layer has no grad_input, because images need no gradient."
@@ -149,31 +144,23 @@ def _billions(layer: LayerMacs) -> list[float]:
     ]
 
 
-def _drawn(
-    layers: Sequence[str], dense: Mapping[str, Sequence[float]], left: Mapping[str, Sequence[float]]
-) -> Figure:
+def _drawn(layers: Sequence[LayerMacs]) -> Figure:
     """Multiply-adds (10⁹) per layer and GEMM; what a strategy drops is hatched."""
     figure = Figure(figsize=(max(6.0, 0.42 * len(layers) + 1.5), 3.6), layout="constrained")
     axis = figure.subplots()
     for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
         places = [i + offset for i in range(len(layers))]
-        colour = GEMM_COLOURS[gemm]
-        axis.bar(places, left[gemm], 0.25, label=gemm, color=colour)
-        dropped = [d - kept for d, kept in zip(dense[gemm], left[gemm], strict=True)]
+        left = [layer.gemms[gemm].left / 1e9 for layer in layers]
+        dropped = [
+            layer.gemms[gemm].dense / 1e9 - kept for layer, kept in zip(layers, left, strict=True)
+        ]
+        axis.bar(places, left, 0.25, label=gemm, color=GEMM_COLOURS[gemm])
         if any(dropped):
-            axis.bar(
-                places,
-                dropped,
-                0.25,
-                bottom=left[gemm],
-                color="white",
-                edgecolor=colour,
-                hatch="////",
-                linewidth=0.5,
-                label=f"{gemm}, dropped",
-            )
+            hatched = {"edgecolor": GEMM_COLOURS[gemm], "hatch": "////", "linewidth": 0.5}
+            hatched |= {"color": "white", "label": f"{gemm}, dropped"}
+            axis.bar(places, dropped, 0.25, bottom=left, **hatched)
     axis.set_ylabel("multiply-adds per step (10⁹)")
-    name_layers(axis, layers)
+    name_layers(axis, [layer.name for layer in layers])
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=8)
     return figure
