@@ -26,9 +26,10 @@ from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
 from fst.lab.ablation.results import INTERVAL, Results, collect
 from fst.lab.analysis.commands.macs import count_step
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.benchmark import PLAIN, layer_shapes, time_layer
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, SMALL, figure, legend_below, style
+from fst.lab.reporting.markdown import publish
 from fst.lab.subject import Training, from_config
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
@@ -57,12 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with user_errors(options), style(SMALL):
         command = shlex.join(["python", *sys.argv]) if argv is None else shlex.join(argv)
-        written = run(options).save(options.out, command)
+        written = publish(run(options), options.out, command)
     print("\n".join(f"written: {path}" for path in written))
     return 0
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Count and time all weight gradients of one step under the rules of each setting."""
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -137,9 +138,9 @@ def _result(
     costs: dict[str, tuple[float, float]],
     sparse: set[str],
     options: argparse.Namespace,
-) -> Result:
+) -> Document:
     grid, metric = results.grid, results.grid.metric
-    result = Result(
+    result = Document(
         f"{grid.title}: accuracy against the cost of the weight gradients",
         f"Batch {options.batch_size}, {torch.get_num_threads()} threads, medians of "
         f"{options.repeats} rounds in turns. Costs are those of "
@@ -155,8 +156,8 @@ def _result(
         f"Circles: dense weights; squares: pruned weights; bars: {INTERVAL}; line: what no cheaper "
         "setting reaches."
     )
-    result.plots.append(
-        Plot("Accuracy and cost", "pareto", caption, _drawn(results, costs, sparse))
+    result.add_figure(
+        "Accuracy and cost", "pareto", caption, _drawn(results, costs, sparse), options.out
     )
     return result
 

@@ -23,7 +23,7 @@ from subject import add_subject, same_draws, subject_of
 from torch import Tensor
 
 from fst.engine.model import sparse_root
-from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.document import Document
 
 PARTS = {"1/2": 2, "1/4": 4, "1/8": 8}  # of the positions
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Record the same batches at each point of the training."""
     points: dict[str, dict[str, list[float]]] = {}
     for checkpoint in (options.checkpoint, *options.checkpoints):
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Result:
             name: [statistics.fmean(column) for column in zip(*found, strict=True)]
             for name, found in shares(options).items()
         }
-    result = Result(
+    result = Document(
         "Where the gradient is, over a training",
         f"{options.config or options.model}: the share of Σ‖dY‖² in the output positions of "
         f"largest ‖dY‖, of whole batches of {options.batch_size} images in training mode, mean "
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> Result:
     rows = [[label, name, *v] for label, layers in points.items() for name, v in layers.items()]
     result.add_table("Per layer", ["weights", "layer", *PARTS], rows)
     caption = "The share of Σ‖dY‖² in the half of the positions with the largest ‖dY‖."
-    result.plots.append(Plot("Concentration", "concentration", caption, draw(points)))
+    result.add_figure("Concentration", "concentration", caption, draw(points), options.out)
     return result
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fst.basics.arguments import positive
 from fst.engine.model import sparse_root
-from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
 
 _CHUNK = 16  # samples whose joint histograms are held at once
@@ -144,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Measure both kinds of input."""
     subject = subject_of(options)
     model = subject.copied(subject.strategy)
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace) -> Result:
         "white noise": _measure(subject, model, chosen, options, noise=True),
     }
     images = sum(len(images_of(batch)) for batch in subject.batches)
-    result = Result(
+    result = Document(
         "Entropy of the convolutions' inputs",
         f"{subject.title}; {images} images in batches of {options.batch_size}, model in training "
         f"mode. Each input is quantised uniformly to {options.levels} levels between its minimum "
@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> Result:
         "Entropy and conditional entropy of the input of convolutions (FST, Figure 4). The black "
         "mark is where H(X|X′) lies for neighbours without any similarity."
     )
-    result.plots.append(Plot("Entropy of features", "entropy", caption, figure))
+    result.add_figure("Entropy of features", "entropy", caption, figure, options.out)
     return result
 
 

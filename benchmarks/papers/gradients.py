@@ -21,8 +21,8 @@ from subject import add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.engine.model import sparse_root
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.arguments import amp_dtype
+from fst.lab.reporting.document import Document
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM
@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Record one dense step, prune its grad_outputs under each rule."""
     subject = subject_of(options)
     model = subject.copied()
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> Result:
     if shown not in records:
         raise ValueError(f"--show {shown!r} is none of: {', '.join(records)}.")
     generator = torch.Generator().manual_seed(options.seed)
-    result = Result(
+    result = Document(
         f"Gradient maps, {options.n}:{options.m} along the output channels",
         f"{subject.title}; one dense training step with a batch of {options.batch_size} images in "
         f"{options.dtype}, loss scaled by {options.loss_scale:g}.",
@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> Result:
         f"{options.n}:{options.m} (SDGP, Figure 5). Red: exactly 0."
     )
     figure = draw(pictures, list(channels))
-    result.plots.append(Plot("Gradient maps", "gradients", caption, figure))
+    result.add_figure("Gradient maps", "gradients", caption, figure, options.out)
     return result
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from paper import drawing, main
 
-from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.document import Document
 
 Cell = tuple[float | None, float | None]  # a mean, and half of its interval
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Draw the first metric of results.json: rows are ratios m/n, columns group sizes m."""
     made = json.loads((options.work_dir / "results.json").read_text(encoding="utf-8"))
     cells: dict[tuple[float, int], Cell] = {}
@@ -46,10 +46,10 @@ def run(options: argparse.Namespace) -> Result:
     if not any(mean is not None for mean, _ in cells.values()):
         raise ValueError(f"{options.work_dir}: no setting with n and m has a finished run.")
     caption = f"Each row a sparsity ratio, each column a group size. ±: half of {made['interval']}."
-    result = Result(f"{made['title']}: {metric} by N:M", "Means over the seeds.")
+    result = Document(f"{made['title']}: {metric} by N:M", "Means over the seeds.")
     rows = [[ratio, size, *cell] for (ratio, size), cell in sorted(cells.items())]
     result.add_table("By N:M", ["m/n", "m", metric, "±"], rows)
-    result.plots.append(Plot(f"{metric} by N:M", "heatmap", caption, drawn(cells, metric)))
+    result.add_figure(f"{metric} by N:M", "heatmap", caption, drawn(cells, metric), options.out)
     return result
 
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from fst.basics.arguments import positive
 from fst.engine.model import sparse_root
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Time everything in turns, every other round in reverse order."""
     subject = subject_of(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> Result:
     pruning = {name: torch.no_grad()(function) for name, function in pruning.items()}
     times = compare({STEP: step, **pruning}, options.repeats, subject.device)
     whole = times[STEP].median
-    result = Result(
+    result = Document(
         "Time of pruning against a training step",
         f"{subject.title}; batch of {options.batch_size} images, {options.dtype}, "
         f"{torch.get_num_threads()} CPU threads, {subject.device}; all convolutions that a "
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> Result:
     names = [name for name in times if name != STEP]
     figure = draw(names, [times[name].median / whole for name in names])
     caption = "Time of pruning each operand of all layers once, over that of a dense training step."
-    result.plots.append(Plot("Overhead of pruning", "overhead", caption, figure))
+    result.add_figure("Overhead of pruning", "overhead", caption, figure, options.out)
     return result
 
 

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
 from fst.command_lines.options import DTYPES
-from fst.lab.analysis.result import Result
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import SMALL, style
+from fst.lab.reporting.markdown import publish
 
 
 def main(
     text: str | None,
     add_arguments: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], Result],
+    run: Callable[[argparse.Namespace], Document],
 ) -> int:
     """Read the arguments, run, write the result into --out and print where it lies."""
     parser = argparse.ArgumentParser(description=text)
@@ -36,7 +37,7 @@ def main(
     add_traceback(parser)
     options = parser.parse_args()
     with user_errors(options), style(SMALL):
-        written = run(options).save(options.out, shlex.join(["python", *sys.argv]))
+        written = publish(run(options), options.out, shlex.join(["python", *sys.argv]))
     print("\n".join(f"written: {path}" for path in written))
     return 0
 

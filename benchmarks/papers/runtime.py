@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from paper import main
 
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.benchmark import PLAIN
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import GEMM_COLOURS, SMALL, name_layers
 from fst.rules.strategy import GEMMS
 
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Draw and sum up what was measured."""
     report = json.loads(options.report.read_text(encoding="utf-8"))
     layers = layer_runtimes(report)
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> Result:
         if name not in known:
             raise ValueError(f"--strategies {name!r} is not in the report: {', '.join(known)}.")
     header = report.get("header", {})
-    result = Result(
+    result = Document(
         "Runtime per layer and GEMM",
         "Measured by `"
         + str(header.get("command", options.report))
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> Result:
     )
     figure = gemm_bars([f"{x.layer} ×{x.count}" for x in layers], values, "ms")
     caption = "Time of the three GEMMs of every distinct convolution (SDGP, Figure 9)."
-    result.plots.append(Plot("Runtime", "runtime", caption, figure))
+    result.add_figure("Runtime", "runtime", caption, figure, options.out)
     return result
 
 

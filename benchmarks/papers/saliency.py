@@ -18,6 +18,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ from subject import Batch, Loss, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.engine.model import sparse_root
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.arguments import amp_dtype
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
 from fst.strategies.registry import list_strategies
 
@@ -50,6 +51,10 @@ FIGURES = (
     ("relative", "relative error", True),
     ("cosine", "cosine", False),
     ("norm", "norm over the exact one", True),
+)
+BY_DEPTH = (
+    "Layers from the first to the last. Dashed: that layer prunes alone; solid: all layers do, so "
+    "that errors come in from the right."
 )
 COMPARED = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
 APPROXIMATIONS_HELP = (
@@ -228,7 +233,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_precision(parser, "the pruned steps; the exact ones are in float32")
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Measure every approximation on the same batches."""
     approximations = [parse(text) for text in options.strategies]
     subject = subject_of(options)
@@ -251,7 +256,7 @@ def run(options: argparse.Namespace) -> Result:
         "forward": "the dense backward pass of the same forward pass",
         "dense": "the dense model",
     }[options.reference]
-    result = Result(
+    result = Document(
         "Errors of pruned gradients, layer by layer",
         f"{subject.title}; means over {options.batches} batches of {options.batch_size} images in "
         f"training mode, in {options.dtype} with the loss scaled by {options.loss_scale:g}. Exact: "
@@ -271,13 +276,15 @@ def run(options: argparse.Namespace) -> Result:
     ]
     parts = [f"{kind}: {measure}" for kind in KINDS for measure in measures]
     result.add_table("Per layer", ["strategy", "layer", *parts], rows)
-    result.plots += [_plot(found, *figure) for figure in FIGURES]
+    for name, label, log in FIGURES:
+        drawn = _draw(found, name, label, log=log)
+        result.add_figure(f"Gradients: {label}", f"saliency_{name}", BY_DEPTH, drawn, options.out)
     if options.batches > 1:
-        _add_bias(result, found)
+        _add_bias(result, found, options.out)
     return result
 
 
-def _add_bias(result: Result, found: list[Saliency]) -> None:
+def _add_bias(result: Document, found: list[Saliency], folder: Path) -> None:
     result.add_table(
         "Bias of grad_weight, all layers as one vector",
         ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "gain", "±"],
@@ -306,20 +313,11 @@ def _add_bias(result: Result, found: list[Saliency]) -> None:
         "Share of the exact grad_weight that comes through in each strategy's local one, with its "
         "standard error, all layers as one vector: whole, and by parts of the kernel. 1: no bias."
     )
-    result.plots.append(Plot("Bias of grad_weight", "saliency_bias", caption, figure))
+    result.add_figure("Bias of grad_weight", "saliency_bias", caption, figure, folder)
 
 
 def _cells(errors: dict[str, Error], kind: str) -> list[float | None]:
     return list(errors.get(kind) or [None] * 3)
-
-
-def _plot(found: list[Saliency], field: str, label: str, log: bool) -> Plot:
-    figure = _draw(found, field, label, log=log)
-    caption = (
-        "Layers from the first to the last. Dashed: that layer prunes alone; solid: all layers do, "
-        "so that errors come in from the right."
-    )
-    return Plot(f"Gradients: {label}", f"saliency_{field}", caption, figure)
 
 
 def _draw(found: Sequence[Saliency], field: str, label: str, *, log: bool) -> Figure:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from fst.basics.arguments import positive
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.benchmark.layers import padded_input
+from fst.lab.reporting.document import Document
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
 from fst.selection import classifier_heads
@@ -224,7 +224,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_layers(parser, None)
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Record one step, draw some layers, tabulate all."""
     subject = subject_of(options)
     if not 0 <= options.image < options.batch_size:
@@ -238,7 +238,7 @@ def run(options: argparse.Namespace) -> Result:
     records = {name: record for name, record in records.items() if name in names}
     if not records:
         raise ValueError("no gradient reached any of the layers.")
-    result = Result(
+    result = Document(
         "Similarity of neighbouring columns of features",
         f"{subject.title}; one training step with a batch of {options.batch_size} images.",
     )
@@ -278,7 +278,9 @@ def run(options: argparse.Namespace) -> Result:
         "columns, and the reconstruction from the even columns (FST, Figure 5), scaled to [0, 1] "
         "by the range of the input."
     )
-    result.plots.append(Plot("Features and their reconstruction", "similarity", caption, figure))
+    result.add_figure(
+        "Features and their reconstruction", "similarity", caption, figure, options.out
+    )
     return result
 
 

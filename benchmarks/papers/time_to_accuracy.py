@@ -26,7 +26,7 @@ from torch import nn
 
 import fst
 from fst.engine.config import read_sparsity
-from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK
 from fst.lab.reporting.runs import read_run
 from fst.rules.strategy import GEMMS, Strategy
@@ -175,7 +175,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Read the runs, project where nothing was accelerated."""
     shares = EQUAL_SHARES
     if options.benchmark:
@@ -207,7 +207,7 @@ def run(options: argparse.Namespace) -> Result:
         curves.append(curve)
         if densities:
             curves.append(projected(curve, factor))
-    result = Result(
+    result = Document(
         "Time to accuracy",
         "Training time without validation. Measured: as the runs logged it. Projected, for runs "
         "that prune GEMMs for which there is no kernel here: measured · (1 − Σ share(g) · (1 − "
@@ -227,7 +227,7 @@ def run(options: argparse.Namespace) -> Result:
     )
     figure = draw(curves, metric, options.target)
     caption = "Solid: measured; dashed: projected by SDGP's rule (SDGP, Figure 10)."
-    result.plots.append(Plot("Time to accuracy", "time_to_accuracy", caption, figure))
+    result.add_figure("Time to accuracy", "time_to_accuracy", caption, figure, options.out)
     return result
 
 

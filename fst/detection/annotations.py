@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +13,7 @@ from reprlib import repr as shortened
 from typing import Annotated, Any, Literal
 
 import msgspec
+from mmengine.fileio import list_from_file
 
 from fst.basics.text import counted_as
 
@@ -90,6 +91,19 @@ class VOCObject:
     name: str
     is_difficult: bool
     box: Box
+
+
+def names_of_split(path: str, backend_args: dict[str, Any] | None = None) -> list[str]:
+    """The names in a Pascal VOC file of a split, which has one on each line.
+
+    Raises:
+        ValueError: it is no UTF-8.
+    """
+    try:
+        lines = list_from_file(path, encoding="utf-8-sig", backend_args=backend_args)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"split file {path!r} is no UTF-8: {error}.") from error
+    return [name for line in lines if (name := line.strip())]
 
 
 def read_voc(path: str) -> tuple[Size | None, list[VOCObject | str]]:
@@ -188,13 +202,24 @@ def read_coco(path: str) -> dict[str, list[dict[str, Any]]]:
     return msgspec.to_builtins(data)
 
 
-def fault(entry: Any, kind: type[Image] | type[Annotation]) -> str:
-    """What is wrong with an entry of a COCO list; empty if nothing is."""
-    try:
-        msgspec.convert(entry, kind)
-    except msgspec.ValidationError as error:
-        return f"{shortened(entry)}: {error}"
-    return ""
+def usable(
+    entries: Sequence[Any],
+    kind: type[Image] | type[Annotation],
+    report: Callable[[Kind, str], object] = lambda *_: None,
+) -> Iterator[dict[str, Any]]:
+    """The entries of a COCO list that can be used: of each id the first; ``report`` gets others."""
+    name, seen = kind.__name__.lower(), set()
+    for number, entry in enumerate(entries):
+        try:
+            msgspec.convert(entry, kind)
+        except msgspec.ValidationError as error:
+            report(Kind.MALFORMED, f"{name} number {number}: {shortened(entry)}: {error}")
+            continue
+        if entry["id"] in seen:
+            report(Kind.DUPLICATE, f"{name} id {entry['id']}")
+        else:
+            seen.add(entry["id"])
+            yield entry
 
 
 def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> list[int]:
@@ -211,12 +236,6 @@ def category_ids(data: dict[str, Any], classes: Sequence[str], path: str) -> lis
             f"its categories: {', '.join(map(str, ids))}."
         )
     return [ids[name] for name in classes]
-
-
-def coco_box(annotation: dict[str, Any]) -> Box:
-    """Corners of an annotation's ``bbox`` (x, y, width, height)."""
-    x, y, width, height = annotation["bbox"]
-    return x, y, x + width, y + height
 
 
 def check_box(box: Box, size: Size) -> tuple[Box | None, Kind | None]:

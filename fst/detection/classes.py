@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os.path as osp
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from fst.detection.annotations import read_coco, read_voc
+from fst.detection.annotations import names_of_split, read_coco, read_voc
 
 _OTHER_CLASSES = ("RPNHead", "FusedSemanticHead")  # whose num_classes are not the data set's
 
@@ -34,12 +33,7 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
         return [str(category["name"]) for category in read_coco(path)["categories"]]
     prefix = dataset.get("data_prefix", {}).get("sub_data_root", "")
     folder = osp.join(root, prefix, dataset.get("ann_subdir", "Annotations"))
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"split file {path!r} is no UTF-8: {error}.") from error
-
-    files = [osp.join(folder, f"{line.strip()}.xml") for line in lines if line.strip()]
+    files = [osp.join(folder, f"{name}.xml") for name in names_of_split(path)]
     names = sorted({name for file in files for name in _names(file)})
     if not names:
         raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")

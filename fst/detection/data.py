@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from mmdet.registry import DATASETS
-from mmengine.fileio import exists, get_local_path, list_from_file
+from mmengine.fileio import exists, get_local_path
 from mmengine.logging import print_log
 
 from fst.basics.values import one_of
@@ -24,10 +24,10 @@ from fst.detection.annotations import (
     VOCObject,
     category_ids,
     check_box,
-    coco_box,
-    fault,
+    names_of_split,
     read_coco,
     read_voc,
+    usable,
 )
 from fst.detection.images import find_image, image_size
 
@@ -166,17 +166,10 @@ class VOCFormatDataset(_Checked, XMLDataset):
     def _read(self, problems: Problems) -> Iterator[dict[str, Any]]:
         self.cat2label = {name: label for label, name in enumerate(self._metainfo["classes"])}
         seen: set[str] = set()
-        try:
-            lines = list_from_file(
-                self.ann_file, encoding="utf-8-sig", backend_args=self.backend_args
-            )
-        except UnicodeDecodeError as error:
-            raise ValueError(f"split file {self.ann_file!r} is no UTF-8: {error}.") from error
-        for line in lines:
-            name = line.strip()
+        for name in names_of_split(self.ann_file, self.backend_args):
             if name in seen:
                 problems.add(Kind.DUPLICATE, f"{self.ann_file}: {name}")
-            elif name:
+            else:
                 seen.add(name)
                 yield from self._read_image(name, problems)
 
@@ -244,10 +237,14 @@ class COCOFormatDataset(_Checked, CocoDataset):
         self.cat_ids = category_ids(data, self._metainfo["classes"], self.ann_file)
         self.cat2label = {cat_id: label for label, cat_id in enumerate(self.cat_ids)}
         names = {category["id"]: category["name"] for category in data["categories"]}
-        images = {i["id"]: i for i in self._unique(Image, data["images"], problems)}
+
+        def report(kind: Kind, where: str) -> None:
+            problems.add(kind, f"{self.ann_file}: {where}")
+
+        images = {image["id"]: image for image in usable(data["images"], Image, report)}
         self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
         instances = defaultdict(list)
-        for annotation in self._unique(Annotation, data["annotations"], problems):
+        for annotation in usable(data["annotations"], Annotation, report):
             category, image = annotation["category_id"], images.get(annotation["image_id"])
             where = f"{self.ann_file}: annotation {annotation['id']}"
             if image is None:
@@ -275,27 +272,12 @@ class COCOFormatDataset(_Checked, CocoDataset):
             self.cat_img_map[self.cat_ids[instance["bbox_label"]]].append(info["img_id"])
             yield instance
 
-    def _unique(
-        self, kind: type[Image] | type[Annotation], entries: Sequence[Any], problems: Problems
-    ) -> Iterator[dict[str, Any]]:
-        """The entries of a list of the file that have an id of their own."""
-        seen: set[Any] = set()
-        for number, entry in enumerate(entries):
-            where = f"{self.ann_file}: {kind.__name__.lower()}"
-            if wrong := fault(entry, kind):
-                problems.add(Kind.MALFORMED, f"{where} number {number}: {wrong}")
-            elif entry["id"] in seen:
-                problems.add(Kind.DUPLICATE, f"{where} id {entry['id']}")
-            else:
-                seen.add(entry["id"])
-                yield entry
-
     def _instance(self, annotation: dict[str, Any]) -> dict[str, Any]:
-        box: Sequence[float] = coco_box(annotation)
+        x, y, width, height = annotation["bbox"]
         if (annotation["area"] if annotation.get("area") is not None else 1) <= 0:
-            box = (*box[:2], *box[:2])
+            width = height = 0
         instance = {
-            "bbox": box,
+            "bbox": (x, y, x + width, y + height),
             "bbox_label": self.cat2label[annotation["category_id"]],
             "ignore_flag": int(annotation.get("iscrowd") or 0),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from mmdet.datasets.api_wrappers import COCO
@@ -12,7 +11,7 @@ from mmdet.registry import METRICS
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
 
-from fst.detection.annotations import Annotation, Image, category_ids, fault, read_coco
+from fst.detection.annotations import Annotation, Image, category_ids, read_coco, usable
 
 
 @METRICS.register_module()
@@ -66,8 +65,8 @@ class COCOFormatMetric(CocoMetric):
 
 def _indexed(data: dict[str, Any]) -> COCO:
     """What can be used of an annotation file: of each id the first entry, as data sets take it."""
-    images = _usable(data["images"], Image)
-    annotations = _usable(data["annotations"], Annotation)
+    images = list(usable(data["images"], Image))
+    annotations = list(usable(data["annotations"], Annotation))
     for annotation in annotations:
         annotation["iscrowd"] = int(bool(annotation.get("iscrowd")))
         if annotation.get("area") is None:
@@ -77,11 +76,3 @@ def _indexed(data: dict[str, Any]) -> COCO:
     api.createIndex()
     api.img_ann_map, api.cat_img_map = api.imgToAnns, api.catToImgs
     return api
-
-
-def _usable(entries: Sequence[Any], kind: type[Image] | type[Annotation]) -> list[dict[str, Any]]:
-    found: dict[Any, dict[str, Any]] = {}
-    for entry in entries:
-        if not fault(entry, kind):
-            found.setdefault(entry["id"], entry)
-    return list(found.values())

@@ -75,7 +75,9 @@ def load_config(
             raise ValueError(f"{key}={value!r} must be a dict.")
     if not isinstance(value := config.get("custom_hooks"), list | tuple | None):
         raise ValueError(f"custom_hooks={value!r} must be a list.")
-    _check_lengths(config.get("train_cfg") or {})
+    # MMEngine divides by the interval after the first epoch, and compares the rest later
+    for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
+        check_integer(f"train_cfg.{key}", (config.get("train_cfg") or {}).get(key, 1), least)
     if _is_detector(config):
         _require_mmdet(path)
         from fst.detection.config import prepare
@@ -123,12 +125,6 @@ def known_keys(config: Config) -> frozenset[str]:
 
 def _is_detector(config: Config) -> bool:
     return bool(config.get("default_scope") == "mmdet")
-
-
-def _check_lengths(train_cfg: Mapping[str, Any]) -> None:
-    """MMEngine divides by the interval after the first epoch, and compares the rest later."""
-    for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
-        check_integer(f"train_cfg.{key}", train_cfg.get(key, 1), least)
 
 
 def _read(path: str) -> Config:

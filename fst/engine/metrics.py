@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from mmengine.dist import all_reduce
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
@@ -49,8 +50,7 @@ class Accuracy(BaseMetric):
         counts, self._counts = self._counts, None
         if counts is None:
             raise ValueError("no image was evaluated: is there one for every rank?")
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(counts)
+        all_reduce(counts)
         *hits, seen = counts.tolist()
         if seen != size:
             print_log(f"{seen} images were evaluated, the dataset has {size}", logger="current")

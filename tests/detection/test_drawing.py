@@ -28,7 +28,10 @@ def test_show_dir(train, write_config, drawn, tmp_path):
     ("options", "expected"),
     [
         (("--show-score-thr", "0.5"), "--show-score-thr needs --show-dir"),
-        (("--show-dir", "new", "--show-score-thr", "30"), "--show-score-thr=30.0 must be a number in"),
+        (
+            ("--show-dir", "new", "--show-score-thr", "30"),
+            "--show-score-thr=30.0 must be a number in",
+        ),
         (("--show-dir", __file__), "is a file"),
     ],
 )

@@ -19,7 +19,7 @@ from timm.data.dataset_factory import _EVAL_SYNONYM, _TRAIN_SYNONYM
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest
 from fst.engine.data.base import ImageDataset
-from fst.engine.data.transforms import Transforms, stacked
+from fst.engine.data.transforms import Transforms
 
 
 @DATASETS.register_module()
@@ -91,13 +91,10 @@ class TimmDataset(ImageDataset):
         self, indices: Sequence[int], epoch: int, keys: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read, decode and transform the images; their labels come with them."""
-        self.transforms.set_epoch(epoch)
         labels: list[int] = []
-        images = [
-            self.transforms(partial(self._read, index, labels), int(key))
-            for index, key in zip(indices, keys, strict=True)
-        ]
-        return stacked(images, f"TimmDataset({self.name!r})"), torch.tensor(labels)
+        readers = [partial(self._read, index, labels) for index in indices]
+        images = self.transforms.batch(readers, epoch, keys, f"TimmDataset({self.name!r})")
+        return images, torch.tensor(labels)
 
     def _read(self, index: int, labels: list[int]) -> Image.Image:
         if not isinstance(self._source, TimmReading):  # of torchvision

@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision.datasets.folder import find_classes, make_dataset
 
 from fst.engine.data.base import ImageDataset, balanced_subset
-from fst.engine.data.transforms import Transforms, stacked
+from fst.engine.data.transforms import Transforms
 
 NAMED = 20  # classes whose images are counted one by one in the log
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -88,12 +88,9 @@ class ImageFolder(ImageDataset):
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Read, decode and transform the images."""
-        self.transforms.set_epoch(epoch)
-        images = [
-            self.transforms(partial(_open, self.paths[index]), int(key))
-            for index, key in zip(indices, keys, strict=True)
-        ]
-        return stacked(images, f"ImageFolder({self.paths[indices[0]]!r}, ...)")
+        readers = [partial(_open, self.paths[index]) for index in indices]
+        source = f"ImageFolder({self.paths[indices[0]]!r}, ...)"
+        return self.transforms.batch(readers, epoch, keys, source)
 
 
 def class_folders(data_root: str, split: str | None = None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision.transforms import InterpolationMode, v2
 
@@ -110,11 +111,21 @@ class Transforms:
     def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
         self.steps = build_transforms(configs)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tell those transforms that depend on the epoch."""
+    def batch(
+        self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: object
+    ) -> torch.Tensor:
+        """What the functions give as a batch (N, C, H, W); an error names ``source``."""
         for step in self.steps:
             if hasattr(step, "set_epoch"):
                 step.set_epoch(epoch)
+        images = [self(read, int(key)) for read, key in zip(readers, keys, strict=True)]
+        sizes = {tuple(image.shape) for image in images}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the transforms of {source} give images of several sizes, such as "
+                f"{sorted(sizes)[:2]}; end them with a Resize or a crop."
+            )
+        return torch.stack(images)
 
     def __call__(self, read: Callable[[], Any], key: int) -> torch.Tensor:
         """What ``read()`` gives, a PIL image, as a uint8 tensor (C, H, W).
@@ -126,17 +137,6 @@ class Transforms:
             for step in self.steps:
                 image = step(image)
             return _to_uint8(image)
-
-
-def stacked(images: Sequence[torch.Tensor], source: object) -> torch.Tensor:
-    """Images of one size as a batch (N, C, H, W); ``source`` is named in the error for others."""
-    sizes = {tuple(image.shape) for image in images}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"the transforms of {source} give images of several sizes, such as "
-            f"{sorted(sizes)[:2]}; end them with a Resize or a crop."
-        )
-    return torch.stack(list(images))
 
 
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:

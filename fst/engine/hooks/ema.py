@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from mmengine.dist import all_reduce_params, is_distributed
+from mmengine.dist import all_reduce_params
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
@@ -101,8 +101,7 @@ class ModelEMAHook(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         """Make the ranks' averages one, whose BN statistics differ."""
-        if is_distributed():
-            all_reduce_params(self._average.module.buffers(), op="mean")
+        all_reduce_params(self._average.module.buffers(), op="mean")
 
     @torch.no_grad()
     def before_val_epoch(self, runner: Any, metrics: Any = None) -> None:

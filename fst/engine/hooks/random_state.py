@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size
+from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -31,12 +31,7 @@ class RandomStateHook(Hook):
 
     def collect(self) -> None:
         """Gather the states of all ranks, which each of them must call; a save follows."""
-        state = self._before_validation or get_random_state()
-        if get_world_size() == 1:
-            self._collected = [state]
-        else:
-            self._collected = [{} for _ in range(get_world_size())]
-            torch.distributed.all_gather_object(self._collected, state)
+        self._collected = all_gather_object(self._before_validation or get_random_state())
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states; keep what, of mmengine's message hub, a resumed run needs."""

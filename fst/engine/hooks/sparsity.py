@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
-from mmengine.dist import broadcast, get_rank, get_world_size
+from mmengine.dist import all_gather_object, broadcast, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
@@ -218,9 +217,7 @@ class SparsityHook(Hook):
     def collect(self, runner: Any) -> None:
         """Gather what differs between ranks, each of which must call; a save follows."""
         if self.strategy.has_memory and get_world_size() > 1:
-            self._of_ranks = [{} for _ in range(get_world_size())]
-            state = fst.sparsity_state(self.root(runner))
-            torch.distributed.all_gather_object(self._of_ranks, state)
+            self._of_ranks = all_gather_object(fst.sparsity_state(self.root(runner)))
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the mask state."""

@@ -51,8 +51,9 @@ def _table(results: Results, times: EqualTime, target: float) -> Table:
         summary = str(results.summary(name, metric))
         step = str(times.steps[name])
         rows.append([grid.settings[name].label, step, epochs, seconds, summary, len(runs), text])
+    budget = grid.lengths[times.baseline] * times.seconds(times.baseline)
     caption = (
-        f"Every setting had the {_budget(results, times):.0f} s of {label}'s training, to the "
+        f"Every setting had the {budget:.0f} s of {label}'s training, to the "
         "nearest whole epoch, its schedule stretched to them. Seconds are steps times the step's "
         f"time: the median (and quartiles) of up to {ROUNDS} rounds in which all settings take "
         "turns, loading, augmentation and optimizer included, on "
@@ -62,10 +63,6 @@ def _table(results: Results, times: EqualTime, target: float) -> Table:
         f"runs that reach it. ±: half of {INTERVAL}; a single seed has none."
     )
     return Table("At equal time", columns, rows, caption)
-
-
-def _budget(results: Results, times: EqualTime) -> float:
-    return results.grid.lengths[times.baseline] * times.seconds(times.baseline)
 
 
 def _figure(results: Results, times: EqualTime, target: float, folder: Path) -> Figure:

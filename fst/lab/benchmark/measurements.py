@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -93,7 +92,10 @@ def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
     rows: list[list[Any]] = []
     strategies = _strategies(layers, gemm)
     for layer in layers:
-        ratios = [_ratio(layer.ratio(gemm, name)) for name in strategies]
+        ratios = [
+            f"{layer.ratio(gemm, name):.2f}" if name in layer.times[gemm] else ""
+            for name in strategies
+        ]
         plain = _milliseconds(layer.times[gemm][PLAIN].median)
         rows.append([layer.shape, layer.count, plain, *ratios])
     groups = {
@@ -109,10 +111,6 @@ def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
             means.append(f"**{geometric_mean(timed):.2f}**" if timed else "")
         rows.append([f"**{title}**", "", "", *means])
     return rows
-
-
-def _ratio(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2f}"
 
 
 def _milliseconds(value: float) -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fst.checkpoint import write_text_atomically
 
+if TYPE_CHECKING:
+    import matplotlib.figure
+
 FILE_NAME = "analysis.json"
+DIGITS = 4  # significant ones, of numbers that come as floats
 Cell = str | int | float | bool | None
 
 
@@ -36,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Document:
-    """What a tool found out: the report's section about it."""
+    """What a tool found out: its page, and the report's section about it."""
 
     title: str
     description: str = ""
@@ -50,6 +57,25 @@ class Document:
     def made_with(self) -> str:
         """The versions in one line."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
+    def add_table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        caption: str = "",
+    ) -> None:
+        """Add a table; numbers are rounded to four significant digits, NaN and Inf left out."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        self.tables.append(Table(title, list(columns), cells, caption))
+
+    def add_figure(
+        self, title: str, name: str, caption: str, drawn: matplotlib.figure.Figure, folder: Path
+    ) -> None:
+        """Add a figure, which is written to ``folder``/NAME.png."""
+        from fst.lab.reporting.figures import save  # numbers need no matplotlib
+
+        self.figures.append(Figure(title, save(drawn, folder, name), caption))
 
     def save(self, folder: Path) -> Path:
         """Write ``folder``/analysis.json, replacing it in one step."""
@@ -72,3 +98,9 @@ def load_document(folder: Path) -> Document:
         raise ValueError(
             f"{path} was not written by `fst analyze` or `fst ablate`: {error}."
         ) from error
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | None) else str(value)

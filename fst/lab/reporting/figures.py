@@ -57,6 +57,7 @@ def figure(height: float, **subplots: Any) -> Iterator[tuple[Figure, Any]]:
 
 def save(drawn: Figure, folder: Path, name: str) -> str:
     """Write NAME.png, on white; returns the file's name."""
+    folder.mkdir(parents=True, exist_ok=True)
     drawn.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
     return f"{name}.png"
 

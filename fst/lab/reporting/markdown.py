@@ -1,11 +1,14 @@
-"""A document as one Markdown page."""
+"""A document as one Markdown page, and beside its JSON."""
 
 from __future__ import annotations
 
-from fst.basics.text import table
-from fst.lab.reporting.document import Cell, Document
+from dataclasses import replace
+from pathlib import Path
 
-DIGITS = 4  # significant ones, of numbers that come as floats
+from fst.basics.text import table
+from fst.checkpoint import write_text_atomically
+from fst.environment import machine, versions
+from fst.lab.reporting.document import DIGITS, Cell, Document
 
 
 def show(cell: Cell) -> str:
@@ -37,3 +40,13 @@ def markdown(document: Document) -> str:
 
 def _cell(cell: Cell) -> str:
     return show(cell).replace("|", "\\|")
+
+
+def publish(document: Document, folder: Path, command: str) -> list[Path]:
+    """Write an analysis as analysis.md and .json beside its figures; return all the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made_with = {**versions(), "machine": machine()}
+    document = replace(document, command=command, versions=made_with)
+    page = folder / "analysis.md"
+    write_text_atomically(markdown(document), page)
+    return [*(folder / figure.file for figure in document.figures), page, document.save(folder)]

@@ -1,1 +1,1 @@
-"""The subcommands of `fst analyze`: each adds its options and returns a `Result`."""
+"""The subcommands of `fst analyze`: each adds its options and returns a `Document`."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import fst
-from fst.lab.analysis.result import Result
 from fst.lab.arguments import source_and_name
+from fst.lab.reporting.document import Document
 from fst.models.named import build_architecture
 from fst.report import ConversionReport
 from fst.strategies.registry import get_strategy
@@ -29,10 +29,10 @@ CAPTION = (
 )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Convert each network on the meta device, where nothing is computed, once for each choice."""
     get_strategy(options.strategy)
-    result = Result(
+    result = Document(
         "Coverage",
         f"Strategy {options.strategy}, images of {options.size}x{options.size}.",
     )

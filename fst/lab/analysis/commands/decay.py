@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fst.engine.checks import check_config
 from fst.engine.config import load_config
 from fst.lab.analysis.flips import DENSE, flip_rates
-from fst.lab.analysis.result import Plot, Result
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK
 
 NOTES = (
@@ -25,7 +25,7 @@ NOTES = (
 )
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Train a little dense and with each λ, and compare."""
     low, high = options.ratio
     if not 0 < low < high < math.inf:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> Result:
     if not dense:
         raise ValueError(f"--steps {options.steps}: no mask flips in dense training; use more.")
     ratios = {decay: mean / dense for decay, mean in means.items() if decay is not None}
-    result = Result(
+    result = Document(
         "Decay by flip rate",
         f"{options.config}, strategy {config.sparsity['strategy']}, the first {options.steps} "
         f"optimizer steps, seed {config.randomness['seed']}. {verdict(ratios, low, high)}",
@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> Result:
     columns = ["λ", "flip rate", "ratio to dense", f"{low:g} to {high:g}"]
     result.add_table("Flip rates", columns, rows)
     labelled = {"dense" if d is DENSE else f"λ = {d:g}": rates for d, rates in found.items()}
-    result.plots.append(
-        Plot("Flip rates", "decay", "Flip rate by optimizer step.", _drawn(labelled))
+    result.add_figure(
+        "Flip rates", "decay", "Flip rate by optimizer step.", _drawn(labelled), options.out
     )
     return result
 

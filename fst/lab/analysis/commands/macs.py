@@ -15,8 +15,8 @@ from torch import nn
 
 from fst.conversion import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
-from fst.lab.analysis.result import Plot, Result
 from fst.lab.arguments import strategy_of
+from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
 from fst.lab.subject import Training, from_config, from_name
 from fst.rules.strategy import GEMMS, Strategy
@@ -50,7 +50,7 @@ class Counted(NamedTuple):
     macs: MacReport
 
 
-def run(options: argparse.Namespace) -> Result:
+def run(options: argparse.Namespace) -> Document:
     """Count one step of each config under each strategy."""
     rules = {text: strategy_of(text) for text in options.strategies}
     counted = []
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> Result:
         for text, rule in (rules or {own.name: own}).items():
             macs = count_step(training, rule, {"include": LAYERS} if options.all else None)
             counted.append(Counted(name, training.batch_shape, text, macs))
-    result = Result(
+    result = Document(
         "Multiply-adds per layer and GEMM",
         "One training step on random images, with random weights.",
         notes=list(NOTES),
@@ -72,9 +72,10 @@ def run(options: argparse.Namespace) -> Result:
         if rows:
             result.add_table(f"{title}: not sparse, or not computed", header, rows)
         for what, names in (("did not run", one.macs.idle), ("not counted", one.macs.uncounted)):
-            result.notes += [f"{title}, {what}: {', '.join(names)}."] if names else []
+            if names:
+                result.notes.append(f"{title}, {what}: {', '.join(names)}.")
     if len(counted) == 1:
-        _add_layers(result, counted[0].macs.layers)
+        _add_layers(result, counted[0].macs.layers, options.out)
     return result
 
 
@@ -122,7 +123,7 @@ def _overview(counted: Sequence[Counted]) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def _add_layers(result: Result, layers: Sequence[LayerMacs]) -> None:
+def _add_layers(result: Document, layers: Sequence[LayerMacs], folder: Path) -> None:
     """A row for every layer, and the figure of the convolutions."""
     parts = [f"{gemm}, {what}" for gemm in GEMMS for what in ("dense", "left")]
     rows = [
@@ -135,7 +136,7 @@ def _add_layers(result: Result, layers: Sequence[LayerMacs]) -> None:
         "Multiply-adds of the three GEMMs of every convolution (FST, Figure 2); hatched: what the "
         "strategy drops. The first layer has no grad_input, because images need no gradient."
     )
-    result.plots.append(Plot("Multiply-adds", "macs", caption, figure))
+    result.add_figure("Multiply-adds", "macs", caption, figure, folder)
 
 
 def _billions(layer: LayerMacs) -> list[float]:
