@@ -6,9 +6,7 @@ import copy
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
 from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
+from fst.layers.calls import LayerCall, each_call
 from fst.layers.coverage import multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
@@ -134,7 +133,12 @@ def convert(
     maps: dict[str, set[tuple[int, int]]] = {name: set() for name in modules}
     counted = None
     if example_input is not None:
-        with _noting_maps(modules, maps):
+
+        def note(call: LayerCall) -> None:
+            if call.name in maps:
+                maps[call.name].add((call.output.shape[-2], call.output.shape[-1]))
+
+        with each_call(model, (nn.Conv2d,), note):
             counted = multiply_adds(model, example_input)
     for name, module in modules.items():
         drop_note(module)
@@ -144,27 +148,6 @@ def convert(
     device = next(iter(sparse_layers(model).values())).weight.device.type
     report.notes = notes_on_speed(strategy, report.layers, device)
     return report
-
-
-@contextmanager
-def _noting_maps(
-    modules: Mapping[str, nn.Module], maps: Mapping[str, set[tuple[int, int]]]
-) -> Iterator[None]:
-    """Within, ``maps`` gets the heights and widths of what convolutions compute."""
-
-    def note(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        maps[name].add((output.shape[-2], output.shape[-1]))
-
-    hooks = [
-        module.register_forward_hook(partial(note, name))
-        for name, module in modules.items()
-        if not isinstance(module, nn.Linear)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def choose(
