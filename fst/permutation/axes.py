@@ -1,131 +1,69 @@
 """Axes of tensors, and which of their channels must be permuted together.
 
-An axis is a row of pieces, each of which is a family of channels times a number of neighbours: the
-maps of two layers one after the other are two pieces, maps (C, H, W) flattened are C times H·W.
-Families are merged where an operation pairs their channels, and divided where a part of them goes
-another way. A pinned family stays in place, for the first reason that was found.
+An axis is the number of the channel at each of its elements: a map (C, H, W) flattened has each
+number H·W times. Channels are united where an operation pairs them. Channels may change places with
+those that stand in the same axes. A pinned channel stays in place, for the first reason that was
+found.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-
-class Piece(NamedTuple):
-    """The channels of ``family``, each of them ``inner`` neighbouring elements of an axis."""
-
-    family: int
-    inner: int
-
-
-Axis = tuple[Piece, ...]
+Axis = tuple[int, ...]
 
 
 class Axes:
-    """All families of channels of a model."""
+    """All channels of a model."""
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
+        self._same: list[int] = []  # channel -> itself, or one before it that it was united with
         self._pinned: dict[int, str] = {}
-        self._became: dict[int, Axis] = {}
+        self._parts: list[Axis] = []
 
     def new(self, size: int, pinned: str = "") -> Axis:
-        """An axis of one family; ``pinned`` says why that stays in place, "" if it need not."""
-        self._sizes.append(size)
-        family = len(self._sizes) - 1
+        """An axis of new channels; ``pinned`` says why they stay in place, "" if they need not."""
+        axis = tuple(range(len(self._same), len(self._same) + size))
+        self._same += axis
         if pinned:
-            self._pinned[family] = pinned
-        return (Piece(family, 1),)
-
-    def size(self, family: int) -> int:
-        """Channels of a family."""
-        return self._sizes[family]
-
-    def pinned(self, family: int) -> str:
-        """Why a family stays in place; "" if it need not."""
-        return self._pinned.get(family, "")
-
-    def length(self, axis: Axis) -> int:
-        """Elements of an axis."""
-        return sum(self._sizes[family] * inner for family, inner in axis)
+            self.pin(axis, pinned)
+        return axis
 
     def now(self, axis: Axis) -> Axis:
-        """The axis in families that were neither merged into others nor divided."""
-        return tuple(self._now(axis))
+        """The axis with one number for all channels that were united."""
+        return tuple(map(self._first, axis))
 
-    def _now(self, axis: Axis) -> Iterator[Piece]:
-        for family, inner in axis:
-            if family in self._became:
-                yield from self._now(times(self._became[family], inner))
-            else:
-                yield Piece(family, inner)
+    def _first(self, channel: int) -> int:
+        same = self._same
+        while same[channel] != channel:
+            same[channel] = same[same[channel]]
+            channel = same[channel]
+        return channel
+
+    def pinned(self, channel: int) -> str:
+        """Why a channel stays in place; "" if it need not."""
+        return self._pinned.get(self._first(channel), "")
 
     def pin(self, axis: Axis, reason: str) -> None:
         """Leave all channels of an axis in place."""
-        for family, _ in self.now(axis):
-            self._pinned.setdefault(family, reason)
+        for channel in self.now(axis):
+            self._pinned.setdefault(channel, reason)
 
-    def unite(self, one: Axis, other: Axis, reason: str) -> None:
-        """Channels at equal places of two axes of equal length move together.
-
-        Those whose pieces do not fit are pinned, for ``reason``.
-        """
-        while True:
-            first, second = self.now(one), self.now(other)
-            unequal = (a != b for a, b in zip(first, second, strict=False))
-            at = next(itertools.compress(itertools.count(), unequal), None)
-            if at is None:
-                return
-            pair = first[at], second[at]
-            if not (self._join(*pair) or self._join(*reversed(pair))):
-                self.pin(first[at:] + second[at:], reason)
-                return
-
-    def _join(self, part: Piece, whole: Piece) -> bool:
-        """Let ``part`` be the first channels of ``whole``, or all of them; False where it cannot.
-
-        Of one family they are equal or do not fit, so no family becomes a part of itself.
-        """
-        length = self.length((part,)) // whole.inner
-        if part.inner % whole.inner or length > self._sizes[whole.family]:
-            return False
-        self._divide(whole.family, (Piece(part.family, part.inner // whole.inner),))
-        return True
-
-    def _divide(self, family: int, first: Axis) -> None:
-        """``first`` takes the place of a family's first channels, a new family that of the rest."""
-        rest = self._sizes[family] - self.length(first)
-        self._became[family] = first + (self.new(rest) if rest else ())
-        if reason := self.pinned(family):
-            self.pin(self._became[family], reason)
+    def unite(self, one: Axis, other: Axis) -> None:
+        """Channels at equal places of two axes of equal length move together."""
+        for pair in zip(one, other, strict=True):
+            first, second = sorted(map(self._first, pair))
+            self._same[second] = first
+            if second in self._pinned:
+                self._pinned.setdefault(first, self._pinned[second])
 
     def part(self, axis: Axis, start: int, end: int, reason: str) -> Axis:
         """Elements ``start`` to ``end`` of an axis, which stays if a channel is cut."""
-        if self._cut(axis, start) and self._cut(axis, end):
-            places = self._places(axis)
-            return tuple(piece for at, piece in places if start <= at < end)
-        self.pin(axis, reason)
-        return self.new(end - start, reason)
-
-    def _cut(self, axis: Axis, at: int) -> bool:
-        """Let a piece begin at an element; False if that is within a channel."""
-        for start, (family, inner) in self._places(axis):
-            channels, within = divmod(at - start, inner)
-            if 0 < at - start < self._sizes[family] * inner:
-                if not within:
-                    self._divide(family, self.new(channels))
-                return not within
-        return True
-
-    def _places(self, axis: Axis) -> list[tuple[int, Piece]]:
-        """Pieces of an axis, and where each begins."""
-        places, start = [], 0
-        for piece in self.now(axis):
-            places.append((start, piece))
-            start += self.length((piece,))
-        return places
+        whole = self.now(axis)
+        if any(whole[at - 1] == whole[at] for at in (start, end) if 0 < at < len(whole)):
+            self.pin(axis, reason)
+        self._parts.append(axis[start:end])
+        return axis[start:end]
 
     def reshaped(self, axes: Sequence[Axis], shape: Sequence[int], reason: str) -> list[Axis]:
         """The axes of a tensor with ``axes`` after its elements, in their order, get ``shape``.
@@ -133,22 +71,21 @@ class Axes:
         Merged axes keep the channels of the first, divided ones those of whole channels; others are
         pinned, for ``reason``.
         """
-        left = [axis for axis in axes if self.length(axis) != 1]
+        left = [axis for axis in axes if len(axis) != 1]
         result = []
         for size in shape:
             merged, missing = None, size
             while missing > 1:
                 axis = left.pop(0)
-                length = self.length(axis)
-                if length > missing and length % missing == 0:
-                    axis, rest = self._split(axis, length // missing, reason)
-                    left.insert(0, rest)
-                    length = missing
-                if missing % length:
+                if len(axis) > missing and len(axis) % missing == 0:
+                    within = len(axis) // missing
+                    left.insert(0, self.new(within, reason))
+                    axis = self._every(axis, within, reason)
+                if missing % len(axis):
                     for axis in axes:
                         self.pin(axis, reason)
                     return [self.new(size, reason) for size in shape]
-                missing //= length
+                missing //= len(axis)
                 if merged is None:
                     merged = times(axis, missing)
                 else:
@@ -156,16 +93,25 @@ class Axes:
             result.append(self.new(1, reason) if merged is None else merged)
         return result
 
-    def _split(self, axis: Axis, within: int, reason: str) -> tuple[Axis, Axis]:
-        """An axis as two, the second of ``within`` elements."""
-        pieces = self.now(axis)
-        rest = self.new(within, reason)
-        if all(inner % within == 0 for _, inner in pieces):
-            return tuple(Piece(family, inner // within) for family, inner in pieces), rest
-        self.pin(axis, reason)
-        return self.new(self.length(axis) // within, reason), rest
+    def _every(self, axis: Axis, within: int, reason: str) -> Axis:
+        """One of each ``within`` elements, which stay if they are of several channels."""
+        if self.now(axis) != self.now(times(axis[::within], within)):
+            self.pin(axis, reason)
+        return axis[::within]
+
+    def families(self, axes: Iterable[Axis]) -> list[Axis]:
+        """The channels of ``axes`` that may change places with each other, in ascending order."""
+        places: dict[int, list[int]] = {}
+        for number, axis in enumerate([*axes, *self._parts]):
+            for channel in self.now(axis):
+                places.setdefault(channel, []).append(number)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for channel in sorted(places):
+            if channel not in self._pinned:
+                found.setdefault(tuple(places[channel]), []).append(channel)
+        return [tuple(family) for family in found.values()]
 
 
 def times(axis: Axis, inner: int) -> Axis:
     """An axis each of whose elements is ``inner`` neighbours."""
-    return tuple(Piece(family, own * inner) for family, own in axis)
+    return tuple(channel for channel in axis for _ in range(inner))

@@ -24,7 +24,7 @@ class ModelAxes:
     and outputs.
 
     Attributes:
-        axes: their families of channels.
+        axes: their channels.
         unused: names of the parameters that no traced call has used.
     """
 
@@ -47,6 +47,10 @@ class ModelAxes:
     def of(self, tensor: Tensor) -> list[Axis]:
         """The axes of a parameter or buffer."""
         return [self.axes.now(axis) for axis in self._stored[id(tensor)].axes]
+
+    def families(self) -> list[Axis]:
+        """The channels that may change places with each other."""
+        return self.axes.families(axis for _, own in self for axis in own)
 
     def trace(self, inputs: tuple[Any, ...], *, training: bool = False) -> None:
         """Follow the channels through a call of the model, which is in eval mode.

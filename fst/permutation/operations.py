@@ -46,7 +46,7 @@ class Call(NamedTuple):
     def unite(self, axis: Axis, *others: Axis) -> None:
         """All these axes hold the same channels."""
         for other in others:
-            self.axes.unite(axis, other, self.reason)
+            self.axes.unite(axis, other)
 
     def pin(self, *axes: Axis) -> None:
         """Leave axes in place."""
@@ -82,7 +82,7 @@ def _elementwise(call: Call) -> Found:
     shape, result = call.shapes[0], []
     for at in range(-len(shape), 0):
         here = [axes[at] for axes in tensors if len(axes) >= -at]
-        long = [axis for axis in here if call.axes.length(axis) == shape[at] != 1]
+        long = [axis for axis in here if len(axis) == shape[at] != 1]
         call.unite(*(long or call.new(1)))
         result.append(long[0] if long else call.new(shape[at])[0])
     return [result]
@@ -93,10 +93,10 @@ def _convolution(call: Call) -> Found:
     maps, weight, bias = call.of("input"), call.of("weight"), call.of("bias")
     channel, groups = len(maps) - len(weight) + 1, call.given["groups"]
     out, own = weight[:2] if "transpose" not in call.name else weight[1::-1]
-    each = call.axes.length(out) // groups
+    each = len(out) // groups
     if groups == 1:
         call.unite(maps[channel], own)
-    elif call.axes.length(maps[channel]) == groups and own == weight[1]:  # depthwise
+    elif len(maps[channel]) == groups and own == weight[1]:  # depthwise
         call.unite(times(maps[channel], each), out)
     else:
         reason = f"the {groups} groups of {call.reason}"
@@ -132,7 +132,7 @@ def _layer_norm(call: Call) -> Found:
 
 @_operation("prelu")
 def _prelu(call: Call) -> Found:
-    if call.axes.length(call.of("weight")[0]) != 1:
+    if len(call.of("weight")[0]) != 1:
         call.unite(call.first[1], *call.of("weight"))
     return [call.first]
 
@@ -193,7 +193,7 @@ def _transpose(call: Call) -> Found:
 def _expand(call: Call) -> Found:
     result = call.new(*call.shapes[0])
     for at, axis in enumerate(call.first[::-1], start=1):
-        if call.axes.length(axis) == call.shapes[0][-at]:
+        if len(axis) == call.shapes[0][-at]:
             result[-at] = axis
     return [result]
 
@@ -221,7 +221,7 @@ def _split(call: Call) -> Found:
 
 @_operation("slice narrow")
 def _slice(call: Call) -> Found:
-    axes, dim, size = call.first, call.given["dim"], call.axes.length(call.first[call.given["dim"]])
+    axes, dim, size = call.first, call.given["dim"], len(call.first[call.given["dim"]])
     start, step = call.given["start"] or 0, call.given.get("step", 1)
     if step != 1 or not isinstance(start, int):
         return None
