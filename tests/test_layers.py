@@ -18,6 +18,7 @@ FLOORS = (
     ("rules", "backends", "models"),
     ("ops", "stored"),
     ("layers",),
+    ("channels",),
     (
         "strategies",
         "zeros",

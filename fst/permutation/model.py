@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_leaves
 from fst.basics.errors import UsageError
 from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.values import check_integer
-from fst.layers.channels import traceable
+from fst.channels.axes import Axis
+from fst.channels.graph import ModelAxes, traceable, traced
 from fst.layers.coverage import inputs_of
 from fst.layers.modules import SparseLayer, converted_layers
-from fst.permutation.axes import Axis
-from fst.permutation.graph import ModelAxes
 from fst.permutation.readers import Reading, find_readings, kept_and_total
 from fst.permutation.report import LayerMagnitude, PermutationReport
 from fst.permutation.search import best_order, kept_magnitude
@@ -73,7 +72,7 @@ def permute(
     for name, layer in layers.items():
         _check_untrained(name, layer)
     with traceable(model), torch.enable_grad():  # without gradients attention takes a shortcut
-        axes = _traced(model, inputs)
+        axes = traced(model, inputs)
         earlier = _outputs(model, inputs)
     readings, stays = find_readings(layers, axes)
     if not readings:
@@ -121,15 +120,6 @@ def _check_untrained(name: str, layer: SparseLayer) -> None:
         )
     if layer.passing.frozen is not None:
         raise UsageError("permute: the model is within fst.frozen, which remembers its weights.")
-
-
-def _traced(model: nn.Module, inputs: tuple[Any, ...]) -> ModelAxes:
-    """The axes of a model's tensors; what only its training uses, is traced in training."""
-    axes = ModelAxes(model)
-    axes.trace(inputs)
-    if axes.unused:
-        axes.trace(inputs, training=True)
-    return axes
 
 
 def _searched(read: Sequence[Reading], size: int, attempts: int) -> tuple[list[int], float]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fst.basics.errors import UsageError
+from fst.channels.axes import Axis
+from fst.channels.graph import ModelAxes
 from fst.layers.modules import SparseLayer
-from fst.permutation.axes import Axis
-from fst.permutation.graph import ModelAxes
 from fst.permutation.search import Reader
 from fst.rules.rule import Pattern
 
@@ -63,9 +63,9 @@ def find_readings(
     found: dict[Axis, list[Reading]] = {}
     for name, layer in layers.items():
         rule, pattern, start = layer.acting.output, patterns[name], 0
-        for family, run in itertools.groupby(inputs[name], families.get):
+        for family, run in itertools.groupby(inputs[name], families.__getitem__):
             channels = tuple(run)
-            if family is not None and pattern is not None:
+            if pattern is not None:
                 reason = ""
                 for at in range(start, start + len(channels), len(family)):
                     reading = Reading(name, layer, at, pattern.n, pattern.m)
@@ -75,12 +75,12 @@ def find_readings(
                     reason = f"{name!r} reads them flattened with their positions"
                 if reason:
                     axes.axes.pin(family, reason)
-            elif family is not None and rule is not None and rule.weight_groups is not None:
+            elif rule is not None and rule.weight_groups is not None:
                 axes.axes.pin(family, f"{name!r} is pruned by {rule}")
             start += len(channels)
 
     def reason_of(channel: int, m: int) -> str:
-        size = len(families.get(channel, ()))
+        size = len(families[channel])
         few = f"{size} channels: fewer than two groups" if size < 2 * m else ""
         return axes.axes.pinned(channel) or few
 

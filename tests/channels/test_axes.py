@@ -1,6 +1,6 @@
 """Channels of axes: united, divided, flattened, pinned."""
 
-from fst.permutation.axes import Axes, times
+from fst.channels.axes import Axes, times
 
 
 def test_united_channels_are_one():
@@ -22,7 +22,7 @@ def test_a_concatenation_divides_what_reads_it():
     other = axes.new(4, "stays"), axes.new(8)
     axes.unite(other[0] + other[1], weight)
     assert [axes.pinned(channel) for channel in weight] == ["stays"] * 4 + [""] * 8
-    assert axes.families([left, right, weight, *other]) == [left[4:], right]
+    assert axes.families([left, right, weight, *other]) == [left[:4], left[4:], right]
 
 
 def test_channels_of_several_axes_are_a_family_if_all_have_them():

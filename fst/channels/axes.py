@@ -19,6 +19,7 @@ class Axes:
     def __init__(self) -> None:
         self._same: list[int] = []  # channel -> itself, or one before it that it was united with
         self._pinned: dict[int, str] = {}
+        self._counted: list[tuple[Axis, str]] = []
         self._parts: list[Axis] = []
 
     def new(self, size: int, pinned: str = "") -> Axis:
@@ -49,6 +50,15 @@ class Axes:
         for channel in self.now(axis):
             self._pinned.setdefault(channel, reason)
 
+    def counted(self, channel: int) -> str:
+        """What would change without a channel though others have its place; "" if nothing does."""
+        channel = self._first(channel)
+        return next((reason for axis, reason in self._counted if channel in self.now(axis)), "")
+
+    def count(self, axis: Axis, reason: str) -> None:
+        """The number of channels of an axis matters."""
+        self._counted.append((axis, reason))
+
     def unite(self, one: Axis, other: Axis) -> None:
         """Channels at equal places of two axes of equal length move together."""
         for pair in zip(one, other, strict=True):
@@ -69,14 +79,17 @@ class Axes:
         """The axes of a tensor with ``axes`` after its elements, in their order, get ``shape``.
 
         Merged axes keep the channels of the first, divided ones those of whole channels; others are
-        pinned, for ``reason``.
+        pinned, for ``reason``. Where an axis of one element goes is a guess.
         """
-        left = [axis for axis in axes if len(axis) != 1]
-        result = []
+        left, result = list(axes), []
         for size in shape:
             merged, missing = None, size
+            if size == 1 and left and len(left[0]) == 1:
+                merged = left.pop(0)
             while missing > 1:
                 axis = left.pop(0)
+                if len(axis) == 1 and len(left[0]) >= missing:
+                    continue
                 if len(axis) > missing and len(axis) % missing == 0:
                     within = len(axis) // missing
                     left.insert(0, self.new(within, reason))
@@ -100,15 +113,18 @@ class Axes:
         return axis[::within]
 
     def families(self, axes: Iterable[Axis]) -> list[Axis]:
-        """The channels of ``axes`` that may change places with each other, in ascending order."""
+        """The channels of ``axes`` that may change places with each other, in ascending order.
+
+        Those of a family are all pinned, or none is.
+        """
         places: dict[int, list[int]] = {}
         for number, axis in enumerate([*axes, *self._parts]):
             for channel in self.now(axis):
                 places.setdefault(channel, []).append(number)
-        found: dict[tuple[int, ...], list[int]] = {}
+        found: dict[tuple[object, ...], list[int]] = {}
         for channel in sorted(places):
-            if channel not in self._pinned:
-                found.setdefault(tuple(places[channel]), []).append(channel)
+            key = (self.pinned(channel), *places[channel])
+            found.setdefault(key, []).append(channel)
         return [tuple(family) for family in found.values()]
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fst.permutation.axes import Axes, Axis, times
+from fst.channels.axes import Axes, Axis, times
 
 
 class Traced(NamedTuple):
@@ -53,6 +53,11 @@ class Call(NamedTuple):
         for axis in axes:
             self.axes.pin(axis, self.reason)
 
+    def count(self, *axes: Axis) -> None:
+        """The numbers of channels of axes matter."""
+        for axis in axes:
+            self.axes.count(axis, self.reason)
+
     def new(self, *shape: int) -> list[Axis]:
         """New axes that stay in place."""
         return [self.axes.new(size, self.reason) for size in shape]
@@ -74,18 +79,24 @@ def _operation(names: str) -> Callable[[Callable[[Call], Found]], Callable[[Call
     """relu relu6 hardtanh gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu celu selu
     mish softplus softsign exp log sqrt rsqrt reciprocal square abs neg erf clamp clamp_min
     clamp_max dropout feature_dropout alpha_dropout bernoulli clone contiguous detach alias to
-    _to_copy softmax log_softmax add sub rsub mul div pow maximum minimum where copy"""
+    _to_copy add sub rsub mul div pow maximum minimum where copy"""
 )
 def _elementwise(call: Call) -> Found:
-    """An element of the result from one of each tensor, broadcast; softmax from a row of them."""
+    """An element of the result from one of each tensor, broadcast."""
     tensors = [traced.axes for traced in call.given.values() if isinstance(traced, Traced)]
     shape, result = call.shapes[0], []
     for at in range(-len(shape), 0):
         here = [axes[at] for axes in tensors if len(axes) >= -at]
-        long = [axis for axis in here if len(axis) == shape[at] != 1]
-        call.unite(*(long or call.new(1)))
-        result.append(long[0] if long else call.new(shape[at])[0])
+        long = [axis for axis in here if len(axis) == shape[at]] or call.new(shape[at])
+        call.unite(*long)
+        result.append(long[0])
     return [result]
+
+
+@_operation("softmax log_softmax")
+def _softmax(call: Call) -> Found:
+    call.count(call.first[call.given["dim"]])
+    return [call.first]
 
 
 @_operation("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -124,6 +135,7 @@ def _batch_norm(call: Call) -> Found:
 
 @_operation("layer_norm rms_norm")
 def _layer_norm(call: Call) -> Found:
+    call.count(*call.first[-len(call.given["normalized_shape"]) :])
     for name in ("weight", "bias"):
         for axis, own in zip(call.first[::-1], call.of(name)[::-1], strict=False):
             call.unite(axis, own)
@@ -166,6 +178,7 @@ def _reduction(call: Call) -> Found:
     axes, dims = call.first, call.given.get("dim")
     dims = [dims] if isinstance(dims, int) else dims or range(len(axes))
     reduced = {dim % len(axes) for dim in dims}
+    call.count(*(axes[dim] for dim in reduced))
     if call.given.get("keepdim"):
         return [[call.new(1)[0] if at in reduced else axis for at, axis in enumerate(axes)]]
     return [[axis for at, axis in enumerate(axes) if at not in reduced]]
@@ -238,6 +251,7 @@ def _select(call: Call) -> Found:
 
 
 def _part(call: Call, dim: int, start: int, end: int) -> Axis:
+    call.count(call.first[dim])
     return call.axes.part(call.first[dim], start, end, call.reason)
 
 

@@ -12,8 +12,23 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from fst.basics.errors import UsageError
-from fst.permutation.axes import Axes, Axis
-from fst.permutation.operations import OPERATIONS, Call, Traced
+from fst.channels.axes import Axes, Axis
+from fst.channels.operations import OPERATIONS, Call, Traced
+from fst.layers.calls import in_eval_mode
+
+
+@contextmanager
+def traceable(model: nn.Module) -> Iterator[None]:
+    """Plain layers in eval mode, for the time of the block."""
+    layers = {m: type(m) for m in model.modules() if hasattr(m, "dense_class")}
+    for layer in layers:
+        layer.__class__ = layer.dense_class
+    try:
+        with in_eval_mode(model):
+            yield
+    finally:
+        for layer, kind in layers.items():
+            layer.__class__ = kind
 
 
 class ModelAxes:
@@ -25,6 +40,7 @@ class ModelAxes:
 
     Attributes:
         axes: their channels.
+        tensors: the parameters and buffers by name.
         unused: names of the parameters that no traced call has used.
     """
 
@@ -32,16 +48,16 @@ class ModelAxes:
         self.axes = Axes()
         self.unused = [name for name, _ in model.named_parameters()]
         self._model = model
-        self._tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        self._tensors.update(model.named_buffers(remove_duplicate=False))
+        self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self.tensors.update(model.named_buffers(remove_duplicate=False))
         self._stored = {
             id(tensor): Traced([self.axes.new(size) for size in tensor.shape])
-            for tensor in self._tensors.values()
+            for tensor in self.tensors.values()
         }
 
     def __iter__(self) -> Iterator[tuple[Tensor, list[Axis]]]:
         """Each parameter and buffer once, and its axes."""
-        for tensor in {id(tensor): tensor for tensor in self._tensors.values()}.values():
+        for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values():
             yield tensor, self.of(tensor)
 
     def of(self, tensor: Tensor) -> list[Axis]:
@@ -70,15 +86,15 @@ class ModelAxes:
         made: dict[fx.Node, list[Traced]] = {}
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name in names:
-                made[node] = [self._stored[id(self._tensors[names[node.name]])]]
+                made[node] = [self._stored[id(self.tensors[names[node.name]])]]
             elif node.op == "call_function":
                 made[node] = self._called(node, made)
             else:
                 why = "output" if node.op == "output" else "input"
                 made[node] = self._stay(node, made, f"the model's {why}")
         used = [names[n.name] for n in program.graph.nodes if n.users and n.name in names]
-        found = {id(self._tensors[name]) for name in used}
-        self.unused = [name for name in self.unused if id(self._tensors[name]) not in found]
+        found = {id(self.tensors[name]) for name in used}
+        self.unused = [name for name in self.unused if id(self.tensors[name]) not in found]
 
     def _called(self, node: fx.Node, made: dict[fx.Node, list[Traced]]) -> list[Traced]:
         if node.target is operator.getitem:
@@ -115,6 +131,15 @@ class ModelAxes:
         return [Traced([self.axes.new(size, reason) for size in shape]) for shape in shapes]
 
 
+def traced(model: nn.Module, inputs: tuple[Any, ...]) -> ModelAxes:
+    """The axes of a model's tensors; what only its training uses, is traced in training."""
+    axes = ModelAxes(model)
+    axes.trace(inputs)
+    if axes.unused:
+        axes.trace(inputs, training=True)
+    return axes
+
+
 def _tensors(node: fx.Node) -> list[Tensor]:
     """Stand-ins of the tensors that a node makes."""
     made = node.meta.get("val")
@@ -132,7 +157,7 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram:
             name = f"module {entered[-1]!r} of " if entered and entered[-1] else ""
             first = next(iter(str(error).strip().splitlines()), "")
             raise UsageError(
-                f"permute: channels cannot be followed through {name}{type(model).__name__}, of "
+                f"channels cannot be followed through {name}{type(model).__name__}, of "
                 f"which torch.export makes no graph: {type(error).__name__}: {first}"
             ) from error
 
