@@ -37,11 +37,6 @@ class Backend:
     missing: Callable[[], str]
 
     @property
-    def state(self) -> str:
-        """ "verified" or "unverified"."""
-        return "verified" if self.verified else "unverified"
-
-    @property
     def usable_by_default(self) -> bool:
         """Whether the autotuner may choose it without being asked."""
         return self.verified and not self.missing()
@@ -205,7 +200,9 @@ def _check_usable(operation: str, name: str) -> None:
 
 def describe() -> str:
     """Table of all backends: state, and whether they can run here."""
+    states = {True: "verified", False: "unverified"}
     rows = [
-        (b.operation, b.name, b.state, b.missing() or "available", b.computes) for b in backends()
+        (b.operation, b.name, states[b.verified], b.missing() or "available", b.computes)
+        for b in backends()
     ]
     return table(("operation", "backend", "state", "here", "computes"), rows)
