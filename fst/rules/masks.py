@@ -76,12 +76,13 @@ def nm_mask(
     Raises:
         ValueError: pattern out of range, unknown rule.
         TypeError: ``tensor`` is not floating point.
+        IndexError: ``dim`` out of range.
     """
     check_pattern(n, m)
     check_rule(tensor, rule)
     if torch.compiler.is_compiling() and tensor.device.type == "cpu" and rule == "magnitude":
         return _nm_mask_on_cpu(tensor, n, m, dim)
-    dim %= tensor.dim()
+    dim = range(tensor.dim())[dim]
     if n == m or tensor.numel() == 0:
         return torch.ones_like(tensor, dtype=torch.bool)
     if (n, m, rule) == (2, 4, "magnitude") and takes(tensor, (dim,)):

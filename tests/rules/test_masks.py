@@ -266,6 +266,12 @@ def test_bad_pattern(n, m, named, function):
             transposable_mask(torch.zeros(8, 8), n, m)
 
 
+@pytest.mark.parametrize("dim", [2, -3])
+def test_bad_dim(dim):
+    with pytest.raises(IndexError):
+        nm_mask(torch.zeros(8, 8), 2, 4, dim)
+
+
 def test_bad_rule_suggests_the_nearest():
     with pytest.raises(ValueError, match="magnitude"):
         nm_mask(torch.zeros(8), 2, 4, 0, rule="magnitud")
