@@ -15,7 +15,6 @@ from fst.channels.graph import ModelAxes, traceable, traced
 from fst.layers.channels import follow_shapes, is_depthwise, laid_out_as, replace
 
 Place = tuple[str, int]  # the name of a parameter or buffer, and one of its axes
-Places = Mapping[Place, Tensor]
 
 
 class ChannelGroup(NamedTuple):
@@ -28,7 +27,7 @@ class ChannelGroup(NamedTuple):
     """
 
     size: int
-    places: Places
+    places: Mapping[tuple[str, int], Tensor]
     obstacle: str
 
 
@@ -77,7 +76,7 @@ def _multiplies(model: nn.Module, name: str) -> bool:
 
 
 def _obstacle(
-    model: nn.Module, axes: ModelAxes, family: Axis, places: Places, producers: Collection[object]
+    model: nn.Module, axes: ModelAxes, family: Axis, places: Collection[Place], producers: Collection[object]
 ) -> str:
     reasons = [axes.axes.pinned(family[0]), axes.axes.counted(family[0])]
     for name, dim in places:
