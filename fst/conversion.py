@@ -175,12 +175,10 @@ def choose(
         reason = impossible.pop(name, None) or _reason_to_skip(module, strategy)
         if reason is None and name in excluded:
             reason = "excluded"
-        if reason is None and include is not None and name not in included:
+        if reason is None and include is None:
+            reason = dense.get(name) or _too_few_channels(module, strategy)
+        elif reason is None and name not in included:
             reason = "not included"
-        if reason is None and include is None:
-            reason = dense.get(name)
-        if reason is None and include is None:
-            reason = _too_few_channels(module, strategy)
         if reason is None:
             modules[name] = module
         else:

@@ -130,16 +130,20 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
     Raises:
         RuntimeError: the forced backend is not among the candidates.
     """
-    name = forced(operation)
-    if name is None:
-        name = preferred(operation)
-        return name if name in candidates else None
-    if name not in candidates:
+    name = named(operation)
+    if name in candidates:
+        return name
+    if forced(operation):
         raise UsageError(
             f"{operation}={name!r} is forced but cannot compute this; "
             f"possible: {', '.join(candidates)}."
         )
-    return name
+    return None
+
+
+def named(operation: str) -> str | None:
+    """Name of the backend that `force`, FST_BACKENDS or `prefer` demands, or None."""
+    return forced(operation) or _PREFERRED.get(operation)
 
 
 def forced(operation: str) -> str | None:
@@ -162,11 +166,6 @@ def forced(operation: str) -> str | None:
 def demands() -> tuple[object, ...]:
     """What `force` and `prefer` demand now, for all operations."""
     return *_FORCED.items(), *_PREFERRED.items()
-
-
-def preferred(operation: str) -> str | None:
-    """Name of the backend that `prefer` names, or None."""
-    return _PREFERRED.get(operation)
 
 
 def parse(text: str, source: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ def traceable(model: nn.Module) -> Iterator[None]:
             layer.__class__ = kind
 
 
-class ModelAxes:
+class ModelAxes(Axes):
     """The axes of all tensors of a model.
 
     torch.export gives the operations of a call on an example, in their order. An operation that
@@ -39,19 +39,18 @@ class ModelAxes:
     and outputs.
 
     Attributes:
-        axes: their channels.
         tensors: the parameters and buffers by name.
         unused: names of the parameters that no traced call has used.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.axes = Axes()
+        super().__init__()
         self.unused = [name for name, _ in model.named_parameters()]
         self._model = model
         self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self.tensors.update(model.named_buffers(remove_duplicate=False))
         self._stored = {
-            id(tensor): Traced([self.axes.new(size) for size in tensor.shape])
+            id(tensor): Traced([self.new(size) for size in tensor.shape])
             for tensor in self.tensors.values()
         }
 
@@ -62,11 +61,7 @@ class ModelAxes:
 
     def of(self, tensor: Tensor) -> list[Axis]:
         """The axes of a parameter or buffer."""
-        return [self.axes.now(axis) for axis in self._stored[id(tensor)].axes]
-
-    def families(self) -> list[Axis]:
-        """The channels that may change places with each other."""
-        return self.axes.families(axis for _, own in self for axis in own)
+        return [self.now(axis) for axis in self._stored[id(tensor)].axes]
 
     def trace(self, inputs: tuple[Any, ...], *, training: bool = False) -> None:
         """Follow the channels through a call of the model, which is in eval mode.
@@ -115,7 +110,7 @@ class ModelAxes:
                 key: fx.node.map_arg(value, lambda source: made[source][0])
                 for key, value in given.items()
             }
-            call = Call(self.axes, name, arguments, shapes, f"{name} {where}")
+            call = Call(self, name, arguments, shapes, f"{name} {where}")
             found = OPERATIONS[name](call)
             if found is not None:
                 return [Traced(axes) for axes in found]
@@ -126,9 +121,9 @@ class ModelAxes:
         for source in node.all_input_nodes:
             for traced in made[source]:
                 for axis in traced.axes:
-                    self.axes.pin(axis, reason)
+                    self.pin(axis, reason)
         shapes = [tensor.shape for tensor in _tensors(node)]
-        return [Traced([self.axes.new(size, reason) for size in shape]) for shape in shapes]
+        return [Traced([self.new(size, reason) for size in shape]) for shape in shapes]
 
 
 def traced(model: nn.Module, inputs: tuple[Any, ...]) -> ModelAxes:

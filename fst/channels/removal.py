@@ -50,7 +50,7 @@ def channel_groups(
         for name, tensor in axes.tensors.items()
         for dim, axis in enumerate(axes.of(tensor))
     }
-    families = axes.families()[::-1]  # from the outputs to the inputs
+    families = axes.families(stored.values())[::-1]  # from the outputs to the inputs
     where = {
         c: (number, at) for number, family in enumerate(families) for at, c in enumerate(family)
     }
@@ -76,9 +76,13 @@ def _multiplies(model: nn.Module, name: str) -> bool:
 
 
 def _obstacle(
-    model: nn.Module, axes: ModelAxes, family: Axis, places: Collection[Place], producers: Collection[object]
+    model: nn.Module,
+    axes: ModelAxes,
+    family: Axis,
+    places: Collection[Place],
+    producers: Collection[object],
 ) -> str:
-    reasons = [axes.axes.pinned(family[0]), axes.axes.counted(family[0])]
+    reasons = [axes.pinned(family[0]), axes.counted(family[0])]
     for name, dim in places:
         layer, module = name.rpartition(".")[0], _owner(model, name)
         if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):

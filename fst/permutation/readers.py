@@ -59,7 +59,8 @@ def find_readings(
     """
     inputs = {name: _input_axis(name, layer, axes) for name, layer in layers.items()}
     patterns = {name: pruned_along_channels(layer) for name, layer in layers.items()}
-    families = {channel: family for family in axes.families() for channel in family}
+    stored = (axis for _, own in axes for axis in own)
+    families = {channel: family for family in axes.families(stored) for channel in family}
     found: dict[Axis, list[Reading]] = {}
     for name, layer in layers.items():
         rule, pattern, start = layer.acting.output, patterns[name], 0
@@ -74,15 +75,15 @@ def find_readings(
                 if channels != family * (len(channels) // len(family)):
                     reason = f"{name!r} reads them flattened with their positions"
                 if reason:
-                    axes.axes.pin(family, reason)
+                    axes.pin(family, reason)
             elif rule is not None and rule.weight_groups is not None:
-                axes.axes.pin(family, f"{name!r} is pruned by {rule}")
+                axes.pin(family, f"{name!r} is pruned by {rule}")
             start += len(channels)
 
     def reason_of(channel: int, m: int) -> str:
         size = len(families[channel])
         few = f"{size} channels: fewer than two groups" if size < 2 * m else ""
-        return axes.axes.pinned(channel) or few
+        return axes.pinned(channel) or few
 
     stays = {}
     for name, pattern in patterns.items():
