@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from fst.basics.arguments import silent_when_unread, user_errors
+from fst.basics.arguments import (
+    signals_handled,
+    silent_when_unread,
+    stop_at_once,
+    user_errors,
+)
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
-from fst.command_lines import analyze, lab, training
+from fst.command_lines import analyze, lab, library, training
 from fst.command_lines.paths import check_out, check_read
 
 
 class Command(NamedTuple):
-    """A subcommand: the function that takes its arguments and returns the exit status.
-
-    ``parser`` makes its command line; None where the module itself imports little more than torch.
-    """
+    """A subcommand: the function that takes arguments and returns a status; its command line."""
 
     module: str
     function: str
     summary: str
-    parser: Callable[[], argparse.ArgumentParser] | None = None
+    parser: Callable[[], argparse.ArgumentParser]
 
 
 COMMANDS = {
     "train": Command("fst.engine.cli", "train", "train the model of a config", training.train),
     "test": Command("fst.engine.cli", "test", "evaluate a checkpoint", training.test),
     "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights", training.fold),
-    "verify": Command("fst.commands", "verify", "check the N:M pattern of a file's weights"),
+    "verify": Command(
+        "fst.commands", "verify", "check the N:M pattern of a file's weights", library.verify
+    ),
     "export": Command(
         "fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked", training.export
     ),
@@ -47,7 +52,7 @@ COMMANDS = {
     "report": Command(
         "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
     ),
-    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps"),
+    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps", lab.bench),
     "demo": Command(
         "fst.lab.demo",
         "main",
@@ -60,7 +65,7 @@ COMMANDS = {
         "list, show or copy the package's configs",
         training.configs,
     ),
-    "env": Command("fst.environment", "main", "versions, devices, backends"),
+    "env": Command("fst.environment", "main", "versions, devices, backends", library.env),
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
@@ -94,14 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
     command = COMMANDS[name]
-    with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
-        if command.parser is not None:
-            given = command.parser().parse_args(rest)
-            check_read(given)
-            if name in ("fold", "export"):
-                check_out(given.out, given.checkpoint)
-        module = importlib.import_module(command.module)
-    with silent_when_unread(), _without_noise():
+    shown = argparse.Namespace(traceback="--traceback" in rest)
+    with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
+        given = command.parser().parse_args(rest)
+        check_read(given)
+        if name in ("fold", "export"):
+            check_out(given.out, given.checkpoint)
+        with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
+            module = importlib.import_module(command.module)
         return getattr(module, command.function)(rest)
 
 
