@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import signal
 import sys
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from fst.basics.arguments import (
+    STOP_SIGNALS,
+    handle_signals,
     signals_handled,
     silent_when_unread,
     stop_at_once,
@@ -80,6 +83,8 @@ fst COMMAND --help explains a command. Training on several GPUs:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 2 for bad input, and what is missing in one line."""
+    # Python gives up its handlers as it ends, and a late signal would replace the status.
+    atexit.register(handle_signals, STOP_SIGNALS, signal.SIG_IGN)
     arguments = sys.argv[1:] if argv is None else list(argv)
     listed = table(("command", ""), ((name, command.summary) for name, command in COMMANDS.items()))
     parser = argparse.ArgumentParser(

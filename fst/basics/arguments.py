@@ -20,7 +20,7 @@ STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 TERMINATED = 143  # and of what SIGTERM has ended
 UNREAD = 141  # and of what has written to a pipe that nobody reads
 STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
-Handler = Callable[[int, Any], object]
+Handler = Callable[[int, Any], object] | signal.Handlers
 OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 USER_ERRORS = (
     AssertionError,  # mmengine's and timm's checks of arguments

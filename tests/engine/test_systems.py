@@ -1,5 +1,7 @@
 """Systems that act around optimizer steps, in runs from a configuration."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.engine.config import load_config
 from fst.engine.model import build_model, sparse_root
+from fst.layers.modules import STEP
 from tests.oracle.conv import reference_nm_mask
 
 ALLOWED = 'dict(strategy="asp", from_scratch="allow")'
@@ -43,6 +46,17 @@ def test_asp_from_scratch_is_told(train):
         train("refused", sparsity='dict(strategy="asp", from_scratch="error")')
     with pytest.raises(ValueError, match="from_scratch='never'"):
         train("unknown", sparsity='dict(strategy="asp", from_scratch="never")')
+
+
+def test_a_new_training_with_the_weights_of_an_own_loop_needs_no_warning(train, tmp_path):
+    """That loop's masks are not missing: the new training chooses its own."""
+    weights = load_checkpoint_safely(train("dense", sparsity="None") / "epoch_2.pth")["state_dict"]
+    weights._metadata = {f"architecture.{layer}": {STEP: 16} for layer in LAYERS}
+    torch.save(weights, tmp_path / "own.pth")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*load_sparsity_state")
+        start = f'load_from = "{tmp_path / "own.pth"}"\n'
+        train("tuned", extra=start, sparsity='dict(strategy="tsm")')
 
 
 def test_a_checkpoint_of_other_shapes_is_no_start(train, tmp_path):
