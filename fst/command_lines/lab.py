@@ -52,7 +52,7 @@ def ablate() -> argparse.ArgumentParser:
         "--equal-time",
         action="store_true",
         help="first time a training step of every setting, in turns (with --dry-run nothing else), "
-        "then train each for as many whole epochs as fit into the time of the baseline's training; "
+        "then train each for the time of the baseline's training, to the nearest whole epoch; "
         "default --work-dir: work_dirs/ablation/<grid name>_equal_time",
     )
     parser.add_argument(

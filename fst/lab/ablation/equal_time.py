@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,9 +56,9 @@ class EqualTime:
         return self.steps[setting].median * self.iterations[setting] / 1e3
 
     def epochs(self, setting: str, of_baseline: int) -> int:
-        """Whole epochs that fit into the time of the baseline's; one at least."""
+        """The whole number of epochs next to the time of the baseline's; one at least."""
         share = self.seconds(self.baseline) / self.seconds(setting)
-        return max(1, int(of_baseline * share + 1e-9))
+        return max(1, round(of_baseline * share))
 
 
 def fitted(grid: Grid, work_dir: Path, names: Sequence[str]) -> tuple[Grid, EqualTime]:
@@ -121,7 +122,9 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
 def _step(
     config: Config, model: BaseModel, batches: Iterator[Any], seed: int
 ) -> Callable[[], object]:
+    logging.disable(logging.INFO)  # mmengine says each parameter's options, for every setting
     optimizer = build_optim_wrapper(model, config.optim_wrapper)
+    logging.disable(logging.NOTSET)
     for group in optimizer.param_groups:
         group["lr"] = LEARNING_RATE
     if config.get("sparsity") is not None:

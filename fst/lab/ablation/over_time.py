@@ -52,8 +52,8 @@ def _table(results: Results, times: EqualTime, target: float) -> Table:
         step = str(times.steps[name])
         rows.append([grid.settings[name].label, step, epochs, seconds, summary, len(runs), text])
     caption = (
-        f"Every setting had the {_budget(results, times):.0f} s of {label}'s training: as many "
-        "whole epochs as fit, its schedule stretched to them. Seconds are steps times the step's "
+        f"Every setting had the {_budget(results, times):.0f} s of {label}'s training, to the "
+        "nearest whole epoch, its schedule stretched to them. Seconds are steps times the step's "
         f"time: the median (and quartiles) of up to {ROUNDS} rounds in which all settings take "
         "turns, loading, augmentation and optimizer included, on "
         f"{times.machine['device']}, {times.machine['threads']} threads, autotuner "

@@ -32,13 +32,27 @@ def write_times(work_dir, steps):
     (work_dir / equal_time.FILE).write_text(json.dumps(content))
 
 
-def test_whole_epochs_within_the_time_of_the_baseline():
-    steps = {"dense": 3.0, "half": 1.5, "near": 2.9, "same": 3.0, "slow": 100.0}
+def test_whole_epochs_nearest_to_the_time_of_the_baseline():
+    steps = {
+        "dense": 3.0,
+        "half": 1.5,
+        "near": 2.9,
+        "a_little_slower": 3.01,
+        "same": 3.0,
+        "slow": 100.0,
+    }
     steps = {name: Timing(t, t, t) for name, t in steps.items()}
     times = EqualTime("dense", steps, {**dict.fromkeys(steps, 10), "half": 20}, {})
     assert times.seconds("dense") == 0.03 and times.seconds("half") == 0.03
     found = {name: times.epochs(name, 30) for name in steps}
-    assert found == {"dense": 30, "half": 30, "near": 31, "same": 30, "slow": 1}
+    assert found == {
+        "dense": 30,
+        "half": 30,
+        "near": 31,
+        "a_little_slower": 30,
+        "same": 30,
+        "slow": 1,
+    }
 
 
 def test_each_setting_gets_the_baselines_seconds(write_grid, ablate, tmp_path, capsys):
