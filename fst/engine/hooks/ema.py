@@ -48,8 +48,8 @@ class ModelEMAHook(Hook):
     def __init__(self, **options: Any) -> None:
         check_keys("ema", ModelEmaV3, options, refused=REFUSED)
         decay, least = options.get("decay", 0.9999), options.get("min_decay", 0.0)
-        check_number("ema decay", decay, "[0, 1)")
-        check_number("ema min_decay", least, "[0, 1)")
+        for name, value in (("decay", decay), ("min_decay", least)):
+            check_number(f"ema {name}", value, "[0, 1)")
         if least > decay:
             raise ValueError(f"ema min_decay={least!r} must not exceed decay={decay!r}.")
         check_integer("ema update_after_step", options.get("update_after_step", 0), 0)
