@@ -1,47 +1,24 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
-from fst.attachment import attach
-from fst.basics.version import __version__
-from fst.budgets import patterns
-from fst.conversion import convert, fold
-from fst.exporting.model import export
-from fst.functional import sparse_conv2d, sparse_linear
-from fst.layers.frozen import frozen
-from fst.layers.modules import sparse_layers
-from fst.measures import metrics
-from fst.permutation.model import permute
-from fst.rules.nm import NM
-from fst.rules.rule import Rule
-from fst.rules.schedule import Schedule
-from fst.rules.strategy import Strategy
-from fst.state import load_sparsity_state, seed_random_rules, sparsity_state
-from fst.strategies.registry import get_strategy, list_strategies, register_strategy
-from fst.verification import verify
-from fst.zeros import hold
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "NM",
-    "Rule",
-    "Schedule",
-    "Strategy",
-    "__version__",
-    "attach",
-    "convert",
-    "export",
-    "fold",
-    "frozen",
-    "get_strategy",
-    "hold",
-    "list_strategies",
-    "load_sparsity_state",
-    "metrics",
-    "patterns",
-    "permute",
-    "register_strategy",
-    "seed_random_rules",
-    "sparse_conv2d",
-    "sparse_layers",
-    "sparse_linear",
-    "sparsity_state",
-    "verify",
-]
+from fst.basics.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fst.face import *  # noqa: F403
+    from fst.face import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    """Import `fst.face`, and with it torch, at the first use of a name: `fst --help` uses none."""
+    if not name.startswith("_") or name == "__all__":
+        face = importlib.import_module("fst.face")
+        globals().update({name: getattr(face, name) for name in ("__all__", *face.__all__)})
+    if name in globals():
+        return globals()[name]
+    raise AttributeError(f"module 'fst' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -132,12 +132,6 @@ class Attachment:
                 yield schedule, layers
 
 
-def _acting_schedule(strategy: Strategy) -> Schedule | None:
-    """The schedule, if it works at the optimizer's steps."""
-    schedule = strategy.schedule
-    return schedule if schedule is not None and schedule.acts_at_steps else None
-
-
 def _new(layers: list[SparseLayer]) -> list[SparseLayer]:
     return [layer for layer in layers if "started" not in layer.state.schedule_state]
 
@@ -195,8 +189,8 @@ def attach(
                     f"the weight of layer {name!r} is gathered by FSDP: call reshard() of its "
                     "module before the optimizer is built."
                 )
-        schedule = _acting_schedule(strategy)
-        if schedule is None:
+        schedule = strategy.schedule
+        if schedule is None or not schedule.acts_at_steps:
             continue
         if layer._parameters.get("weight") is None:
             raise ValueError(

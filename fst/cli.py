@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from fst.basics.arguments import silent_when_unread, user_errors
+from fst.basics.arguments import (
+    STOP_SIGNALS,
+    handle_signals,
+    signals_handled,
+    silent_when_unread,
+    stop_at_once,
+    user_errors,
+)
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
-from fst.command_lines import analyze, lab, training
+from fst.command_lines import analyze, lab, library, training
 from fst.command_lines.paths import check_out, check_read
 
 
 class Command(NamedTuple):
-    """A subcommand: the function that takes its arguments and returns the exit status.
-
-    ``parser`` makes its command line; None where the module itself imports little more than torch.
-    """
+    """A subcommand: the function that takes arguments and returns a status; its command line."""
 
     module: str
     function: str
     summary: str
-    parser: Callable[[], argparse.ArgumentParser] | None = None
+    parser: Callable[[], argparse.ArgumentParser]
 
 
 COMMANDS = {
     "train": Command("fst.engine.cli", "train", "train the model of a config", training.train),
     "test": Command("fst.engine.cli", "test", "evaluate a checkpoint", training.test),
     "fold": Command("fst.engine.cli", "fold", "write a checkpoint's pruned weights", training.fold),
-    "verify": Command("fst.commands", "verify", "check the N:M pattern of a file's weights"),
+    "verify": Command(
+        "fst.commands", "verify", "check the N:M pattern of a file's weights", library.verify
+    ),
     "export": Command(
         "fst.engine.export", "main", "write ONNX, .pt2 or .safetensors, checked", training.export
     ),
@@ -47,7 +55,7 @@ COMMANDS = {
     "report": Command(
         "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
     ),
-    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps"),
+    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps", lab.bench),
     "demo": Command(
         "fst.lab.demo",
         "main",
@@ -60,7 +68,7 @@ COMMANDS = {
         "list, show or copy the package's configs",
         training.configs,
     ),
-    "env": Command("fst.environment", "main", "versions, devices, backends"),
+    "env": Command("fst.environment", "main", "versions, devices, backends", library.env),
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
@@ -75,6 +83,8 @@ fst COMMAND --help explains a command. Training on several GPUs:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 2 for bad input, and what is missing in one line."""
+    # Python gives up its handlers as it ends, and a late signal would replace the status.
+    atexit.register(handle_signals, STOP_SIGNALS, signal.SIG_IGN)
     arguments = sys.argv[1:] if argv is None else list(argv)
     listed = table(("command", ""), ((name, command.summary) for name, command in COMMANDS.items()))
     parser = argparse.ArgumentParser(
@@ -94,14 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
     command = COMMANDS[name]
-    with user_errors(argparse.Namespace(traceback="--traceback" in rest)), extra_named():
-        if command.parser is not None:
-            given = command.parser().parse_args(rest)
-            check_read(given)
-            if name in ("fold", "export"):
-                check_out(given.out, given.checkpoint)
-        module = importlib.import_module(command.module)
-    with silent_when_unread(), _without_noise():
+    shown = argparse.Namespace(traceback="--traceback" in rest)
+    with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
+        given = command.parser().parse_args(rest)
+        check_read(given)
+        if name in ("fold", "export"):
+            check_out(given.out, given.checkpoint)
+        with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
+            module = importlib.import_module(command.module)
         return getattr(module, command.function)(rest)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import fst
-from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
+from fst.command_lines.library import verify as command_line
 from fst.stored.files import READERS
 
 
@@ -21,37 +21,7 @@ def _is_training_checkpoint(path: str) -> bool:
 
 def verify(argv: Sequence[str] | None = None) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
-    parser = argparse.ArgumentParser(
-        prog="fst verify",
-        description="Check that the weights of a checkpoint obey an N:M pattern, and say "
-        "which share of the model that is (exit status: 0 yes, 1 no, 2 error).",
-    )
-    parser.add_argument(
-        "checkpoint", help="folded checkpoint, any state_dict, .safetensors, .onnx or .pt2"
-    )
-    parser.add_argument(
-        "--n",
-        type=int,
-        help="weights kept per group (default, without --m too: as the file says, else 2)",
-    )
-    parser.add_argument("--m", type=int, help="group size (likewise, else 4)")
-    parser.add_argument(
-        "--group-order",
-        choices=("channel", "im2col"),
-        help="where groups run (default: as the file says, else channel)",
-    )
-    parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
-    parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
-    parser.add_argument(
-        "--min-coverage",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="least share (0 to 1) of all convolutions' and linear layers' weights in full N:M "
-        "groups (default: 0)",
-    )
-    add_traceback(parser)
-    arguments = parser.parse_args(argv)
+    arguments = command_line().parse_args(argv)
     with user_errors(arguments):
         report = fst.verify(
             arguments.checkpoint,

@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import LOAD, ORDER, refuse_sharded
 from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
-from fst.layers.coverage import multiply_adds
+from fst.layers.calls import LayerCall, each_call, try_calls
+from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
 from fst.rules.masks import read_pattern
@@ -97,8 +97,9 @@ def convert(
             strategy's (`fst.patterns` makes them for a budget). The last pattern that matches
             counts.
         example_input: one batch (N, ...), or a tuple of inputs, for the report: its multiply-adds,
-            and layers whose maps are too small to be pruned. The model runs on it once, dense, in
-            eval mode.
+            and which GEMMs run accelerated for it. The model runs on it once, dense, in eval mode.
+            Then each layer that may be accelerated is called forwards and backwards on random
+            tensors of the same shapes; where times decide, they are measured, as in a first step.
         options: of the strategy, where it is given by its name, as `fst.get_strategy` takes them:
             ``fst.convert(model, "srste", decay=1e-3)``.
 
@@ -131,15 +132,17 @@ def convert(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
-    maps: dict[str, set[tuple[int, int]]] = {name: set() for name in modules}
+    seen: dict[str, list[Tensor]] = {name: [] for name in modules}
     counted = None
     if example_input is not None:
-        with _noting_maps(modules, maps):
+        with _noting_inputs(model, inputs_of(example_input), seen):
             counted = multiply_adds(model, example_input)
     for name, module in modules.items():
         drop_note(module)
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
-        report.layers.append(describe_layer(layer, maps[name]))
+        if own[name].may_accelerate:
+            try_calls(layer, seen[name])
+        report.layers.append(describe_layer(layer))
     report.covered = coverage_of(model, report.skipped, counted)
     device = next(iter(sparse_layers(model).values())).weight.device.type
     report.notes = notes_on_speed(strategy, report.layers, device)
@@ -147,24 +150,22 @@ def convert(
 
 
 @contextmanager
-def _noting_maps(
-    modules: Mapping[str, nn.Module], maps: Mapping[str, set[tuple[int, int]]]
+def _noting_inputs(
+    model: nn.Module, given: tuple[Any, ...], seen: Mapping[str, list[Tensor]]
 ) -> Iterator[None]:
-    """Within, ``maps`` gets the heights and widths of what convolutions compute."""
+    """Within, ``seen`` gets what its layers are called with, as tensors without values.
 
-    def note(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        maps[name].add((output.shape[-2], output.shape[-1]))
+    Those that the model is ``given`` need no gradient.
+    """
 
-    hooks = [
-        module.register_forward_hook(partial(note, name))
-        for name, module in modules.items()
-        if not isinstance(module, nn.Linear)
-    ]
-    try:
+    def note(call: LayerCall) -> None:
+        if call.name in seen and not call.input.is_meta:
+            like = torch.empty_like(call.input, device="meta")
+            is_given = any(call.input is value for value in given)
+            seen[call.name].append(like.requires_grad_(not is_given))
+
+    with each_call(model, tuple(SPARSE_CLASSES), note):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def choose(
@@ -192,12 +193,10 @@ def choose(
         reason = impossible.pop(name, None) or _reason_to_skip(module, strategy)
         if reason is None and name in excluded:
             reason = "excluded"
-        if reason is None and include is not None and name not in included:
+        if reason is None and include is None:
+            reason = dense.get(name) or _too_few_channels(module, strategy)
+        elif reason is None and name not in included:
             reason = "not included"
-        if reason is None and include is None:
-            reason = dense.get(name)
-        if reason is None and include is None:
-            reason = _too_few_channels(module, strategy)
         if reason is None:
             modules[name] = module
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -19,6 +18,7 @@ from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.version import __version__
+from fst.command_lines.library import env as command_line
 from fst.ops import cpp
 
 PACKAGES = {  # distribution -> the upstream one, which may be installed instead
@@ -141,12 +141,7 @@ def _output(command: list[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `fst env`."""
-    parser = argparse.ArgumentParser(
-        prog="fst env",
-        description="Print what a bug report needs: versions, devices, the packages of the extras "
-        "or that they are missing, and the backends with what each lacks here.",
-    )
-    parser.parse_args(argv)
+    command_line().parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
     found |= {name: state for name, state in of_extras().items() if name not in found}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class GemmReport(NamedTuple):
     Attributes:
         mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
             is saved), "accelerated" (fewer multiply-adds are done), "may be accelerated" (the first
-            step tells) or "not computed".
+            backward pass tells) or "not computed".
         rule: what is pruned; "" where dense.
         reason: why it is so.
         decision: which backend computed it last, and why; None before that, and where there is
@@ -210,35 +210,34 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}
 
 
-def describe_layer(layer: SparseLayer, maps: Collection[tuple[int, int]] = ()) -> LayerReport:
+def describe_layer(layer: SparseLayer) -> LayerReport:
     """Per GEMM of a converted layer: dense, simulated or accelerated, and why.
 
     Whether grad_input is computed depends on the model's input, see `fst.lab.analysis`.
 
     Args:
-        layer: before a step or after it, which tells more.
-        maps: heights and widths of its output, where they are known before a step.
+        layer: before a backward pass or after it, which tells more.
     """
-    gemms = {gemm: _describe(layer, gemm, maps) for gemm in GEMMS}
+    gemms = {gemm: _describe(layer, gemm) for gemm in GEMMS}
     return LayerReport(layer.layer_name, tuple(layer.weight.shape), gemms)
 
 
-def _describe(layer: SparseLayer, gemm: str, maps: Collection[tuple[int, int]]) -> GemmReport:
-    strategy, decision = layer.strategy, layer.passing.decisions.get(gemm)
+def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
+    strategy, known = layer.strategy, layer.passing.decisions
+    decision = known.get(gemm)
     rule, schedule = strategy.rule(gemm), strategy.schedule
     if gemm == "grad_weight" and not layer.weight.requires_grad:
         return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
     if rule is None:
         remark = schedule.remark(layer, gemm) if schedule else ""
         report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
-    elif rule.acceleration and decision is None and not maps:
+    elif rule.acceleration and decision is None:
         reason = f"{rule.acceleration}, unless the output map is too small"
         report = GemmReport(MAY_BE, str(rule), reason)
-    elif maps and all(rule.leaves_dense(*size) for size in maps):
-        sizes = ", ".join(sorted({f"{height}x{width}" for height, width in maps}))
-        report = GemmReport("dense", str(rule), f"the output map is {sizes}")
     elif rule.acceleration:
         report = GemmReport("accelerated", str(rule), rule.acceleration)
+    elif rule.samples and gemm == "grad_input" and not decision and known.get("grad_weight"):
+        return GemmReport(NOT_COMPUTED, "", "the input needs no gradient")
     elif rule.samples:
         reason = "the first step measures whether it is faster than the exact gradient"
         report = GemmReport(MAY_BE, str(rule), reason)
@@ -255,7 +254,7 @@ def _describe(layer: SparseLayer, gemm: str, maps: Collection[tuple[int, int]]) 
     if rule is not None and rule.samples:
         times = f" ({_times(decision)} ms)" if decision.times else ""
         share = share_of_positions(layer) if gemm == "grad_weight" else None
-        kept = "" if share is None else f"; {share:.0%} of the positions in the last step"
+        kept = "" if share is None else f"; {share:.0%} of the positions"
         report = GemmReport("accelerated", str(rule), f"{decision.reason}{times}{kept}")
     return report._replace(decision=decision)
 

@@ -63,18 +63,13 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:
     step, mask, size = entry["step"], entry["kept_mask"], layer.weight.numel()
     is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == size
-    expected = {
-        "step": (
-            type(step) is int and step >= 0,
-            "0, 1, 2, ...",
-        ),
+    fits = {
+        "step": (type(step) is int and step >= 0, "0, 1, 2, ..."),
         "kept_mask": (mask is None or is_mask, f"None or a mask of the weight's {size} elements"),
-        **{
-            field: (isinstance(entry.get(field, {}), Mapping), "a dictionary")
-            for field in ("schedule_state", "memories")
-        },
     }
-    for field, (is_valid, allowed) in expected.items():
+    for field in ("schedule_state", "memories"):
+        fits[field] = (isinstance(entry.get(field, {}), Mapping), "a dictionary")
+    for field, (is_valid, allowed) in fits.items():
         if not is_valid:
             found = entry[field]
             if isinstance(found, Tensor):

@@ -207,9 +207,8 @@ def verify(
         if name not in weights and not found.is_counted:
             continue
         own = found.groups or WeightGroups(2, 4, "channel")
-        check = _check(
-            name, found.weight, *(given or (own.n, own.m)), group_order or own.group_order
-        )
+        groups = WeightGroups(*(given or own[:2]), group_order or own.group_order)
+        check = check_weight(name, found.weight, groups)
         label = _label(check)
         if name in weights:
             checks.append(check)
@@ -320,8 +319,9 @@ def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]
     }
 
 
-def _check(name: str, weight: Tensor, n: int, m: int, group_order: str) -> LayerCheck:
-    nonzero = whole(weight) != 0
+def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> LayerCheck:
+    """Whether a weight (Cout, Cin/groups, ...) satisfies its pattern."""
+    (n, m, group_order), nonzero = groups, whole(weight) != 0
     if group_order == "im2col":
         nonzero = nonzero.flatten(1)
     padding = [0, 0] * (nonzero.dim() - 2) + [0, -nonzero.shape[1] % m]

@@ -10,8 +10,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fst.basics.selectors import selected
 from fst.basics.sharding import ORDER, refuse_sharded
-from fst.basics.values import check_module
-from fst.layers.modules import SparseLayer
+from fst.layers.coverage import gemm_weights
+from fst.layers.modules import sparse_layers
 
 
 class Hold:
@@ -55,8 +55,8 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
     folded, before anything replaces its layers: Parameters must stay the same objects.
 
     Args:
-        plain: a folded model, or any with zeros; its convolutions' and linear layers' weights are
-            held.
+        plain: a folded model, or any with zeros; the weights of its convolutions, linear layers
+            and attention projections are held.
         include: which weights, by name, such as ``"layer1"`` with all below it or
             ``"*.conv1.weight"``.
 
@@ -68,17 +68,12 @@ def hold(plain: nn.Module, *, include: str | Iterable[str] = "*") -> Hold:
             matches no weight.
         TypeError: ``plain`` is no module.
     """
-    check_module(plain)
+    for name in sparse_layers(plain):
+        raise ValueError(
+            f"layer {name!r} is converted, and prunes by itself: fst.fold the model first."
+        )
     refuse_sharded(plain, "hold", ORDER)
-    weights: dict[str, nn.Parameter] = {}
-    for name, module in plain.named_modules():
-        if isinstance(module, SparseLayer):
-            raise ValueError(
-                f"layer {name!r} is converted, and prunes by itself: fst.fold the model first."
-            )
-        weight = module._parameters.get("weight")
-        if isinstance(module, nn.modules.conv._ConvNd | nn.Linear) and weight is not None:
-            weights[f"{name}.weight" if name else "weight"] = weight
+    weights = {n: w for n, w in gemm_weights(plain).items() if isinstance(w, nn.Parameter)}
     names = selected("include", include, weights, "weight")
     chosen = {n: w for n, w in weights.items() if n in names and bool((w == 0).any())}
     if not chosen:

@@ -12,12 +12,14 @@ marked `exhaustive`, the rest of a crossing of which the hard part runs:
 """
 
 import dataclasses
+import signal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from fst.backends import registry
+from fst.basics.arguments import STOP_SIGNALS
 from fst.ops import triton as ops
 from tests.stand_in import PruneWeight, stand_ins
 
@@ -42,6 +44,15 @@ def _own_cache(tmp_path_factory):
         environment.setenv("FST_AUTOTUNE", "0")
         environment.setenv("FST_CACHE_DIR", str(tmp_path_factory.mktemp("fst-cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers():
+    """A command that was stopped leaves handlers for the rest of its process."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,14 @@
 """The command `fst`: its subcommands, what it says about mistakes, and the doors in tools/."""
 
+import argparse
 import importlib
 import importlib.util
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -48,14 +52,14 @@ def test_every_command_has_help_under_its_name(name, capsys):
 
 
 def test_help_imports_nothing_that_takes_long():
-    """Of any command and sub-command, in a process in which those packages cannot be imported."""
+    """Of any command and sub-command, in a process in which no other package can be imported."""
     below = [["analyze", name] for name in analyze.SUBCOMMANDS]
     below += [["configs", name] for name in ("list", "show", "copy")]
     code = (
         "import sys\n"
-        "for name in 'mmengine mmcv mmdet timm torchvision matplotlib cv2 rich jinja2'.split():\n"
+        "for name in 'torch numpy mmengine mmcv mmdet timm matplotlib cv2 rich jinja2'.split():\n"
         "    sys.modules[name] = None\n"
-        "from fst import cli\n"
+        "import fst.cli as cli\n"
         f"for words in {[[], *([name] for name in cli.COMMANDS), *below]}:\n"
         "    try: cli.main([*words, '--help'])\n"
         "    except SystemExit as stop: assert stop.code == 0, words\n"
@@ -213,7 +217,7 @@ def test_every_command_imports():
             ["export", str(ROOT), "absent.pth", "m.onnx"],
             f"config {str(ROOT)!r} does not exist or is",
         ),
-        (["verify", "absent.onnx"], "'absent.onnx' does not exist or is no file."),
+        (["verify", "absent.onnx"], "checkpoint 'absent.onnx' does not exist or is no file."),
         (["ablate", "absent.yaml"], "grid 'absent.yaml' does not exist"),
         (["ablate", "fst::configs/ablation/absent"], "'fst::configs/ablation/absent' is no config"),
         (["analyze", "macs", "fst::configs/demo_digits.py", "absent.py"], "config 'absent.py'"),
@@ -234,14 +238,39 @@ def test_every_command_imports():
 )
 def test_a_wrong_path_is_said_before_the_imports_that_take_long(arguments, said, tmp_path):
     code = (
-        "import sys; from fst import cli\n"
+        "import sys, fst.cli as cli\n"
         f"try: cli.main({arguments!r})\n"
-        "finally: print(*({'mmengine', 'torchvision', 'timm', 'onnx'} & set(sys.modules)))"
+        "finally: print(*({'torch', 'mmengine', 'timm', 'onnx'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {said}")
     assert not done.stdout.split()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("start", ["-m fst train", "tools/train.py", "tools/ablate.py"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_imports_ends_a_command_in_one_line(start, number, tmp_path):
+    """Before any work: also where a library that is imported catches every exception."""
+    config = "ablation/digits_table1.yaml" if "ablate" in start else "demo_digits.py"
+    command = [*start.split(), f"fst::configs/{config}", "--work-dir", str(tmp_path / "run")]
+    for moment in (0.1, 0.3, 0.6, 1.0):
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            # pytest may run in the background of a shell, where SIGINT is ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        time.sleep(moment)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        assert (process.returncode, said.count("\n")) == (128 + number, 1), said
+        assert said.startswith("stopped")
 
 
 def test_verify_needs_torch_alone(tmp_path):
@@ -267,7 +296,8 @@ def _noisy(argv: list[str]) -> int:
 
 
 def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "noisy", cli.Command(__name__, "_noisy", "says much"))
+    noisy = cli.Command(__name__, "_noisy", "says much", argparse.ArgumentParser)
+    monkeypatch.setitem(cli.COMMANDS, "noisy", noisy)
     with pytest.warns(UserWarning) as caught:
         assert cli.main(["noisy"]) == 0
     assert [str(warning.message) for warning in caught] == ["of use too"]

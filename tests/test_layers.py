@@ -15,9 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the ground up; rooms of one line do not know each other.
 FLOORS = (
     ("basics", "checkpoint"),
-    ("rules", "backends", "models"),
+    ("rules", "backends", "models", "command_lines"),
     ("ops", "stored"),
     ("layers",),
+    ("channels",),
     (
         "strategies",
         "zeros",
@@ -30,8 +31,9 @@ FLOORS = (
     ),
     ("conversion", "functional", "attachment"),
     ("exporting", "budgets", "environment"),
-    ("",),  # the face: fst/__init__.py
-    ("detection", "integrations", "commands", "command_lines"),
+    ("face",),
+    ("",),  # fst/__init__.py
+    ("detection", "integrations", "commands"),
     ("engine",),
     ("lab",),
     ("cli",),
@@ -85,6 +87,22 @@ def test_no_module_is_hidden() -> None:
     assert not rooms & set(fst.__all__)
 
 
+def test_names_are_imported_at_their_first_use() -> None:
+    """`import fst` imports no torch; the first name, dir() or * brings all names and modules."""
+    code = """
+import sys, fst
+assert "torch" not in sys.modules and fst.__version__
+assert not hasattr(fst, "__wrapped__") and "torch" not in sys.modules
+{}
+assert fst.NM.__module__ == "fst.rules.nm" and fst.layers.modules.SparseConv2d
+assert set(fst.__all__) <= set(dir(fst)) and "sampled" in fst.list_strategies()
+assert not hasattr(fst, "absent")
+"""
+    uses = ("fst.backends.force", "dir(fst)", "from fst import *; convert", "from fst import NM")
+    for use in uses:
+        subprocess.run([sys.executable, "-c", code.format(use)], cwd=ROOT, check=True)
+
+
 def test_no_circles() -> None:
     graph = {module_of(file): set(imported(file)) & MODULES for file in FILES}
     while leaves := [module for module, used in graph.items() if not used & graph.keys()]:
@@ -94,8 +112,9 @@ def test_no_circles() -> None:
 
 
 def test_import_loads_no_kernel() -> None:
-    """Neither Triton nor a module of the kernels: `import fst` is quick, and needs torch alone."""
-    code = "import sys, fst; print(*(m for m in sys.modules if m.startswith('fst.kernels')))"
+    """Neither Triton nor a module of the kernels: the names of `fst` need torch alone."""
+    code = "import sys, fst; fst.convert"
+    code += "; print(*(m for m in sys.modules if m.startswith('fst.kernels')))"
     others = ("triton", "mmengine", "torchvision", "timm")
     code += f"; print(*(m for m in {others} if m in sys.modules))"
     found = subprocess.run(

@@ -71,6 +71,36 @@ def test_what_is_said_before_a_step_is_what_runs_in_it():
     assert modes(map(describe_layer, net)) == ["accelerated", "dense"]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "autotune", "mode"),
+    [
+        ("sampled", "1", "dense"),  # far too small to gain
+        ("sampled", "0", "accelerated"),
+        ("fst_sampled", "1", "dense"),
+        ("fst", "0", "accelerated"),
+    ],
+)
+def test_with_an_example_the_report_says_what_runs(strategy, autotune, mode, monkeypatch, tmp_path):
+    """Of linear layers too; weights, gradients and the random state stay as they are."""
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FST_AUTOTUNE", autotune)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten(2), nn.Linear(16, 8))
+    model[2].weight.requires_grad_(strategy != "sampled")
+    images, state = torch.randn(2, 8, 6, 6), torch.get_rng_state()
+    report = fst.convert(model, strategy, include="*", example_input=images)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(layer.passing.calls == layer.state.step == 0 for layer in (model[0], model[2]))
+    said = [layer.gemms["grad_weight"].mode for layer in report.layers]
+    assert said == [mode, "not computed" if strategy == "sampled" else mode]
+    model(images).sum().backward()
+    ran = [describe_layer(layer).gemms for layer in (model[0], model[2])]
+    assert [gemms["grad_weight"].mode for gemms in ran] == said
+    noisy = nn.Sequential(nn.Conv2d(8, 8, 3))  # the values of each step decide
+    report = fst.convert(noisy, "sampled", noise=0.2, example_input=images)
+    assert report.layers[0].gemms["grad_weight"].mode == "may be accelerated"
+
+
 def test_a_short_report_names_every_layer():
     report = fst.convert(detector(5), "sdgp")
     text = str(report)

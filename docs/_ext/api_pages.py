@@ -48,6 +48,7 @@ ROOMS = {
         "fst.layers.weights",
         "fst.layers.remembered",
         "fst.layers.channels",
+        "fst.channels.removal",
     ),
     "exporting": ("fst.exporting",),
     "integrations": ("fst.integrations",),

@@ -93,8 +93,8 @@ def compute(
 
 def demanded(operation: str, names: tuple[str, ...]) -> str | None:
     """The one of ``names`` that `registry.force`, FST_BACKENDS or `registry.prefer` names."""
-    named = registry.forced(operation) or registry.preferred(operation)
-    return named if named in names else None
+    name = registry.named(operation)
+    return name if name in names else None
 
 
 demanded._dynamo_marked_constant = True

@@ -37,11 +37,6 @@ class Backend:
     missing: Callable[[], str]
 
     @property
-    def state(self) -> str:
-        """ "verified" or "unverified"."""
-        return "verified" if self.verified else "unverified"
-
-    @property
     def usable_by_default(self) -> bool:
         """Whether the autotuner may choose it without being asked."""
         return self.verified and not self.missing()
@@ -135,16 +130,20 @@ def demanded(operation: str, candidates: Collection[str]) -> str | None:
     Raises:
         RuntimeError: the forced backend is not among the candidates.
     """
-    name = forced(operation)
-    if name is None:
-        name = preferred(operation)
-        return name if name in candidates else None
-    if name not in candidates:
+    name = named(operation)
+    if name in candidates:
+        return name
+    if forced(operation):
         raise UsageError(
             f"{operation}={name!r} is forced but cannot compute this; "
             f"possible: {', '.join(candidates)}."
         )
-    return name
+    return None
+
+
+def named(operation: str) -> str | None:
+    """Name of the backend that `force`, FST_BACKENDS or `prefer` demands, or None."""
+    return forced(operation) or _PREFERRED.get(operation)
 
 
 def forced(operation: str) -> str | None:
@@ -167,11 +166,6 @@ def forced(operation: str) -> str | None:
 def demands() -> tuple[object, ...]:
     """What `force` and `prefer` demand now, for all operations."""
     return *_FORCED.items(), *_PREFERRED.items()
-
-
-def preferred(operation: str) -> str | None:
-    """Name of the backend that `prefer` names, or None."""
-    return _PREFERRED.get(operation)
 
 
 def parse(text: str, source: str) -> dict[str, str]:
@@ -205,7 +199,9 @@ def _check_usable(operation: str, name: str) -> None:
 
 def describe() -> str:
     """Table of all backends: state, and whether they can run here."""
+    states = {True: "verified", False: "unverified"}
     rows = [
-        (b.operation, b.name, b.state, b.missing() or "available", b.computes) for b in backends()
+        (b.operation, b.name, states[b.verified], b.missing() or "available", b.computes)
+        for b in backends()
     ]
     return table(("operation", "backend", "state", "here", "computes"), rows)

@@ -9,8 +9,9 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from fst.basics import extras
 from fst.basics.errors import UsageError
@@ -18,6 +19,8 @@ from fst.basics.errors import UsageError
 STOPPED = 130  # a shell's exit status of what Ctrl-C has ended
 TERMINATED = 143  # and of what SIGTERM has ended
 UNREAD = 141  # and of what has written to a pipe that nobody reads
+STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
+Handler = Callable[[int, Any], object] | signal.Handlers
 OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 USER_ERRORS = (
     AssertionError,  # mmengine's and timm's checks of arguments
@@ -61,39 +64,78 @@ def user_errors(
         options: parsed, with `add_traceback`'s option: whether errors are raised as they are.
         when_stopped: Makes the line to print after Ctrl-C or SIGTERM; an empty line is not printed.
     """
-    try:
-        with _sigterm_raises():
+    with _sigterm_raises():
+        try:
             yield
-    except BrokenPipeError:
-        raise
-    except (Exception, KeyboardInterrupt) as error:
-        stop = _stop_behind(error)
-        if stop is not None:
-            if line := when_stopped():
-                print(line, file=sys.stderr)
-            raise SystemExit(TERMINATED if isinstance(stop, Terminated) else STOPPED) from None
-        if options.traceback or not isinstance(error, USER_ERRORS):
+        except BrokenPipeError:
             raise
-        print(f"error: {_in_words(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        except (Exception, KeyboardInterrupt) as error:
+            stop = _stop_behind(error)
+            if stop is not None:
+                _end(TERMINATED if isinstance(stop, Terminated) else STOPPED, when_stopped)
+            if options.traceback or not isinstance(error, USER_ERRORS):
+                raise
+            print(f"error: {_in_words(error)}", file=sys.stderr)
+            raise SystemExit(2) from None
+
+
+def _end(status: int, line: Callable[[], str]) -> NoReturn:
+    """End with a line, which no further signal cuts short; one that comes later ends at once."""
+    handle_signals(STOP_SIGNALS, lambda *_: None)
+    if text := line():
+        print(text, file=sys.stderr, flush=True)
+    handle_signals(STOP_SIGNALS, lambda *_: os._exit(status))
+    raise SystemExit(status) from None
+
+
+def handle_signals(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
+    """Let ``handler`` take these signals, but for ignored ones; returns what took them before.
+
+    Threads other than the main one cannot: there it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+@contextmanager
+def signals_handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Within, these signals call ``handler``; ignored ones stay ignored."""
+    before = handle_signals(numbers, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def raise_stop(number: int, frame: object = None) -> NoReturn:
+    """What a signal that asks a process to end raises."""
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def stop_at_once(number: int, frame: object = None) -> NoReturn:
+    """End the process with the line and the status of `user_errors`, without cleaning up.
+
+    Imports need it: some libraries catch each exception of theirs, KeyboardInterrupt too.
+    """
+    os.write(sys.stderr.fileno(), b"stopped\n")
+    os._exit(128 + number)
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
     """Raise `Terminated` at SIGTERM, where the signal would end the process without a word."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
+    handle_signals([signal.SIGTERM], raise_stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is raise_stop:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _stop_behind(error: BaseException | None) -> KeyboardInterrupt | None:

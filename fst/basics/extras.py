@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 EXTRA_OF = {
     **dict.fromkeys(
-        "mmengine torchvision timm torch_pruning torchmetrics numpy cv2 PIL yaml sklearn "
+        "mmengine torchvision timm torchmetrics numpy cv2 PIL yaml sklearn "
         "scipy tensorboard matplotlib rich jinja2 msgspec".split(),
         "train",
     ),

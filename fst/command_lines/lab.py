@@ -1,4 +1,4 @@
-"""The command lines of the lab: ablations, reports, the demo."""
+"""The command lines of the lab: ablations, benchmarks, reports, the demo."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import positive
-from fst.command_lines.options import Gone, add_cfg_options, command
-from fst.strategies.registry import list_strategies
+from fst.command_lines.options import DTYPES, Gone, Size, add_cfg_options, command
 
+MEASURED = ("layers", "steps", "profile", "memory")
+MEASURES = (*MEASURED, "compiled")
+BENCH = """\
+Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
+
+    fst bench --batch 16
+    fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
+    fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
+    fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
+
+Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
+backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, and all times
+to OUT.json."""
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
@@ -59,6 +71,72 @@ def ablate() -> argparse.ArgumentParser:
     return parser
 
 
+def bench() -> argparse.ArgumentParser:
+    """`fst bench`."""
+    made = command("bench", BENCH)
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = made.add_argument
+    add(
+        "--model",
+        default="resnet18",
+        metavar="NAME",
+        help="a classifier of torchvision, [timm:|fst:]NAME, or a training config, PATH.py or "
+        "fst::configs/... (resnet18)",
+    )
+    add(
+        "--layers",
+        choices=("conv", "linear", "all"),
+        help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
+    )
+    add("--batch", type=positive, default=16, help="batch size (16)")
+    add(
+        "--size",
+        type=positive,
+        nargs="+",
+        action=Size,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images; one number for squares (224; detectors: as the config resizes)",
+    )
+    add(
+        "--strategies",
+        nargs="+",
+        default=["dense", "fst", "fst_w", "srste", "sdgp"],
+        metavar="NAME",
+        help="strategies to compare, with options or without (sampled,keep=0.25)",
+    )
+    add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
+    add(
+        "--measure",
+        nargs="+",
+        choices=MEASURES,
+        metavar="WHAT",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; where a "
+        f"step's time goes; its memory; steps with torch.compile ({' '.join(MEASURED)}; on CUDA "
+        "compiled too)",
+    )
+    add(
+        "--force-backends",
+        default="",
+        metavar="OPERATION=BACKEND,...",
+        help="each strategy also with these backends, verified or not, where they can compute",
+    )
+    add("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
+    add("--threads", type=positive, help="CPU threads (torch's default)")
+    add(
+        "--processor-time",
+        action="store_true",
+        help="on a CPU: what the process spends on its processors, not wall-clock time; with "
+        "--threads 1, for a machine that others use at the same time",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/out/benchmark"),
+        help="files to write, without their ending (benchmarks/out/benchmark)",
+    )
+    return made
+
+
 def demo() -> argparse.ArgumentParser:
     """`fst demo`."""
     parser = command(
@@ -69,7 +147,7 @@ def demo() -> argparse.ArgumentParser:
         "--strategies",
         nargs="+",
         default=DEMONSTRATED,
-        choices=list_strategies(),
+        metavar="NAME",
         help=f"what to compare (default: {' '.join(DEMONSTRATED)})",
     )
     parser.add_argument("--epochs", type=positive, default=6, help="per run (default: 6)")

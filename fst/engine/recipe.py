@@ -12,7 +12,7 @@ from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTarget
 from torch import nn
 
 from fst.basics.text import suggest
-from fst.basics.values import is_number, one_of, refuse_unknown
+from fst.basics.values import check_number, one_of, refuse_unknown
 
 # The loss and what it takes of a label: a class index, or a probability of each class
 LOSSES: dict[str, tuple[type[nn.Module], Collection[str]]] = {
@@ -47,7 +47,7 @@ def build_loss(config: Mapping[str, Any] | None, mixed: bool) -> nn.Module:
         fitting = ", ".join(name for name, (_, taken) in LOSSES.items() if needed in taken)
         raise ValueError(f"loss type {kind!r} does not fit: the data {reason}; use {fitting}.")
     for name in ("label_smoothing", "smoothing"):
-        _check_share("loss", name, config.get(name, 0.0))
+        check_number(f"loss {name}", config.get(name, 0.0), "[0, 1]")
         if mixed and config.get(name):
             raise ValueError(
                 f"loss {name}={config[name]!r}: with mixup, labels are smoothed there; set "
@@ -69,7 +69,7 @@ def build_mixup(config: Mapping[str, Any] | None) -> Mixup | None:
         raise ValueError("mixup needs num_classes, which a Classifier takes from its architecture.")
     one_of("mixup mode", mixup.mode, ("batch", "pair", "elem"))
     for name in ("prob", "switch_prob", "label_smoothing"):
-        _check_share("mixup", name, config.get(name, 0.0))
+        check_number(f"mixup {name}", config.get(name, 0.0), "[0, 1]")
     alphas = (mixup.mixup_alpha, mixup.cutmix_alpha)
     if min(alphas) < 0 or max(alphas) == 0:
         raise ValueError(
@@ -92,13 +92,8 @@ def build_random_erasing(config: Mapping[str, Any] | None) -> RandomErasing | No
     refused = ("num_splits", "device")
     erasing = _built("random_erasing", RandomErasing, config, refused, device="cpu")
     for name in ("probability", "min_area", "max_area"):
-        _check_share("random_erasing", name, getattr(erasing, name))
+        check_number(f"random_erasing {name}", getattr(erasing, name), "[0, 1]")
     return erasing
-
-
-def _check_share(option: str, name: str, value: Any) -> None:
-    if not is_number(value) or not 0 <= value <= 1:
-        raise ValueError(f"{option} {name}={value!r} must be a number from 0 to 1.")
 
 
 def check_keys(

@@ -26,7 +26,7 @@ from fst.layers.modules import folded_to_another_class, sparse_layers
 from fst.rules.rule import WeightGroups
 from fst.stored.files import read_stored
 from fst.stored.notes import notes_of
-from fst.verification import verify
+from fst.verification import check_weight
 
 LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
 NOTE = (
@@ -228,10 +228,8 @@ def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[ExportedWeigh
         if held is None:
             raise RuntimeError(f"the file does not hold the weight {key!r}.")
         weight = stored[held[0]].mT if held[1] else stored[held[0]]
-        pattern = ""
-        if key in notes:
-            pattern = _check(key, weight, folded, notes[key])
-        check = verify({key: weight}, include=key).layers[0]
+        pattern = _check(key, weight, folded, notes[key]) if key in notes else ""
+        check = check_weight(key, weight, WeightGroups(2, 4, "channel"))
         groups = getattr(module, "groups", 1)
         found.append(
             ExportedWeight(
@@ -257,12 +255,12 @@ def _check(name: str, held: Tensor, folded: Tensor, groups: WeightGroups | None)
         raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
     if groups is None:
         return ""
-    pattern, order = f"{groups.n}:{groups.m}", groups.group_order
-    check = verify({name: held}, groups.n, groups.m, group_order=order, include=name).layers[0]
-    along = "" if order == "channel" else f" along {order}"
+    check = check_weight(name, held, groups)
+    along = "" if groups.group_order == "channel" else f" along {groups.group_order}"
+    pattern = check.pattern + along
     if not check.ok:
-        raise RuntimeError(f"the file's weight {name!r} is not {pattern}{along}: {check.offence}.")
-    return pattern + along if check.inside else ""
+        raise RuntimeError(f"the file's weight {name!r} is not {pattern}: {check.offence}.")
+    return pattern if check.inside else ""
 
 
 @torch.no_grad()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -48,6 +49,27 @@ def each_call(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def try_calls(layer: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Call a layer forwards and backwards on random tensors like ``inputs``, without its hooks.
+
+    Its operations then know their backends, as after a training step. Neither gradients, counts nor
+    the random state change.
+
+    Args:
+        inputs: of a pass of the model, in its order: only their shapes, strides and dtypes count,
+            and whether they need a gradient.
+    """
+    weight = layer.weight
+    devices = [weight.device] if weight.is_cuda else []
+    with in_eval_mode(layer), torch.enable_grad(), torch.random.fork_rng(devices):
+        for like in reversed(inputs):  # as a backward pass goes
+            input = torch.randn_like(like, device=weight.device, requires_grad=like.requires_grad)
+            output = layer.forward(input)
+            wanted = [tensor for tensor in (input, weight) if tensor.requires_grad]
+            if wanted:
+                torch.autograd.grad(output, wanted, torch.randn_like(output))
 
 
 @contextmanager

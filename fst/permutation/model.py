@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_leaves
 from fst.basics.errors import UsageError
 from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.values import check_integer
-from fst.layers.channels import traceable
+from fst.channels.axes import Axis
+from fst.channels.graph import ModelAxes, traceable, traced
 from fst.layers.coverage import inputs_of
 from fst.layers.modules import SparseLayer, converted_layers
-from fst.permutation.axes import Piece
-from fst.permutation.graph import ModelAxes
 from fst.permutation.readers import Reading, find_readings, kept_and_total
 from fst.permutation.report import LayerMagnitude, PermutationReport
 from fst.permutation.search import best_order, kept_magnitude
@@ -73,7 +72,7 @@ def permute(
     for name, layer in layers.items():
         _check_untrained(name, layer)
     with traceable(model), torch.enable_grad():  # without gradients attention takes a shortcut
-        axes = _traced(model, inputs)
+        axes = traced(model, inputs)
         earlier = _outputs(model, inputs)
     readings, stays = find_readings(layers, axes)
     if not readings:
@@ -81,22 +80,22 @@ def permute(
         said = "; ".join(reasons) or "no weight is pruned N:M by magnitude along input channels"
         raise UsageError(f"permute: no channels of {type(model).__name__} can move. {said}.")
     before = {name: kept_and_total(layers[name]) for name in stays}
-    orders: dict[int, Tensor] = {}
+    orders: dict[Axis, Axis] = {}
     for number, (family, read) in enumerate(readings.items(), start=1):
-        size = axes.axes.size(family)
+        size = len(family)
         order, share = _searched(read, size, attempts)
-        if (order != _native(size)).any():
-            orders[family] = order
+        if order != list(range(size)):
+            orders[family] = tuple(family[place] for place in order)
         if progress is not None:
             names = ", ".join(reading.name for reading in read)
             progress(
                 f"{number} of {len(readings)}: {size} channels of {names}: {share:.2%} more kept"
             )
-    _move(axes, orders)
+    _move(axes, orders.items())
     with traceable(model):
         difference, allowed = _difference(earlier, _outputs(model, inputs))
     if not difference <= allowed:
-        _move(axes, {family: order.argsort() for family, order in orders.items()})
+        _move(axes, [(order, family) for family, order in orders.items()])
         raise UsageError(
             f"permute: outputs of {type(model).__name__} on the example change by {difference:.1g} "
             f"of their norm, more than {allowed:g}: it draws random numbers, or its graph "
@@ -123,16 +122,7 @@ def _check_untrained(name: str, layer: SparseLayer) -> None:
         raise UsageError("permute: the model is within fst.frozen, which remembers its weights.")
 
 
-def _traced(model: nn.Module, inputs: tuple[Any, ...]) -> ModelAxes:
-    """The axes of a model's tensors; what only its training uses, is traced in training."""
-    axes = ModelAxes(model)
-    axes.trace(inputs)
-    if axes.unused:
-        axes.trace(inputs, training=True)
-    return axes
-
-
-def _searched(read: Sequence[Reading], size: int, attempts: int) -> tuple[Tensor, float]:
+def _searched(read: Sequence[Reading], size: int, attempts: int) -> tuple[list[int], float]:
     """An order of ``size`` channels, and how much more it keeps; a last group that is not full
     stays.
     """
@@ -140,32 +130,29 @@ def _searched(read: Sequence[Reading], size: int, attempts: int) -> tuple[Tensor
     whole = size // m * m
     readers = [reading.magnitudes(whole) for reading in read]
     order = best_order(readers, m, attempts)
-    native = kept_magnitude(readers, _native(whole), m)
+    native = kept_magnitude(readers, torch.arange(whole, device="cpu"), m)
     gain = kept_magnitude(readers, order, m) / native - 1 if native else 0.0
-    return torch.cat([order, _native(size)[whole:]]), gain
-
-
-def _native(size: int) -> Tensor:
-    return torch.arange(size, device="cpu")
+    return [*order.tolist(), *range(whole, size)], gain
 
 
 @torch.no_grad()
-def _move(axes: ModelAxes, orders: Mapping[int, Tensor]) -> None:
-    """Put the channels of families in their orders, in all parameters and buffers."""
+def _move(axes: ModelAxes, orders: Iterable[tuple[Axis, Axis]]) -> None:
+    """Put other channels in the places of some, (before, after), in all parameters and buffers."""
+    moved = {old: new for pair in orders for old, new in zip(*pair, strict=True)}
     for tensor, own in axes:
         for dim, axis in enumerate(own):
-            if not orders.keys().isdisjoint(piece.family for piece in axis):
-                start, index = 0, []
-                for piece in axis:
-                    index.append(start + _places(piece, orders, axes))
-                    start += len(index[-1])
-                tensor.copy_(tensor.index_select(dim, torch.cat(index).to(tensor.device)))
+            if not moved.keys().isdisjoint(axis):
+                index = torch.tensor(_places(axis, moved), device=tensor.device)
+                tensor.copy_(tensor.index_select(dim, index))
 
 
-def _places(piece: Piece, orders: Mapping[int, Tensor], axes: ModelAxes) -> Tensor:
-    """Which elements of a piece stand at its places."""
-    order = orders.get(piece.family, _native(axes.axes.size(piece.family)))
-    return (order[:, None] * piece.inner + _native(piece.inner)).flatten()
+def _places(axis: Axis, moved: Mapping[int, int]) -> list[int]:
+    """Which elements of an axis are to stand at its places."""
+    places: dict[int, list[int]] = {}
+    for place, channel in enumerate(axis):
+        places.setdefault(channel, []).append(place)
+    left = {channel: iter(places[moved.get(channel, channel)]) for channel in places}
+    return [next(left[channel]) for channel in axis]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,15 +10,15 @@ import torch
 from torch import Tensor
 
 from fst.basics.errors import UsageError
+from fst.channels.axes import Axis
+from fst.channels.graph import ModelAxes
 from fst.layers.modules import SparseLayer
-from fst.permutation.axes import Axis
-from fst.permutation.graph import ModelAxes
 from fst.permutation.search import Reader
 from fst.rules.rule import Pattern
 
 
 class Reading(NamedTuple):
-    """A converted layer that reads a family of channels.
+    """A converted layer that reads a family of channels, which stand side by side in it.
 
     Attributes:
         name, layer: of the layer.
@@ -47,7 +48,7 @@ def pruned_along_channels(layer: SparseLayer) -> Pattern | None:
 
 def find_readings(
     layers: Mapping[str, SparseLayer], axes: ModelAxes
-) -> tuple[dict[int, list[Reading]], dict[str, str]]:
+) -> tuple[dict[Axis, list[Reading]], dict[str, str]]:
     """The families that may get another order, and who reads them.
 
     Families are pinned where groups of a layer would not be made of them alone.
@@ -58,32 +59,47 @@ def find_readings(
     """
     inputs = {name: _input_axis(name, layer, axes) for name, layer in layers.items()}
     patterns = {name: pruned_along_channels(layer) for name, layer in layers.items()}
-    found: dict[int, list[Reading]] = {}
+    stored = (axis for _, own in axes for axis in own)
+    families = {channel: family for family in axes.families(stored) for channel in family}
+    found: dict[Axis, list[Reading]] = {}
     for name, layer in layers.items():
         rule, pattern, start = layer.acting.output, patterns[name], 0
-        for piece in inputs[name]:
+        for family, run in itertools.groupby(inputs[name], families.__getitem__):
+            channels = tuple(run)
             if pattern is not None:
-                reading = Reading(name, layer, start, pattern.n, pattern.m)
-                others = found.setdefault(piece.family, [])
-                others.append(reading)
-                if piece.inner > 1:
-                    axes.axes.pin((piece,), f"{name!r} reads them flattened with their positions")
-                elif start % pattern.m:
-                    axes.axes.pin((piece,), f"they begin within a group of {name!r}")
-                elif others[0].m != pattern.m:
-                    reason = (
-                        f"groups of {others[0].m} in {others[0].name!r}, {pattern.m} in {name!r}"
-                    )
-                    axes.axes.pin((piece,), reason)
+                reason = ""
+                for at in range(start, start + len(channels), len(family)):
+                    reading = Reading(name, layer, at, pattern.n, pattern.m)
+                    found.setdefault(family, []).append(reading)
+                    reason = reason or _obstacle(reading, found[family][0])
+                if channels != family * (len(channels) // len(family)):
+                    reason = f"{name!r} reads them flattened with their positions"
+                if reason:
+                    axes.pin(family, reason)
             elif rule is not None and rule.weight_groups is not None:
-                axes.axes.pin((piece,), f"{name!r} is pruned by {rule}")
-            start += axes.axes.length((piece,))
-    stays = {
-        name: _reasons(inputs[name], axes, pattern.m)
-        for name, pattern in patterns.items()
-        if pattern is not None
-    }
-    return {f: r for f, r in found.items() if not _reason(f, axes, r[0].m)}, stays
+                axes.pin(family, f"{name!r} is pruned by {rule}")
+            start += len(channels)
+
+    def reason_of(channel: int, m: int) -> str:
+        size = len(families[channel])
+        few = f"{size} channels: fewer than two groups" if size < 2 * m else ""
+        return axes.pinned(channel) or few
+
+    stays = {}
+    for name, pattern in patterns.items():
+        if pattern is not None:
+            reasons = (reason_of(channel, pattern.m) for channel in inputs[name])
+            stays[name] = "; ".join(dict.fromkeys(filter(None, reasons)))
+    return {f: r for f, r in found.items() if not reason_of(f[0], r[0].m)}, stays
+
+
+def _obstacle(reading: Reading, first: Reading) -> str:
+    """Why a family stays in place, which a layer reads and another one reads first."""
+    if reading.start % reading.m:
+        return f"they begin within a group of {reading.name!r}"
+    if reading.m != first.m:
+        return f"groups of {first.m} in {first.name!r}, {reading.m} in {reading.name!r}"
+    return ""
 
 
 def _input_axis(name: str, layer: SparseLayer, axes: ModelAxes) -> Axis:
@@ -94,16 +110,6 @@ def _input_axis(name: str, layer: SparseLayer, axes: ModelAxes) -> Axis:
             "parametrization first."
         )
     return axes.of(weight)[1]
-
-
-def _reasons(axis: Axis, axes: ModelAxes, m: int) -> str:
-    return "; ".join(dict.fromkeys(filter(None, (_reason(f, axes, m) for f, _ in axis))))
-
-
-def _reason(family: int, axes: ModelAxes, m: int) -> str:
-    """Why a family stays in place; "" if it may move."""
-    size = axes.axes.size(family)
-    return axes.axes.pinned(family) or (f"{size} channels: fewer than two groups" * (size < 2 * m))
 
 
 def kept_and_total(layer: SparseLayer) -> tuple[float, float]:

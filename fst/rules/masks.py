@@ -8,7 +8,7 @@ values are. Ties keep the lower index; NaN counts as an infinite magnitude.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -82,9 +82,7 @@ def nm_mask(
     check_rule(tensor, rule)
     if torch.compiler.is_compiling() and tensor.device.type == "cpu" and rule == "magnitude":
         return _nm_mask_on_cpu(tensor, n, m, dim)
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise IndexError(f"dim={dim} is out of range for a tensor of shape {tuple(tensor.shape)}.")
-    dim %= tensor.dim()
+    dim = range(tensor.dim())[dim]
     if n == m or tensor.numel() == 0:
         return torch.ones_like(tensor, dtype=torch.bool)
     if (n, m, rule) == (2, 4, "magnitude") and takes(tensor, (dim,)):
@@ -130,20 +128,11 @@ def as_integers(mask: Tensor) -> Tensor:
 
 
 def top_k_mask(tensor: Tensor, k: int) -> Tensor:
-    """Mask that keeps the ``k`` largest absolute values of each sample, exactly.
+    """Mask (N, ...) that keeps the ``k`` largest absolute values of each sample, exactly.
 
-    Args:
-        tensor: (N, ...), floating point, any memory format.
-        k: 1 <= k <= elements of a sample. Ties keep the lower index in the order of the shape.
-
-    Returns:
-        Boolean tensor of the same shape.
+    ``tensor`` has any memory format. Ties keep the lower index in the order of the shape.
     """
-    check_rule(tensor, "magnitude")
-    size = tensor[0].numel() if len(tensor) else k
-    if not 1 <= k <= size:
-        raise ValueError(f"k={k} must be in 1 .. {size}, the elements of a sample.")
-    if k == size or tensor.numel() == 0:
+    if tensor.numel() == 0 or k == tensor[0].numel():
         return torch.ones_like(tensor, dtype=torch.bool)
     magnitude = _magnitude(tensor).flatten(1)
     least = magnitude.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
@@ -300,7 +289,7 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
     """Factor that restores the L1 norm which pruning removed (SDGP, section III-B).
 
     Args:
-        dense, pruned: (N, C, ...) before and after pruning.
+        dense, pruned: (N, C, P, Q) before and after pruning; for "group" any shape.
         rescale: "sample_channel" (per sample and channel, over positions: the published code),
             "channel" (per channel, over samples and positions: the paper's text) or
             "group" (every group of m along ``dim`` keeps its own norm).
@@ -315,28 +304,17 @@ def l1_scale(dense: Tensor, pruned: Tensor, rescale: str, m: int, dim: int) -> T
     before, after = dense.abs(), pruned.abs()
     if dense.dtype != wide:
         before, after = before.to(wide), after.to(wide)
-    positions = tuple(range(2, dense.dim()))
-    reduce: Callable[[Tensor], Tensor]
-    if rescale == "group":
+
+    def reduce(values: Tensor) -> Tensor:
+        if rescale == "sample_channel":
+            return values.sum((2, 3), keepdim=True)
+        if rescale == "channel":
+            return values.sum((0, 2, 3), keepdim=True)
         size = dense.shape[dim]
-        tail = [0, 0] * (dense.dim() - 1 - dim % dense.dim()) + [0, -size % m]
+        tail = [0, 0] * (dense.dim() - 1 - dim) + [0, -size % m]
+        sums = F.pad(values, tail).unflatten(dim, (-1, m)).sum(dim + 1)
+        return sums.repeat_interleave(m, dim).narrow(dim, 0, size)
 
-        def reduce(values: Tensor) -> Tensor:
-            sums = F.pad(values, tail).unflatten(dim, (-1, m)).sum(dim % dense.dim() + 1)
-            return sums.repeat_interleave(m, dim).narrow(dim, 0, size)
-
-    elif rescale == "sample_channel":
-
-        def reduce(values: Tensor) -> Tensor:
-            return values.sum(positions, keepdim=True) if positions else values
-
-    elif rescale == "channel":
-
-        def reduce(values: Tensor) -> Tensor:
-            return values.sum((0, *positions), keepdim=True)
-
-    else:
-        raise ValueError(f"rescale={rescale!r} is unknown.{suggest(rescale, RESCALES)}")
     kept = reduce(after)
     scale = torch.where(kept > 0, reduce(before) / kept, 1.0)
     return scale if dense.dtype in (wide, torch.float16) else scale.to(dense.dtype)

@@ -7,9 +7,14 @@ variance Σ a_i²(1/π_i − 1) under Σ π_i = n is least for π_i = min(1, c·
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fst.rules.masks import samples_in_cache
 
 EPSILON = 1.19209e-07  # of the official approximation
 
@@ -41,67 +46,77 @@ def mvue(
         return tensor.clone()
     dim %= tensor.dim()
     size = tensor.shape[dim]
-    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).movedim(dim, -1)
-    groups = F.pad(wide, (0, -size % m)).unflatten(-1, (-1, m))
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).movedim(dim, 0)
+    padding = (0, 0) * (tensor.dim() - 1) + (0, -size % m)
+    groups = F.pad(wide, padding).unflatten(0, (-1, m)).movedim(1, 0)
+    uniform = _uniform(groups, 2 if approximate else 1, generator).flatten(1)
+    flat = groups.flatten(1)
+    drawn = torch.empty_like(flat)
     draw = _approximate if approximate else _systematic
-    drawn = draw(groups, n, generator)
-    drawn = torch.where(groups.abs().sum(-1, keepdim=True).isfinite(), drawn, groups)
-    result = drawn.flatten(-2).narrow(-1, 0, size).movedim(-1, dim)
+    part = samples_in_cache(flat.T)
+    parts = (whole.split(part, 1) for whole in (flat, uniform, drawn))
+    for values, draws, target in zip(*parts, strict=True):
+        finite = values.abs().sum(0).isfinite()
+        target.copy_(torch.where(finite, draw(values, n, draws), values))
+    result = drawn.view_as(groups).movedim(0, 1).flatten(0, 1).narrow(0, 0, size).movedim(0, dim)
     return torch.empty_like(tensor).copy_(result)
 
 
 def _uniform(groups: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Numbers from [0, 1), ``count`` for each group (..., m)."""
+    """Numbers from [0, 1), ``count`` for each group of (m, groups, ...): (count, groups, ...)."""
     device = groups.device if generator is None else generator.device
-    shape = (*groups.shape[:-1], count)
-    return torch.rand(shape, generator=generator, device=device, dtype=groups.dtype).to(
-        groups.device
-    )
+    shape = (*groups.shape[2:], groups.shape[1], count)
+    draws = torch.rand(shape, generator=generator, device=device, dtype=groups.dtype)
+    return draws.to(groups.device).movedim((-1, -2), (0, 1))
 
 
-def _systematic(groups: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+def _systematic(groups: Tensor, n: int, uniform: Tensor) -> Tensor:
     magnitude = groups.abs()
-    certain = torch.zeros_like(magnitude, dtype=torch.bool)
+    free = torch.ones_like(magnitude)  # 0 for elements that are kept for certain, else 1
     for _ in range(n):
-        left, scale = _left(magnitude, certain, n)
-        certain = certain | ((magnitude >= scale) & (scale > 0))
-    left, scale = _left(magnitude, certain, n)
-    chances = torch.where(certain | (scale == 0), 0, magnitude / scale).nan_to_num()
-    start = -_uniform(groups, 1, generator)
-    reached = torch.cat([start, torch.minimum(chances.cumsum(-1), left) + start], -1).floor()
-    kept = reached[..., 1:] > reached[..., :-1]
-    return torch.where(certain, groups, torch.where(kept, groups.sign() * scale, 0))
+        scale, left = _scale(magnitude, free, n)
+        free *= magnitude < scale.masked_fill_(left < 1, math.inf)
+    scale, left = _scale(magnitude, free, n)
+    chances = magnitude.mul_(free).div_(scale.clamp(min=torch.finfo(scale.dtype).tiny))
+    result = groups.sign().mul_(scale)
+    start = uniform[0]
+    reached, before = torch.zeros_like(scale), (-start).floor_()
+    for chance, drawn in zip(chances, result, strict=True):
+        reached += chance
+        after = torch.minimum(reached, left).sub_(start).floor_()
+        drawn *= after > before
+        before = after
+    return result.addcmul_(groups, 1 - free)
 
 
-def _left(magnitude: Tensor, certain: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """How many are to be drawn beside the certain ones, and 1/c (..., 1)."""
-    left = n - certain.sum(-1, keepdim=True)
-    rest = magnitude.masked_fill(certain, 0).sum(-1, keepdim=True)
-    return left, torch.where(left > 0, rest / left.clamp(min=1), 0)
+def _scale(magnitude: Tensor, free: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """1/c of each group (m, ...), and how many elements are to be drawn of the free ones."""
+    left = free.sum(0) + (n - len(free))
+    return (magnitude * free).sum(0) / left.clamp(min=1), left
 
 
-def _approximate(groups: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    magnitude = groups.abs() + EPSILON
-    share = magnitude / magnitude.sum(-1, keepdim=True)
-    chances = share + magnitude * _of_others(share / _of_others(magnitude))
-    draws = _uniform(groups, 2, generator)
-    first = _drawn(magnitude, draws[..., :1])
-    second = _drawn(magnitude.masked_fill(first, 0), draws[..., 1:])
-    return torch.where(first | second, groups / chances, 0)
+def _approximate(groups: Tensor, n: int, uniform: Tensor) -> Tensor:
+    magnitude = groups.abs().add_(EPSILON)
+    share = magnitude / magnitude.sum(0)
+    chances = _of_others(share / _of_others(magnitude)).mul_(magnitude).add_(share)
+    first = _drawn(magnitude, uniform[0])
+    second = _drawn(magnitude.mul_(~first), uniform[1])
+    return (groups / chances).mul_(first | second)
 
 
 def _of_others(values: Tensor) -> Tensor:
-    """The sum of each group (..., m) without the element itself, free of cancellation."""
-    result = torch.zeros_like(values)
-    for shift in range(1, values.shape[-1]):
-        result += values.roll(shift, -1)
-    return result
+    """The sum of each group (4, ...) without the element itself, free of cancellation."""
+    pairs = values.unflatten(0, (2, 2))
+    return (pairs.flip(1) + pairs.sum(1, keepdim=True).flip(0)).flatten(0, 1)
 
 
 def _drawn(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Mask of one element of each group (..., m), drawn in proportion to ``weights``."""
-    reached = weights.cumsum(-1)
-    index = (reached <= uniform * reached[..., -1:]).sum(-1, keepdim=True)
-    last = (weights > 0) * torch.arange(weights.shape[-1], device=weights.device)
-    index = torch.minimum(index, last.amax(-1, keepdim=True))
-    return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, index, True)
+    """Mask of one element of each group (m, ...), drawn in proportion to ``weights``."""
+    reached = weights.clone()
+    for before, after in itertools.pairwise(reached):
+        after += before
+    below = torch.nextafter(reached[-1], torch.zeros_like(uniform))
+    passed = reached <= torch.minimum(uniform * reached[-1], below)
+    mask = ~passed
+    mask[1:] &= passed[:-1]
+    return mask

@@ -62,10 +62,20 @@ class Rule:
     Attributes:
         operand: "input", "weight" or "grad_output".
         operands: which of them the rule can prune.
+        samples: whether the rule draws output positions, as `fst.rules.sampled.Sampled`.
+        is_whole: whether grad_output is pruned in the same way for both backward GEMMs.
+        as_output: whether grad_input takes the weight as the output GEMM has pruned it.
+        after_output: whether grad_input prunes what the output GEMM has left of the weight.
+        changes_values: whether output multiplies with `weight_values`, not with what a mask keeps.
     """
 
     operand: str
     operands: ClassVar[tuple[str, ...]] = ("input", "weight", "grad_output")
+    samples: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = False
+    as_output: ClassVar[bool] = False
+    after_output: ClassVar[bool] = False
+    changes_values: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of("operand", self.operand, self.operands)
@@ -142,33 +152,8 @@ class Rule:
         return False
 
     @property
-    def samples(self) -> bool:
-        """Whether the rule draws output positions, as `fst.rules.sampled.Sampled`."""
-        return False
-
-    @property
     def has_memory(self) -> bool:
         """Whether the rule reuses gradients of earlier steps."""
-        return False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether grad_output is pruned in the same way for both backward GEMMs."""
-        return False
-
-    @property
-    def as_output(self) -> bool:
-        """Whether grad_input takes the weight as the output GEMM has pruned it."""
-        return False
-
-    @property
-    def after_output(self) -> bool:
-        """Whether grad_input prunes what the output GEMM has left of the weight."""
-        return False
-
-    @property
-    def changes_values(self) -> bool:
-        """Whether the output GEMM multiplies with `weight_values`, not with what a mask keeps."""
         return False
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,11 +115,6 @@ class Sampled(Rule):
     @property
     def density(self) -> float:
         return 1.0 if self.keep is None else float(self.keep)
-
-    def kept(
-        self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
-    ) -> tuple[float, float]:
-        return self.density, 1
 
     @property
     def share(self) -> str:

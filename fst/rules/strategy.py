@@ -129,6 +129,17 @@ class Strategy:
         rules = (self.grad_weight, self.grad_input)
         return next((rule for rule in rules if isinstance(rule, Sampled)), None)
 
+    @property
+    def may_accelerate(self) -> bool:
+        """Whether the sizes of a layer's input, and times, say if a GEMM has fewer multiply-adds.
+
+        Where the values of each step say it, because a promise of noise is kept, this is False.
+        """
+        sampling = self.sampling
+        if sampling is not None:
+            return sampling.noise is None
+        return any(rule is not None and bool(rule.acceleration) for rule in map(self.rule, GEMMS))
+
     @cached_property
     def only_samples(self) -> bool:
         """Whether the strategy draws a fixed number of positions, and is dense in all else."""

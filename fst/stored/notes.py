@@ -74,12 +74,10 @@ def from_text(text: str | None) -> Notes:
         ValueError: the text is anything else.
     """
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+        found = json.loads(text or "{}").items()
+    except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"the note {text!r:.80} on its weights is damaged.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"the note {text!r:.80} on its weights is damaged.")
-    return {name: _groups(name, entry) for name, entry in found.items()}
+    return {name: _groups(name, entry) for name, entry in found}
 
 
 def _notes(versions: Mapping[str, Any]) -> Notes:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fst.basics.values import check_integer
 from fst.rules.masks import apply_mask
+from fst.rules.nm import TwicePruned
 from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule
-from fst.rules.twice import TwicePruned
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from typing import Any
 from fst.basics.values import check_integer, one_of
 from fst.rules.alternating import Alternating
 from fst.rules.by_name import grad_weight_rule
-from fst.rules.nm import NM
+from fst.rules.nm import NM, TwicePruned
 from fst.rules.strategy import Strategy
-from fst.rules.twice import TwicePruned
 from fst.strategies.double import Reordered
 from fst.strategies.registry import register_strategy
 

@@ -31,14 +31,13 @@ from torch import Tensor, nn
 from fst.basics.errors import UsageError
 from fst.basics.sharding import refuse_sharded
 from fst.basics.values import check_integer, check_number
-from fst.layers.channels import (
-    AXES,
+from fst.channels.removal import (
     ChannelGroup,
+    Place,
     channel_groups,
     channel_maxima,
     remove_channels,
-    require_tracing,
-    weighted,
+    weights_of,
 )
 from fst.rules.schedule import Layers, Run, Schedule
 from fst.rules.strategy import Strategy
@@ -72,7 +71,6 @@ class ChannelLasso(Schedule):
         refuse_sharded(
             run.model, "strategy 'prunetrain'", "it replaces Parameters; train in one process"
         )
-        require_tracing()
         ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
         if ranks or isinstance(run.model, nn.parallel.DistributedDataParallel):
             raise ValueError(
@@ -102,18 +100,15 @@ class ChannelLasso(Schedule):
 
     def _penalised(self, run: Run) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Weight, norms of its slices along one axis, and which of them count; to broadcast."""
-        found: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        found: dict[Place, tuple[Tensor, Tensor]] = {}
         for group in run.notes["channels"].groups():
-            for member, weight in weighted(run.model, group):
-                mask = weight.new_zeros(weight.shape[AXES[member.side]])
-                _, mask = found.setdefault((member.name, member.side), (weight, mask))
-                mask[member.positions.to(mask.device)] = 1
-        for (_, side), (weight, mask) in found.items():
-            axis = AXES[side]
-            shape = [-1 if d == axis else 1 for d in range(weight.dim())]
+            for place, weight, channels in weights_of(run.model, group):
+                _, mask = found.setdefault(place, (weight, weight.new_zeros(len(channels))))
+                mask[channels.to(mask.device) >= 0] = 1
+        for (_, axis), (weight, mask) in found.items():
             others = [d for d in range(weight.dim()) if d != axis]
-            norms = weight.detach().square().sum(others).add(TINY).sqrt()
-            yield weight, norms.view(shape), mask.view(shape)
+            norms = weight.detach().square().sum(others, keepdim=True).add(TINY).sqrt()
+            yield weight, norms, mask.view(norms.shape)
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         due = int(step / run.steps_per_epoch + 1e-6) // self.interval
@@ -166,7 +161,7 @@ class TracedChannels:
                     f"given, and this {type(self.model).__name__} has not been called."
                 )
             weight = next(self.model.parameters())
-            example = weight.new_zeros(1, *self._size)
+            example = weight.new_zeros(2, *self._size)
             groups = channel_groups(self.model, example, self.layers)
             self._groups = [group for group in groups if not group.obstacle]
             if not self._groups:

@@ -22,6 +22,7 @@ from tests.strategy_settings import SHIPPED
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 3  # kills of each strategy, at scale 1
 EPOCHS, LIMIT = 6, 300
+LAST = f"epoch_{EPOCHS}.pth"
 OPTIONS = [
     f"train_cfg.max_epochs={EPOCHS}",
     "train_dataloader.dataset.subset=256",
@@ -65,7 +66,7 @@ def start(strategy: str, folder: str, *arguments: str) -> subprocess.Popen[str]:
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
     """Those of the last epoch."""
-    return load_checkpoint_safely(Path(folder) / f"epoch_{EPOCHS}.pth")["state_dict"]
+    return load_checkpoint_safely(Path(folder) / LAST)["state_dict"]
 
 
 @functools.cache

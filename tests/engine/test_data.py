@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 
 from fst.engine import CIFAR10, ClutteredDigits, Digits, ImageFolder
 from fst.engine.data import EpochSampler, build_dataloader
@@ -105,11 +106,15 @@ def test_transform_errors():
 
 
 def test_timm_transform(folder):
-    transforms = [
-        dict(type="timm", input_size=16, is_training=True, auto_augment="rand-m9-mstd0.5")
-    ]
-    dataset = ImageFolder(str(folder), "train", transforms=transforms)
-    assert dataset[0]["inputs"].shape == (3, 16, 16) and dataset[0]["inputs"].dtype == torch.uint8
+    """The values are those of timm's own transform, drawn from the same seed."""
+    options = dict(input_size=16, is_training=True, auto_augment="rand-m9-mstd0.5")
+    dataset = ImageFolder(str(folder), "train", transforms=[dict(type="timm", **options)])
+    images = dataset.load_images(range(12), 0, np.arange(12))
+    assert images.shape == (12, 3, 16, 16) and images.dtype == torch.uint8
+    transform = create_transform(**options, use_prefetcher=True)
+    for key, (path, image) in enumerate(zip(dataset.paths, images, strict=True)):
+        with isolated(key):
+            assert np.array_equal(transform(Image.open(path)), image.numpy())
 
 
 def test_progressive_resizing_reaches_persistent_workers(folder):

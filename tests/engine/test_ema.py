@@ -146,7 +146,7 @@ def test_what_is_refused(train, monkeypatch):
     assert (out / "epoch_2.pth").is_file() and (plain / "epoch_2.pth").is_file()
     for ema, message in (
         ("dict(momentum=0.1)", "ema key 'momentum' is unknown. Known: decay"),
-        ("dict(decay=1.0)", r"decay=1.0 must be a number from 0 to below 1"),
+        ("dict(decay=1.0)", r"decay=1.0 must be a number in \[0, 1\)"),
         ("dict(update_after_step=-1)", "update_after_step=-1"),
         ("dict(min_decay=0.9, decay=0.5)", "min_decay=0.9 must not exceed decay=0.5"),
         ("dict(warmup_gamma=0)", "warmup_gamma=0 must be positive"),

@@ -1,14 +1,22 @@
 """Systems that act around optimizer steps, in runs from a configuration."""
 
+import logging
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
+from mmengine.optim import OptimWrapper
+from torch import nn
 
 import fst
 from fst import commands
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.engine.config import load_config
+from fst.engine.hooks.sparsity import SparsityHook
 from fst.engine.model import build_model, sparse_root
+from fst.layers.modules import STEP
 from tests.oracle.conv import reference_nm_mask
 
 ALLOWED = 'dict(strategy="asp", from_scratch="allow")'
@@ -43,6 +51,30 @@ def test_asp_from_scratch_is_told(train):
         train("refused", sparsity='dict(strategy="asp", from_scratch="error")')
     with pytest.raises(ValueError, match="from_scratch='never'"):
         train("unknown", sparsity='dict(strategy="asp", from_scratch="never")')
+
+
+def test_a_new_training_with_the_weights_of_an_own_loop_needs_no_warning():
+    """That loop's masks are not missing: the new training chooses its own. In MMEngine's Runner."""
+    net = nn.Sequential(nn.Conv2d(8, 8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    runner = SimpleNamespace(
+        model=net,
+        optim_wrapper=OptimWrapper(optimizer),
+        logger=logging.getLogger(),
+        train_loop=SimpleNamespace(max_iters=4, dataloader=range(4)),
+        _load_from="own.pth",
+        _resume=False,
+    )
+    weights = net.state_dict()
+    weights._metadata["0"][STEP] = 16
+    hook = SparsityHook("tsm")
+    hook.before_run(runner)
+    hook.after_load_checkpoint(runner, {"state_dict": weights})
+    net.load_state_dict(weights)
+    net(torch.randn(1, 8, 2, 2)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
 
 
 def test_a_checkpoint_of_other_shapes_is_no_start(train, tmp_path):

@@ -285,7 +285,7 @@ def test_no_gpu_kernel_is_verified_and_the_table_says_so():
     for_cpus = ("torch", "strided", "dense", "cpp")
     kernels = [b for b in backends.backends() if b.name not in for_cpus]
     assert len(kernels) >= 4
-    assert {b.state for b in kernels} == {"unverified"}
+    assert not any(b.verified for b in kernels)
     text = backends.describe()
     assert "unverified" in text
 

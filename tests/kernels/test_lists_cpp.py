@@ -14,9 +14,6 @@ from tests.kernels.values import with_threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMATS = (torch.contiguous_format, torch.channels_last)
-NO_SOURCE = torch.empty(0, dtype=torch.int32)
-NO_MEAN = torch.empty(0)
-NO_SUMS = torch.empty(0)
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
 
@@ -99,9 +96,9 @@ def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
 @given(convolutions(), st.booleans(), st.booleans())
 def test_grad_weight(c, centred, last):
     input, grad_output, weight = c["input"], c["grad_output"], c["weight"]
-    mean = input.float().mean((0, 2, 3)) if centred else NO_MEAN
-    sums = torch.randn(len(weight), *weight.shape[2:]) if centred else NO_SUMS
-    arguments = (grad_output, input, c["index"], c["scale"], NO_SOURCE, mean, sums, weight.shape)
+    mean = input.float().mean((0, 2, 3)) if centred else None
+    sums = torch.randn(len(weight), *weight.shape[2:]) if centred else None
+    arguments = (grad_output, input, c["index"], c["scale"], None, mean, sums, weight.shape)
     found = with_threads(
         c["threads"], cpp.list_grad_weight, *arguments, *c["geometry"], c["groups"], last
     )
@@ -187,9 +184,9 @@ def test_long_lists(channels, threads, memory):
         input,
         index,
         scale,
-        NO_SOURCE,
-        NO_MEAN,
-        NO_SUMS,
+        None,
+        None,
+        None,
         weight.shape,
         *geometry,
         1,
@@ -214,7 +211,7 @@ def test_tiles_of_a_row_of_the_kernel(channels, memory):
     grad_output = torch.randn(2, 5, 5, 70).contiguous(memory_format=memory)
     index = torch.arange(2 * 5 * 70, dtype=torch.int32)
     mean, shape, geometry = torch.randn(channels), (5, channels, 3, 3), ((1, 1), (1, 1), (1, 1))
-    operands = (grad_output, input, index, torch.ones(len(index)), NO_SOURCE, mean, NO_SUMS)
+    operands = (grad_output, input, index, torch.ones(len(index)), None, mean, None)
     found = cpp.list_grad_weight(*operands, shape, *geometry, 1, False)
     less = input.double() - mean.view(-1, 1, 1)
     exact = torch.nn.grad.conv2d_weight(less, shape, grad_output.double(), padding=1)
@@ -238,8 +235,8 @@ def test_rows_of_a_smaller_map():
             index,
             scale,
             source,
-            NO_MEAN,
-            NO_SUMS,
+            None,
+            None,
             shape,
             *geometry,
             1,
@@ -264,7 +261,7 @@ def test_what_is_not_finite_comes_out(value, dtype):
     index, scale = cpp.draw_positions(scores, 3, torch.tensor(0.9, dtype=torch.float64))
     assert 28 in index and scale[index == 28] == 1
     shape = weight.shape
-    arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, shape, *geometry, 1)
+    arguments = (grad_output, input, index, scale, None, None, None, shape, *geometry, 1)
     found = cpp.list_grad_weight(*arguments, False)
     assert not found[2].isfinite().all() and found[0].isfinite().all()
     arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
@@ -283,9 +280,9 @@ def test_empty_lists_and_batches():
                 input,
                 none,
                 nothing,
-                none,
-                nothing,
-                nothing,
+                None,
+                None,
+                None,
                 weight.shape,
                 *geometry,
                 1,
@@ -306,7 +303,7 @@ def test_an_empty_list_leaves_the_share_of_the_mean():
     none, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
     mean, sums, shape = torch.randn(6), torch.randn(4, 3, 3), (4, 3, 3, 3)
     geometry = ((1, 1), (1, 1), (1, 1))
-    operands = (torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5), none, nothing, none)
+    operands = (torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5), none, nothing, None)
     found = cpp.list_grad_weight(*operands, mean, sums, shape, *geometry, 2, False)
     wanted = torch.einsum("oc,ohw->ochw", mean.view(2, 3).repeat_interleave(2, 0), sums)
     torch.testing.assert_close(found, wanted)
@@ -322,10 +319,7 @@ def test_wrong_arguments_are_named():
     index, scale = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
 
     def run(**changed):
-        given = (
-            dict(g=grad_output, x=input, i=index, s=scale, r=NO_SOURCE, m=NO_MEAN, t=NO_SUMS)
-            | changed
-        )
+        given = dict(g=grad_output, x=input, i=index, s=scale, r=None, m=None, t=None) | changed
         return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
 
     for changed, reason in (
@@ -336,8 +330,7 @@ def test_wrong_arguments_are_named():
         ({"s": torch.ones(3)}, r"weight torch.float32 \(3,\)"),
         ({"r": torch.tensor([0, 50], dtype=torch.int32)}, "source from 0 to 50"),
         ({"m": torch.ones(4)}, r"mean torch.float32 \(4,\)"),
-        ({"t": torch.ones(4, 3, 3)}, r"sums torch.float32 \(4, 3, 3\) must be .* beside a mean"),
-        ({"m": torch.ones(3), "t": torch.ones(4, 3)}, r"sums torch.float32 \(4, 3\)"),
+        ({"t": torch.ones(4, 3)}, r"sums torch.float32 \(4, 3\)"),
         ({"g": torch.ones(2, 4, 5, 6)}, "must have an output map"),
         ({"x": torch.ones(2, 6, 5, 5)}, "does not fit input"),
         ({"x": input.half()}, "input has dtype torch.float16"),
@@ -381,9 +374,9 @@ def test_operators_agree_with_their_declarations():
             grad_output,
             input,
             *listed,
-            NO_SOURCE,
-            NO_MEAN,
-            NO_SUMS,
+            None,
+            None,
+            None,
             [4, 3, 3, 3],
             *geometry,
             2,
@@ -399,7 +392,7 @@ def test_compiled_graphs_take_them():
         geometry = ((1, 1), (1, 1), (1, 1))
         scores, sums = cpp.measure_positions(grad_output, (6, 6), (3, 3), *geometry, True)
         index, scale = cpp.draw_positions(scores, 20, start)
-        arguments = (grad_output, input, index, scale, NO_SOURCE, NO_MEAN, NO_SUMS, weight.shape)
+        arguments = (grad_output, input, index, scale, None, None, None, weight.shape)
         return (
             sums,
             cpp.list_grad_weight(*arguments, *geometry, 1, False),

@@ -14,6 +14,7 @@ from torch import nn
 import fst
 from fst.backends import timing
 from fst.basics.machine import processor
+from fst.command_lines.lab import bench
 from fst.lab import benchmark
 from fst.lab.arguments import strategy_of
 from fst.lab.benchmark import breakdown
@@ -225,7 +226,7 @@ def test_help_and_bad_arguments(capsys):
 
 
 def test_strategies_with_options():
-    options = tool.parser().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
+    options = bench().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
     assert options.strategies == ["sampled,keep=0.25,center=False", "dense"]
     made = strategy_of("fst,block=(2, 1),phase=random")
     assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
@@ -233,7 +234,7 @@ def test_strategies_with_options():
 
 def test_bad_options_of_strategies(capsys):
     with pytest.raises(SystemExit):
-        tool.parser().parse_args(["--strategies", "sampled,keeps=0.25"])
+        tool.main(["--strategies", "sampled,keeps=0.25"])
     assert "has no option 'keeps'. Did you mean 'keep'" in capsys.readouterr().err
 
 
@@ -247,7 +248,7 @@ def test_layers_that_stay_dense_are_not_timed():
     training = benchmark.Training(
         model, lambda trained: trained(images).sum(), selection={"exclude": ["4"]}
     )
-    options = tool.parser().parse_args(["--repeats", "1"])
+    options = bench().parse_args(["--repeats", "1"])
     options.device = CPU
     found = Measurements("cpu")
     strategies = {"sdgp": fst.get_strategy("sdgp")}

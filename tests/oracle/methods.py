@@ -9,9 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fst.rules.nm import NM, UNBIASED
+from fst.rules.nm import NM, UNBIASED, TwicePruned
 from fst.rules.rule import Rule
-from fst.rules.twice import TwicePruned
 from fst.rules.values import Fading, MultiAxis, SoftThreshold
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import fst
 import fst.models
 from fst.basics.errors import UsageError
-from fst.layers.channels import traceable
+from fst.channels.graph import traceable
 from tests.oracle.conv import reference_nm_mask
 from tests.permutation.networks import Auxiliary, Branches, Everything, unequal
 

@@ -268,7 +268,7 @@ def test_bad_pattern(n, m, named, function):
 
 @pytest.mark.parametrize("dim", [2, -3])
 def test_bad_dim(dim):
-    with pytest.raises((ValueError, IndexError), match="dim"):
+    with pytest.raises(IndexError):
         nm_mask(torch.zeros(8, 8), 2, 4, dim)
 
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("torch_pruning")
-
 import fst
 import fst.models
 from fst.layers.channels import fit_channels
@@ -201,16 +199,6 @@ def test_distributed_training_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="DistributedDataParallel"):
         _attached(net)
-
-
-def test_the_missing_package_is_named(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    net = small_net()
-    with pytest.raises(ImportError, match="pip install torch-pruning"):
-        _attached(net)
-    assert net[0].passing.start is None
 
 
 @pytest.mark.parametrize(

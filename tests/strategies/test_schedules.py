@@ -159,8 +159,6 @@ def _trained(row, closure):
     "row", of_each_kind([row for row in SETTINGS if row.build().schedule is not None])
 )
 def test_gradients_made_in_a_closure_are_those_that_schedules_see(row):
-    if row.name == "prunetrain":
-        pytest.importorskip("torch_pruning")
     nets = [_trained(row, closure) for closure in (False, True)]
     plain, closure = (net.state_dict() for net in nets)
     assert all(torch.equal(plain[name], closure[name]) for name in plain)

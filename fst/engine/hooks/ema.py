@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from timm.utils import ModelEmaV3
 
-from fst.basics.values import check_integer, is_number
+from fst.basics.values import check_integer, check_number
 from fst.engine.model import built_wrappers, unwrapped
 from fst.engine.recipe import check_keys
 
@@ -49,8 +49,7 @@ class ModelEMAHook(Hook):
         check_keys("ema", ModelEmaV3, options, refused=REFUSED)
         decay, least = options.get("decay", 0.9999), options.get("min_decay", 0.0)
         for name, value in (("decay", decay), ("min_decay", least)):
-            if not is_number(value) or not 0 <= value < 1:
-                raise ValueError(f"ema {name}={value!r} must be a number from 0 to below 1.")
+            check_number(f"ema {name}", value, "[0, 1)")
         if least > decay:
             raise ValueError(f"ema min_decay={least!r} must not exceed decay={decay!r}.")
         check_integer("ema update_after_step", options.get("update_after_step", 0), 0)

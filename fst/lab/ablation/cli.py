@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fst.basics.arguments import STOPPED, user_errors
+from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled, user_errors
 from fst.command_lines import lab as command_lines
 from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
@@ -23,12 +22,7 @@ from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation, write_invocation
 from fst.lab.ablation.results import collect
-from fst.lab.ablation.run import (
-    TRAIN,
-    Failure,
-    Trainer,
-    signals_handled,
-)
+from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.ablation.table import write
 from fst.lab.arguments import command_of
 from fst.lab.reporting.document import Document
@@ -39,7 +33,10 @@ TABLE_COLUMNS = 4  # of the results' first table, on the console
 def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
     """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
     arguments = command_lines.ablate().parse_args(argv)
-    with user_errors(arguments), signals_handled(signal.default_int_handler):
+    with (
+        user_errors(arguments, lambda: "stopped; the same command goes on from here"),
+        signals_handled(STOP_SIGNALS, raise_stop),
+    ):
         return _ablate(arguments, argv, train)
 
 
@@ -77,12 +74,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         return 0
     _put_changed_aside(runs, trainer, arguments.rerun, console)
     write_invocation(invocation, work_dir)
-    failures: list[Failure] = []
-    try:
-        failures = trainer.train(runs)
-    except KeyboardInterrupt:
-        console.print("[yellow]interrupted; the same command goes on from here[/]")
-        return STOPPED
+    failures = trainer.train(runs)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
     if times is not None:
         grid, times = equal_time.fitted(grid, work_dir, made)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from rich.console import Console
@@ -24,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled
 from fst.engine.checkpoint import newest_checkpoint
 from fst.environment import commit, versions
 from fst.lab.ablation import guard
@@ -32,7 +31,6 @@ from fst.lab.ablation.folders import LOG, RunFolder
 from fst.lab.reporting.runs import is_run, read_run
 
 POLL_SECONDS = 0.25
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_LINES = 15
 TRAIN = ("-m", "fst", "train")
 SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
@@ -102,18 +100,6 @@ class _Started:
     start: float
 
 
-@contextlib.contextmanager
-def signals_handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Within, the signals that ask a process to end call ``handler``; ignored ones stay ignored."""
-    asked = [s for s in STOP_SIGNALS if signal.getsignal(s) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in asked}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 class Trainer:
     """Training of runs, ``jobs`` at a time; finished ones are skipped, interrupted ones go on.
 
@@ -150,10 +136,10 @@ class Trainer:
             KeyboardInterrupt: there was such a signal.
         """
         asked_to_stop: list[int] = []
-        with signals_handled(lambda number, _: asked_to_stop.append(number)):
+        with signals_handled(STOP_SIGNALS, lambda number, _: asked_to_stop.append(number)):
             failures = self._train(runs, asked_to_stop)
         if asked_to_stop:
-            raise KeyboardInterrupt
+            raise_stop(asked_to_stop[0])
         return failures
 
     def _train(self, runs: Sequence[PlannedRun], asked_to_stop: Sequence[int]) -> list[Failure]:

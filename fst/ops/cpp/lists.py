@@ -106,10 +106,8 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
     Returns:
         index (n,) int32, ascending; weight (n,) float32: reciprocals of the probabilities.
     """
-    if scores.dtype != torch.float32 or scores.dim() != 1 or not scores.is_contiguous():
-        raise ValueError(f"scores {scores.dtype} {tuple(scores.shape)} must be (M,) float32.")
-    if start.dtype != torch.float64 or start.numel() != 1:
-        raise ValueError(f"start {start.dtype} {tuple(start.shape)} must be one float64.")
+    _check(torch.float32, (scores.numel(),), scores=scores)
+    _check(torch.float64, (), start=start)
     if n < 0:
         raise ValueError(f"n={n} must not be negative.")
     index, weight = _like_drawn(scores, n)
@@ -136,10 +134,10 @@ def list_grad_weight(
     grad_output: Tensor,
     input: Tensor,
     index: Tensor,
-    weight: Tensor,
-    source: Tensor,
-    mean: Tensor,
-    sums: Tensor,
+    weight: Tensor | None,
+    source: Tensor | None,
+    mean: Tensor | None,
+    sums: Tensor | None,
     weight_shape: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -154,10 +152,10 @@ def list_grad_weight(
         grad_output: (N', Cout, P', Q').
         input: (N, Cin, H, W).
         index: (n,) int32, positions of the convolution's output map, ascending.
-        weight: (n,) float32.
-        source: (n,) int32, rows of grad_output, whose map may be another; empty: ``index``.
-        mean: (Cin,) float32, subtracted from the input inside the image; empty: nothing is.
-        sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; empty: nothing is added.
+        weight: (n,) float32; None: 1 everywhere.
+        source: (n,) int32, rows of grad_output, whose map may be another; None: ``index``.
+        mean: (Cin,) float32, subtracted from the input inside the image; None: nothing is.
+        sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; None: nothing is added.
         weight_shape: (Cout, Cin/groups, kh, kw).
         channels_last: the memory format of the result.
 
@@ -176,26 +174,26 @@ def list_grad_weight(
     geometry = Geometry(stride, padding, dilation, groups)
     map = output_shape(input.shape, weight_shape, geometry)[2:]
     _check_positions(samples, *map)
+    weight = torch.ones(len(index)) if weight is None else weight
     _check_list(index, weight)
-    if len(mean) not in (0, channels) or mean.dtype != torch.float32:
-        raise ValueError(f"mean {mean.dtype} ({len(mean)},) must be float32 ({channels},) or (0,).")
-    _check_sums(sums, mean, (out, *kernel))
+    _check(torch.float32, (channels,), mean=mean)
+    _check(torch.float32, (out, *kernel), sums=sums)
     rows = grad_output.numel() // max(out, 1)
-    if len(source):
+    if source is not None:
         _check_source(source, index, rows)
     elif rows != samples * map[0] * map[1]:
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
-        return result.zero_() if not len(sums) else result.copy_(share_of_mean(sums, mean, groups))
+        centred = mean is not None and sums is not None
+        return result.copy_(share_of_mean(sums, mean, groups)) if centred else result.zero_()
     numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
         "fst_list_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
-        *(index.data_ptr(), weight.data_ptr(), source.data_ptr() if len(source) else None),
-        *(len(index), grad_output[0, 0].numel(), mean.data_ptr() if len(mean) else None),
-        sums.data_ptr() if len(sums) else None,
+        *(index.data_ptr(), weight.data_ptr(), _pointer(source), len(index)),
+        *(grad_output[0, 0].numel(), _pointer(mean), None if mean is None else _pointer(sums)),
         *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
         result.data_ptr(),
     )
@@ -275,23 +273,28 @@ def _check_positions(samples: int, rows: int, columns: int) -> None:
         )
 
 
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
+    """Raise ValueError unless the kernels can read the tensors where they lie."""
+    for name, x in given.items():
+        if x is not None and (x.dtype != dtype or x.shape != shape or not x.is_contiguous()):
+            found = f"{name} {x.dtype} {tuple(x.shape)} with strides {x.stride()}"
+            raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
+
+
 def _check_list(index: Tensor, weight: Tensor) -> None:
-    if index.dtype != torch.int32 or index.dim() != 1 or not index.is_contiguous():
-        raise ValueError(f"index {index.dtype} {tuple(index.shape)} must be (n,) int32.")
-    if weight.dtype != torch.float32 or weight.shape != index.shape or not weight.is_contiguous():
-        raise ValueError(f"weight {weight.dtype} {tuple(weight.shape)} must be (n,) float32.")
-
-
-def _check_sums(sums: Tensor, mean: Tensor, shape: tuple[int, ...]) -> None:
-    fits = sums.shape == shape and sums.is_contiguous() and len(mean)
-    if sums.dtype != torch.float32 or (len(sums) and not fits):
-        found = f"sums {sums.dtype} {tuple(sums.shape)}"
-        raise ValueError(f"{found} must be float32 {shape}, beside a mean, or (0,).")
+    size = (index.numel(),)
+    _check(torch.int32, size, index=index)
+    _check(torch.float32, size, weight=weight)
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
-    if source.dtype != torch.int32 or source.shape != index.shape or not source.is_contiguous():
-        raise ValueError(f"source {source.dtype} {tuple(source.shape)} must be (n,) int32.")
+    _check(torch.int32, (len(index),), source=source)
+    if not len(source):
+        return
     low, high = torch.aminmax(source)
     if low < 0 or high >= rows:
         raise ValueError(f"source from {low} to {high} must be rows of grad_output, 0 to {rows}.")

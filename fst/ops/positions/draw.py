@@ -24,8 +24,8 @@ class Scored(NamedTuple):
 
     Attributes:
         scores: (N·P·Q,) what the probability of each position is proportional to.
-        sums: (Cout, kh, kw) Σ dY over the positions whose tap lies inside the image; empty where
-            nobody asked for it.
+        sums: (Cout, kh, kw) Σ dY over the positions whose tap lies inside the image, contiguous;
+            empty where nobody asked for it.
     """
 
     scores: Tensor
@@ -62,7 +62,7 @@ def score(
     axes = zip(size, input_size, kernel, *geometry[:3], strict=True)
     rows, columns = (inside(*axis, like=scores) for axis in axes)
     total = grad_output.sum(0, dtype=scores.dtype)
-    return Scored(scores, torch.einsum("rp,opq,sq->ors", rows, total, columns))
+    return Scored(scores, torch.einsum("rp,opq,sq->ors", rows, total, columns).contiguous())
 
 
 def inside(

@@ -20,16 +20,10 @@ def grad_weight(
     grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
     """As `products.grad_weight`."""
-    index, scale, source, mean, sums = listed
     if not cpp.takes_lists(grad_output):  # sums of some positions, which lie apart
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-    if scale is None:
-        scale = torch.ones(len(index))
-    source = index.new_empty(0) if source is None else source
-    mean = scale.new_empty(0) if mean is None else mean
-    sums = scale.new_empty(0) if sums is None else sums.contiguous()
-    operands = (grad_output, input, index, scale, source, mean, sums)
-    return cpp.list_grad_weight(*operands, weight.shape, *geometry, is_channels_last(weight))
+    wanted = (weight.shape, *geometry, is_channels_last(weight))
+    return cpp.list_grad_weight(grad_output, input, *listed, *wanted)
 
 
 def grad_input(

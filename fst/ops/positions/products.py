@@ -55,7 +55,10 @@ def grad_weight(
     grads = grads.unflatten(1, (groups, outputs // groups)).permute(1, 2, 0)  # (g, Cout/g, n)
     if mean is not None:
         input = input - mean[:, None, None].to(input.dtype)
-    image, corner, size = _corners(input, index, (kernel[0], kernel[1]), geometry)
+    top, left = geometry.padding
+    image = F.pad(input, (left, left, top, top)) if top or left else input
+    size = (image.shape[2], image.shape[3])
+    corner = _corner(index, input.shape, weight.shape, size, geometry)
     pixels = _rows(image)
     total = grad_output.new_empty(kernel[0], kernel[1], groups, outputs // groups, channels)
     for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
@@ -100,17 +103,6 @@ def grad_input(
 def _rows(maps: Tensor) -> Tensor:
     """(N, C, H, W) as (N·H·W, C): a view where the channels lie side by side."""
     return maps.permute(0, 2, 3, 1).flatten(0, 2)
-
-
-def _corners(
-    input: Tensor, index: Tensor, kernel: tuple[int, int], geometry: Geometry
-) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """The padded image, the row of each position's first pixel in it, and its size."""
-    top, left = geometry.padding
-    image = F.pad(input, (left, left, top, top)) if top or left else input
-    size = (image.shape[2], image.shape[3])
-    weight_shape = (1, 1, *kernel)
-    return image, _corner(index, input.shape, weight_shape, size, geometry), size
 
 
 def _corner(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fst.basics.arguments import STOP_SIGNALS, signals_handled
 from fst.lab.ablation import cli, guard
 from fst.lab.ablation.folders import RunFolder
-from fst.lab.ablation.run import signals_handled
 
 DENSE = {"sparsity": {"strategy": "dense"}}
 SIGNALS = {
@@ -24,6 +24,14 @@ SIGNALS = {
     "hup-term-int": [signal.SIGHUP, signal.SIGTERM, signal.SIGINT],
     "quit": [signal.SIGQUIT],
     "kill": [signal.SIGKILL],
+}
+
+ENDED = {  # exit status by the first signal
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+    signal.SIGHUP: 130,
+    signal.SIGQUIT: -signal.SIGQUIT,
+    signal.SIGKILL: -signal.SIGKILL,
 }
 
 
@@ -92,7 +100,7 @@ def test_stopped_in_training_and_resumed(numbers, write_grid, ablate, start, tmp
         time.sleep(0.02)
     process.join(60)
     ended_by = numbers[0] if numbers[0] in (signal.SIGQUIT, signal.SIGKILL) else None
-    assert process.exitcode == (-ended_by if ended_by else 130)
+    assert process.exitcode == ENDED[numbers[0]]
     printed = (tmp_path / "printed").read_text()
     lines = [line for line in printed.splitlines() if "goes on from here" in line]
     assert len(lines) == (ended_by is None) and "Traceback" not in printed
@@ -122,7 +130,7 @@ def test_no_signal_at_any_moment_leaves_a_training_behind(times, write_grid, sta
             os.kill(process.pid, number)
             time.sleep(moments.uniform(0, 0.05))
         process.join(60)
-        assert process.exitcode in ((-numbers[0],) if name in ("quit", "kill") else (130,)), name
+        assert process.exitcode == ENDED[numbers[0]], name
         assert left_behind(tmp_path) == [], (name, turn)
     assert "Traceback" not in (tmp_path / "printed").read_text()
 
@@ -167,7 +175,7 @@ def test_signals_that_are_ignored_stay_ignored():
     """As under nohup."""
     before, seen = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
     try:
-        with signals_handled(lambda number, _: seen.append(number)):
+        with signals_handled(STOP_SIGNALS, lambda number, _: seen.append(number)):
             for number in (signal.SIGHUP, signal.SIGTERM):
                 os.kill(os.getpid(), number)
         assert seen == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -12,11 +12,26 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from fst.basics.errors import UsageError
-from fst.permutation.axes import Axes, Axis
-from fst.permutation.operations import OPERATIONS, Call, Traced
+from fst.channels.axes import Axes, Axis
+from fst.channels.operations import OPERATIONS, Call, Traced
+from fst.layers.calls import in_eval_mode
 
 
-class ModelAxes:
+@contextmanager
+def traceable(model: nn.Module) -> Iterator[None]:
+    """Plain layers in eval mode, for the time of the block."""
+    layers = {m: type(m) for m in model.modules() if hasattr(m, "dense_class")}
+    for layer in layers:
+        layer.__class__ = layer.dense_class
+    try:
+        with in_eval_mode(model):
+            yield
+    finally:
+        for layer, kind in layers.items():
+            layer.__class__ = kind
+
+
+class ModelAxes(Axes):
     """The axes of all tensors of a model.
 
     torch.export gives the operations of a call on an example, in their order. An operation that
@@ -24,29 +39,29 @@ class ModelAxes:
     and outputs.
 
     Attributes:
-        axes: their families of channels.
+        tensors: the parameters and buffers by name.
         unused: names of the parameters that no traced call has used.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.axes = Axes()
+        super().__init__()
         self.unused = [name for name, _ in model.named_parameters()]
         self._model = model
-        self._tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        self._tensors.update(model.named_buffers(remove_duplicate=False))
+        self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self.tensors.update(model.named_buffers(remove_duplicate=False))
         self._stored = {
-            id(tensor): Traced([self.axes.new(size) for size in tensor.shape])
-            for tensor in self._tensors.values()
+            id(tensor): Traced([self.new(size) for size in tensor.shape])
+            for tensor in self.tensors.values()
         }
 
     def __iter__(self) -> Iterator[tuple[Tensor, list[Axis]]]:
         """Each parameter and buffer once, and its axes."""
-        for tensor in {id(tensor): tensor for tensor in self._tensors.values()}.values():
+        for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values():
             yield tensor, self.of(tensor)
 
     def of(self, tensor: Tensor) -> list[Axis]:
         """The axes of a parameter or buffer."""
-        return [self.axes.now(axis) for axis in self._stored[id(tensor)].axes]
+        return [self.now(axis) for axis in self._stored[id(tensor)].axes]
 
     def trace(self, inputs: tuple[Any, ...], *, training: bool = False) -> None:
         """Follow the channels through a call of the model, which is in eval mode.
@@ -66,15 +81,15 @@ class ModelAxes:
         made: dict[fx.Node, list[Traced]] = {}
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name in names:
-                made[node] = [self._stored[id(self._tensors[names[node.name]])]]
+                made[node] = [self._stored[id(self.tensors[names[node.name]])]]
             elif node.op == "call_function":
                 made[node] = self._called(node, made)
             else:
                 why = "output" if node.op == "output" else "input"
                 made[node] = self._stay(node, made, f"the model's {why}")
         used = [names[n.name] for n in program.graph.nodes if n.users and n.name in names]
-        found = {id(self._tensors[name]) for name in used}
-        self.unused = [name for name in self.unused if id(self._tensors[name]) not in found]
+        found = {id(self.tensors[name]) for name in used}
+        self.unused = [name for name in self.unused if id(self.tensors[name]) not in found]
 
     def _called(self, node: fx.Node, made: dict[fx.Node, list[Traced]]) -> list[Traced]:
         if node.target is operator.getitem:
@@ -95,7 +110,7 @@ class ModelAxes:
                 key: fx.node.map_arg(value, lambda source: made[source][0])
                 for key, value in given.items()
             }
-            call = Call(self.axes, name, arguments, shapes, f"{name} {where}")
+            call = Call(self, name, arguments, shapes, f"{name} {where}")
             found = OPERATIONS[name](call)
             if found is not None:
                 return [Traced(axes) for axes in found]
@@ -106,9 +121,18 @@ class ModelAxes:
         for source in node.all_input_nodes:
             for traced in made[source]:
                 for axis in traced.axes:
-                    self.axes.pin(axis, reason)
+                    self.pin(axis, reason)
         shapes = [tensor.shape for tensor in _tensors(node)]
-        return [Traced([self.axes.new(size, reason) for size in shape]) for shape in shapes]
+        return [Traced([self.new(size, reason) for size in shape]) for shape in shapes]
+
+
+def traced(model: nn.Module, inputs: tuple[Any, ...]) -> ModelAxes:
+    """The axes of a model's tensors; what only its training uses, is traced in training."""
+    axes = ModelAxes(model)
+    axes.trace(inputs)
+    if axes.unused:
+        axes.trace(inputs, training=True)
+    return axes
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
@@ -128,7 +152,7 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram:
             name = f"module {entered[-1]!r} of " if entered and entered[-1] else ""
             first = next(iter(str(error).strip().splitlines()), "")
             raise UsageError(
-                f"permute: channels cannot be followed through {name}{type(model).__name__}, of "
+                f"channels cannot be followed through {name}{type(model).__name__}, of "
                 f"which torch.export makes no graph: {type(error).__name__}: {first}"
             ) from error
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("torch_pruning")
-
 import fst
 import fst.models
+from fst.channels.removal import channel_groups, channel_maxima, remove_channels, weights_of
 from fst.lab.analysis import count_macs
-from fst.layers.channels import channel_groups, channel_maxima, fit_channels, remove_channels
+from fst.layers.channels import fit_channels
 from tests.networks import batch, small_net
+from tests.permutation.networks import Everything, unequal
 
 
 class Branches(nn.Module):
@@ -89,14 +89,12 @@ def _traced(build):
 def _zero(model, group, mask):
     """Zero all weights of the masked channels, element by element."""
     with torch.no_grad():
-        for member in group.members:
-            module = model.get_submodule(member.name)
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                continue
-            for position, channel in zip(member.positions, member.channels, strict=True):
-                if mask[channel]:
-                    index = (position,) if member.side == "out" else (slice(None), position)
-                    module.weight[index] = 0
+        for (name, axis), channels in group.places.items():
+            module = model.get_submodule(name.rpartition(".")[0])
+            if name.endswith("weight") and not isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for position, channel in enumerate(channels):
+                    if channel >= 0 and mask[channel]:
+                        module.weight.select(axis, position).zero_()
 
 
 def _macs(model, example):
@@ -145,26 +143,52 @@ def test_removing_zeroed_channels_changes_nothing_but_the_size(build):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * expected.abs().max())
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_random_graphs(seed):
+    """Whatever is done to the channels: without those that nothing reads, the rest stays."""
+    torch.manual_seed(seed)
+    model, example = unequal(Everything(seed)).eval(), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    fst.convert(model, "dense")
+    producers = set(fst.sparse_layers(model).values())
+    removed = []
+    for group in channel_groups(model, example[:1], producers):
+        if not group.obstacle:
+            removed.append((group, torch.arange(group.size) % 3 == 1))
+            _zero(model, *removed[-1])
+    with torch.no_grad():
+        expected = model(example)
+        remove_channels(model, removed)
+        torch.testing.assert_close(model(example), expected)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [nn.Softmax(1), nn.LayerNorm([6, 4, 4], elementwise_affine=False), nn.Unflatten(1, (2, 3))],
+)
+def test_channels_whose_number_matters_stay(between):
+    model = nn.Sequential(nn.Conv2d(3, 6, 1), between, nn.Flatten(), nn.Linear(96, 2))
+    fst.convert(model, "dense")
+    group = channel_groups(model, torch.randn(1, 3, 4, 4), list(model))[-1]
+    assert group.obstacle.endswith(("in '1'", "in '2'"))
+
+
 def test_groups_of_branches():
     model, _, groups = _traced(build_branches)
     found = {}
     for group in groups:
-        key = frozenset((m.name, m.side) for m in group.members)
+        key = frozenset((name, axis) for (name, axis), *_ in weights_of(model, group))
         found[key] = (group.size, bool(group.obstacle))
-    trunk = {("stem", "out"), ("body", "out"), ("norm", "out"), ("body", "in")}
+    trunk = {("stem.weight", 0), ("body.weight", 0), ("body.weight", 1)}
     assert found == {
-        frozenset(trunk | {("left", "in"), ("right", "in")}): (6, False),
-        frozenset({("left", "out"), ("right", "out"), ("depthwise", "out"), ("head", "in")}): (
-            9,
-            False,
-        ),
-        frozenset({("head", "out")}): (3, True),
+        frozenset(trunk | {("left.weight", 1), ("right.weight", 1)}): (6, False),
+        frozenset({("left.weight", 0), ("head.weight", 1)}): (4, False),
+        frozenset({("right.weight", 0), ("head.weight", 1)}): (5, False),
+        frozenset({("head.weight", 0)}): (3, True),
     }
-    joined = {m.name: m for m in next(g for g in groups if g.size == 9).members}
-    assert joined["right"].positions.tolist() == list(range(5))
-    assert joined["right"].channels.tolist() == list(range(4, 9))
-    assert joined["head"].positions.tolist() == list(range(9 * 16))
-    assert joined["head"].channels.tolist() == [c for c in range(9) for _ in range(16)]
+    right = next(g for g in groups if g.size == 5).places
+    assert right["right.bias", 0].tolist() == list(range(5))
+    assert right["depthwise.weight", 0].tolist() == [-1] * 4 + list(range(5))
+    assert right["head.weight", 1].tolist() == [-1] * 64 + [c for c in range(5) for _ in range(16)]
 
 
 class Awkward(nn.Module):
@@ -191,9 +215,9 @@ def test_obstacles_are_named():
     fst.convert(model, "prunetrain", exclude="excluded")
     producers = set(fst.sparse_layers(model).values())
     groups = channel_groups(model, torch.randn(1, 3, 4, 4), producers)
-    obstacles = {group.members[0].name: group.obstacle for group in groups}
+    obstacles = {next(iter(group.places))[0].split(".")[0]: group.obstacle for group in groups}
     assert "not converted" in obstacles["excluded"]
-    assert "GroupNorm" in obstacles["normed"]
+    assert "group_norm" in obstacles["normed"]
     assert "grouped" in obstacles["before_grouped"] and "grouped" in obstacles["grouped"]
     assert "output" in obstacles["output"]
     assert obstacles["head"]

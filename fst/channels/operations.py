@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fst.permutation.axes import Axes, Axis, times
+from fst.channels.axes import Axes, Axis, times
 
 
 class Traced(NamedTuple):
@@ -46,12 +46,17 @@ class Call(NamedTuple):
     def unite(self, axis: Axis, *others: Axis) -> None:
         """All these axes hold the same channels."""
         for other in others:
-            self.axes.unite(axis, other, self.reason)
+            self.axes.unite(axis, other)
 
     def pin(self, *axes: Axis) -> None:
         """Leave axes in place."""
         for axis in axes:
             self.axes.pin(axis, self.reason)
+
+    def count(self, *axes: Axis) -> None:
+        """The numbers of channels of axes matter."""
+        for axis in axes:
+            self.axes.count(axis, self.reason)
 
     def new(self, *shape: int) -> list[Axis]:
         """New axes that stay in place."""
@@ -74,18 +79,24 @@ def _operation(names: str) -> Callable[[Callable[[Call], Found]], Callable[[Call
     """relu relu6 hardtanh gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu celu selu
     mish softplus softsign exp log sqrt rsqrt reciprocal square abs neg erf clamp clamp_min
     clamp_max dropout feature_dropout alpha_dropout bernoulli clone contiguous detach alias to
-    _to_copy softmax log_softmax add sub rsub mul div pow maximum minimum where copy"""
+    _to_copy add sub rsub mul div pow maximum minimum where copy"""
 )
 def _elementwise(call: Call) -> Found:
-    """An element of the result from one of each tensor, broadcast; softmax from a row of them."""
+    """An element of the result from one of each tensor, broadcast."""
     tensors = [traced.axes for traced in call.given.values() if isinstance(traced, Traced)]
     shape, result = call.shapes[0], []
     for at in range(-len(shape), 0):
         here = [axes[at] for axes in tensors if len(axes) >= -at]
-        long = [axis for axis in here if call.axes.length(axis) == shape[at] != 1]
-        call.unite(*(long or call.new(1)))
-        result.append(long[0] if long else call.new(shape[at])[0])
+        long = [axis for axis in here if len(axis) == shape[at]] or call.new(shape[at])
+        call.unite(*long)
+        result.append(long[0])
     return [result]
+
+
+@_operation("softmax log_softmax")
+def _softmax(call: Call) -> Found:
+    call.count(call.first[call.given["dim"]])
+    return [call.first]
 
 
 @_operation("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -93,10 +104,10 @@ def _convolution(call: Call) -> Found:
     maps, weight, bias = call.of("input"), call.of("weight"), call.of("bias")
     channel, groups = len(maps) - len(weight) + 1, call.given["groups"]
     out, own = weight[:2] if "transpose" not in call.name else weight[1::-1]
-    each = call.axes.length(out) // groups
+    each = len(out) // groups
     if groups == 1:
         call.unite(maps[channel], own)
-    elif call.axes.length(maps[channel]) == groups and own == weight[1]:  # depthwise
+    elif len(maps[channel]) == groups and own == weight[1]:  # depthwise
         call.unite(times(maps[channel], each), out)
     else:
         reason = f"the {groups} groups of {call.reason}"
@@ -124,6 +135,7 @@ def _batch_norm(call: Call) -> Found:
 
 @_operation("layer_norm rms_norm")
 def _layer_norm(call: Call) -> Found:
+    call.count(*call.first[-len(call.given["normalized_shape"]) :])
     for name in ("weight", "bias"):
         for axis, own in zip(call.first[::-1], call.of(name)[::-1], strict=False):
             call.unite(axis, own)
@@ -132,7 +144,7 @@ def _layer_norm(call: Call) -> Found:
 
 @_operation("prelu")
 def _prelu(call: Call) -> Found:
-    if call.axes.length(call.of("weight")[0]) != 1:
+    if len(call.of("weight")[0]) != 1:
         call.unite(call.first[1], *call.of("weight"))
     return [call.first]
 
@@ -166,6 +178,7 @@ def _reduction(call: Call) -> Found:
     axes, dims = call.first, call.given.get("dim")
     dims = [dims] if isinstance(dims, int) else dims or range(len(axes))
     reduced = {dim % len(axes) for dim in dims}
+    call.count(*(axes[dim] for dim in reduced))
     if call.given.get("keepdim"):
         return [[call.new(1)[0] if at in reduced else axis for at, axis in enumerate(axes)]]
     return [[axis for at, axis in enumerate(axes) if at not in reduced]]
@@ -193,7 +206,7 @@ def _transpose(call: Call) -> Found:
 def _expand(call: Call) -> Found:
     result = call.new(*call.shapes[0])
     for at, axis in enumerate(call.first[::-1], start=1):
-        if call.axes.length(axis) == call.shapes[0][-at]:
+        if len(axis) == call.shapes[0][-at]:
             result[-at] = axis
     return [result]
 
@@ -221,7 +234,7 @@ def _split(call: Call) -> Found:
 
 @_operation("slice narrow")
 def _slice(call: Call) -> Found:
-    axes, dim, size = call.first, call.given["dim"], call.axes.length(call.first[call.given["dim"]])
+    axes, dim, size = call.first, call.given["dim"], len(call.first[call.given["dim"]])
     start, step = call.given["start"] or 0, call.given.get("step", 1)
     if step != 1 or not isinstance(start, int):
         return None
@@ -238,6 +251,7 @@ def _select(call: Call) -> Found:
 
 
 def _part(call: Call, dim: int, start: int, end: int) -> Axis:
+    call.count(call.first[dim])
     return call.axes.part(call.first[dim], start, end, call.reason)
 
 

@@ -1,0 +1,159 @@
+"""Channels that hang together, and their removal from a model and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fst.channels.axes import Axis
+from fst.channels.graph import ModelAxes, traceable, traced
+from fst.layers.channels import follow_shapes, is_depthwise, laid_out_as, replace
+
+Place = tuple[str, int]  # the name of a parameter or buffer, and one of its axes
+
+
+class ChannelGroup(NamedTuple):
+    """Channels of which each may be removed, as they lie in the same tensors.
+
+    Attributes:
+        size: number of channels.
+        places: where they lie -> the channel of each element of that axis, -1 for none of these.
+        obstacle: why none of them can be removed; "" if they can.
+    """
+
+    size: int
+    places: Mapping[tuple[str, int], Tensor]
+    obstacle: str
+
+
+def channel_groups(
+    model: nn.Module, example: Tensor, producers: Collection[object]
+) -> list[ChannelGroup]:
+    """The channels that convolutions and linear layers of ``model`` make.
+
+    The model runs in eval mode on a stand-in of ``example``, and stays as it is. Removable are
+    channels that only ``producers`` make, that a layer reads, and that only convolutions
+    without groups, depthwise convolutions, batch norms and linear layers touch.
+
+    Raises:
+        RuntimeError: the model cannot be traced.
+    """
+    with traceable(model), torch.enable_grad():
+        axes = traced(model, (example,))
+    stored = {
+        (name, dim): axis
+        for name, tensor in axes.tensors.items()
+        for dim, axis in enumerate(axes.of(tensor))
+    }
+    families = axes.families(stored.values())[::-1]  # from the outputs to the inputs
+    where = {
+        c: (number, at) for number, family in enumerate(families) for at, c in enumerate(family)
+    }
+    found: list[dict[Place, Tensor]] = [{} for _ in families]
+    for place, axis in stored.items():
+        for number in {where[channel][0] for channel in axis}:
+            channels = [at if own == number else -1 for own, at in map(where.__getitem__, axis)]
+            found[number][place] = torch.tensor(channels, device="cpu")
+    return [
+        ChannelGroup(len(family), places, _obstacle(model, axes, family, places, producers))
+        for family, places in zip(families, found, strict=True)
+        if any(dim == 0 and _multiplies(model, name) for name, dim in places)
+    ]
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _multiplies(model: nn.Module, name: str) -> bool:
+    """Whether a tensor is of a convolution or linear layer, which has output and input channels."""
+    return isinstance(_owner(model, name), nn.Conv2d | nn.Linear)
+
+
+def _obstacle(
+    model: nn.Module,
+    axes: ModelAxes,
+    family: Axis,
+    places: Collection[Place],
+    producers: Collection[object],
+) -> str:
+    reasons = [axes.pinned(family[0]), axes.counted(family[0])]
+    for name, dim in places:
+        layer, module = name.rpartition(".")[0], _owner(model, name)
+        if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):
+            reasons.append(f"{name!r} belongs to a {type(module).__name__}")
+        elif getattr(module, "groups", 1) > 1 and not is_depthwise(module):
+            reasons.append(f"{layer!r} is a grouped convolution")
+        elif dim == 0 and not isinstance(module, _BatchNorm) and module not in producers:
+            reasons.append(f"{layer!r} is not converted")
+    if not any(dim == 1 and _multiplies(model, name) for name, dim in places):
+        reasons.append("no layer reads these channels")
+    return next(filter(None, reasons), "")
+
+
+def weights_of(model: nn.Module, group: ChannelGroup) -> Iterator[tuple[Place, Tensor, Tensor]]:
+    """Where the group's channels are multiplied by a weight: place, weight, channels there.
+
+    That is in convolutions and linear layers; a depthwise convolution has no choice of channels.
+    """
+    for place, channels in group.places.items():
+        module = _owner(model, place[0])
+        if (
+            place[0].endswith("weight")
+            and _multiplies(model, place[0])
+            and not is_depthwise(module)
+        ):
+            yield place, module.weight, channels
+
+
+def channel_maxima(model: nn.Module, group: ChannelGroup) -> Tensor:
+    """Largest |w| of each channel in all layers that make or read it: (size,)."""
+    found = []
+    for (_, axis), weight, channels in weights_of(model, group):
+        values = weight.detach().abs().amax([dim for dim in range(weight.dim()) if dim != axis])
+        own = channels >= 0
+        maxima = values.new_zeros(group.size)
+        index = channels[own].to(values.device)
+        found.append(maxima.scatter_reduce(0, index, values[own.to(values.device)], "amax"))
+    return torch.stack(found).amax(0)
+
+
+def remove_channels(
+    model: nn.Module,
+    removed: Sequence[tuple[ChannelGroup, Tensor]],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Make a model smaller, in place.
+
+    Parameters become new, smaller ones; ``optimizer`` gets them in the place of the old ones, with
+    its state of the channels that stay. Gradients are dropped.
+
+    Args:
+        model: the one that was traced.
+        removed: groups, and for each the mask (size,) of the channels to remove.
+        optimizer: of any kind whose state tensors have the parameter's shape.
+    """
+    kept: dict[str, dict[int, Tensor]] = {}
+    for group, mask in removed:
+        for (name, axis), channels in group.places.items():
+            stays = (channels < 0) | ~mask.cpu()[channels]
+            own = kept.setdefault(name, {})
+            own[axis] = own[axis] & stays if axis in own else stays
+    for name, masks in kept.items():
+        module, select = _owner(model, name), partial(_selected, masks)
+        key = name.rpartition(".")[2]
+        replace(module, key, select(getattr(module, key)), optimizer, select)
+    for name in kept:
+        follow_shapes(_owner(model, name))
+
+
+def _selected(kept: Mapping[int, Tensor], tensor: Tensor) -> Tensor:
+    smaller = tensor.detach()
+    for axis, stays in kept.items():
+        smaller = smaller.index_select(axis, stays.nonzero()[:, 0].to(tensor.device))
+    return laid_out_as(tensor, smaller)
