@@ -140,7 +140,7 @@ def convert(
     for name, module in modules.items():
         drop_note(module)
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
-        if own[name].may_accelerate:
+        if seen[name] and own[name].may_accelerate:
             try_calls(layer, seen[name])
         report.layers.append(describe_layer(layer))
     report.covered = coverage_of(model, report.skipped, counted)
