@@ -1,6 +1,7 @@
 """The names of the library: `fst.NAME` is the NAME of this module."""
 
 from fst.attachment import attach
+from fst.basics.version import __version__
 from fst.budgets import patterns
 from fst.conversion import convert, fold
 from fst.exporting.model import export
@@ -23,6 +24,7 @@ __all__ = [
     "Rule",
     "Schedule",
     "Strategy",
+    "__version__",
     "attach",
     "convert",
     "export",
