@@ -26,7 +26,7 @@ SIGNALS = {
     "kill": [signal.SIGKILL],
 }
 
-ENDED = {  # exit status by the first signal
+ENDED = {  # exit status by the signal
     signal.SIGINT: 130,
     signal.SIGTERM: 143,
     signal.SIGHUP: 130,
@@ -130,7 +130,8 @@ def test_no_signal_at_any_moment_leaves_a_training_behind(times, write_grid, sta
             os.kill(process.pid, number)
             time.sleep(moments.uniform(0, 0.05))
         process.join(60)
-        assert process.exitcode == ENDED[numbers[0]], name
+        # of signals that are pending together Python handles the lowest number first
+        assert process.exitcode in {ENDED[number] for number in numbers}, name
         assert left_behind(tmp_path) == [], (name, turn)
     assert "Traceback" not in (tmp_path / "printed").read_text()
 
