@@ -27,7 +27,7 @@ class ChannelGroup(NamedTuple):
     """
 
     size: int
-    places: Mapping[tuple[str, int], Tensor]
+    places: Mapping[Place, Tensor]
     obstacle: str
 
 

@@ -117,9 +117,12 @@ def measure(baseline: str, runs: Mapping[str, PlannedRun]) -> EqualTime:
 def _step(
     config: Config, model: BaseModel, batches: Iterator[Any], seed: int
 ) -> Callable[[], object]:
+    before = logging.root.manager.disable
     logging.disable(logging.INFO)  # mmengine says each parameter's options, for every setting
-    optimizer = build_optim_wrapper(model, config.optim_wrapper)
-    logging.disable(logging.NOTSET)
+    try:
+        optimizer = build_optim_wrapper(model, config.optim_wrapper)
+    finally:
+        logging.disable(before)
     for group in optimizer.param_groups:
         group["lr"] = LEARNING_RATE
     if config.get("sparsity") is not None:
