@@ -27,7 +27,7 @@ class ChannelGroup(NamedTuple):
     """
 
     size: int
-    places: Mapping[Place, Tensor]
+    places: Mapping[tuple[str, int], Tensor]
     obstacle: str
 
 
