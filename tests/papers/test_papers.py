@@ -88,6 +88,15 @@ def test_concentration(tables):
     assert points[0]["1/2: least"] == min(row["1/2"] for row in layers)
 
 
+def test_noise(tables):
+    layers, medians = tables("noise", *MODEL, "--batches", "2", "--draws", "4", figures=0)
+    assert layers[0]["positions"] == 2 * 16 * 16
+    assert all(0 < row["dW, 1/2"] < row["dW, 1/4"] for row in layers)
+    assert layers[0]["… largest"] is None, "no layer is in front of the first"
+    assert all(0 < row["dX, 1/2: median in front"] <= row["… largest"] for row in layers[1:])
+    assert 0 < medians[0]["dW, 1/2"] < medians[0]["dW, 1/4"]
+
+
 def test_overhead(tables):
     measured, published = tables("overhead", *MODEL, "--repeats", "1")
     assert measured[0]["share of the step"] == published[0]["share of the step"] == 1
