@@ -23,6 +23,7 @@ from fst.command_lines.options import DTYPES
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import SMALL, style
 from fst.lab.reporting.markdown import publish
+from fst.layers.calls import LayerCall, each_call
 
 
 def main(
@@ -141,15 +142,10 @@ def visit_inputs(
     visit: Callable[[str, Tensor], None],
 ) -> None:
     """Call ``visit(name, input)`` for each call of the named layers during ``run()``."""
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _, inputs, name=name: visit(name, inputs[0].detach())
-        )
-        for name in names
-    ]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def see(call: LayerCall) -> None:
+        if call.name in names:
+            visit(call.name, call.input.detach())
+
+    with torch.no_grad(), each_call(model, (nn.Conv2d, nn.Linear), see):
+        run()

@@ -9,7 +9,6 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,8 @@ from subject import Subject, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
+from fst.basics.selectors import selected
+from fst.conversion import KINDS
 from fst.engine.model import sparse_root
 from fst.functional import sparse_conv2d
 from fst.lab.benchmark.layers import padded_input
@@ -290,10 +291,11 @@ def _neighbour_rows(
     """Convolutions that are analysed, and linear layers but the heads, by their first call."""
     root = sparse_root(model)
     modules = dict(root.named_modules())
-    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
-    if options.layers is not None:
-        linear = {n for n in linear if any(fnmatchcase(n, p) for p in options.layers)}
-    names = [*conv_names(root, options.layers), *(linear - classifier_heads(root))]
+    kinds = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d | nn.Linear)}
+    chosen = kinds if options.layers is None else selected("layers", options.layers, kinds, KINDS)
+    linear = {name for name in chosen if isinstance(kinds[name], nn.Linear)}
+    heads = classifier_heads(root)
+    names = [name for name in kinds if name in chosen and name not in heads]
     found: dict[str, list[object]] = {}
 
     def visit(name: str, input: Tensor) -> None:
@@ -315,10 +317,8 @@ def _shown(records: dict[str, LayerRecord], patterns: list[str] | None) -> dict[
         is_deep = len(names) > max(SHOWN)
         chosen = [names[i] for i in SHOWN] if is_deep else spread(names, len(SHOWN))
         return {name: records[name] for name in chosen}
-    matched = [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
-    if not matched:
-        raise ValueError(f"--show {patterns} matches none of: {', '.join(names)}.")
-    return {name: records[name] for name in matched}
+    chosen = selected("show", patterns, records, "convolution")
+    return {name: records[name] for name in names if name in chosen}
 
 
 def _images(record: LayerRecord, options: argparse.Namespace) -> dict[str, Tensor]:
