@@ -145,7 +145,7 @@ def _like_sums(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
 def sum_grad_output(
     grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
 ) -> list[Tensor]:
-    """`fst.ops.positions.sum_grad_output` with restoration; lattices are flattened fours."""
+    """`fst.ops.positions.fixed.sum_grad_output`, restored; lattices are flattened fours."""
     _check_dtypes("grad_output", grad_output)
     results = _like_sums(grad_output, lattices)
     with _on(grad_output):
@@ -169,8 +169,8 @@ def grad_weight(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """`fst.ops.positions.grad_weight` with one input for each lattice; lattices and the windows
-    of their kept positions are flattened fours.
+    """`fst.ops.positions.fixed.grad_weight` with one input for each lattice; lattices and the
+    windows of their kept positions are flattened fours.
 
     A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
     """

@@ -29,9 +29,9 @@ CELLS = (
     "strategy leaves."
 )
 NOTES = (
-    "Counted are the GEMMs that autograd computes in this step. A frozen stage has no weight "
-    "gradient; what lies below it, and the first layer, has no grad_input. Neither is in any "
-    "number, dense or sparse: nobody pays for it.",
+    "Counted are the GEMMs that autograd computes in this step. A stage whose weights need no "
+    "gradient has no grad_weight. The layers in front of it, and the first layer, have no "
+    "grad_input. Neither GEMM is in any number, dense or sparse: nobody pays for it.",
     "A layer that several feature maps share (a detector's RPN head) counts once for each of them.",
     "2:4 leaves a half. More is left where a group is short (3 input channels keep 2), in "
     "grad_weight where a row has an odd width (its last position stands alone), and all of it in "
