@@ -153,6 +153,16 @@ def test_sorted_columns_of_some_samples_at_a_time(the_case, dtype, monkeypatch):
     assert error(parts, expected) <= max(1e-12, 2 * error(whole, expected))
 
 
+@pytest.mark.parametrize("operand", ["input", "grad_output"])
+def test_a_draw_does_not_depend_on_the_cache(operand, monkeypatch):
+    """Masks are drawn for all samples at once, however many of them a cache holds."""
+    operands = MANY_SAMPLES.operands()
+    strategy = Strategy("drawn", grad_weight=NM(operand, rule="random"))
+    whole = run(MANY_SAMPLES, operands, strategy, seed=3)[2]
+    monkeypatch.setattr(fst.rules.masks, "CPU_PART", 1)
+    assert torch.equal(run(MANY_SAMPLES, operands, strategy, seed=3)[2], whole)
+
+
 # ---------------------------------------------------------------- dense, bit for bit
 
 
