@@ -82,14 +82,15 @@ def test_a_layer_that_gains_nothing_runs_exactly(monkeypatch):
 
 
 def test_noise_keeps_its_promise():
-    """Over many draws of one batch, the variance is at most the promised share of that between
-    batches.
+    """The variance that draws add is at most the promised share of that between batches, and about
+    as large as the layer believes, which takes it away from what it learns.
     """
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1))
     fst.convert(layer, fst.get_strategy("sampled", noise=0.2))
     attach(layer)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    believed: list[float] = []
 
     def gradient(seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -101,6 +102,7 @@ def test_noise_keeps_its_promise():
             if strategy_is_on:
                 (layer(images) * weights).square().mean().backward()
                 optimizer.step()
+                believed.append(layer[0].state.memories[0]["added"])
             else:
                 output = nn.functional.conv2d(images, layer[0].weight, layer[0].bias, padding=1)
                 (output * weights).square().mean().backward()
@@ -115,6 +117,7 @@ def test_noise_keeps_its_promise():
     share = layer[0].state.memories[0]["share"]
     assert 0.02 < share < 0.9
     assert added <= 0.2 * between * 1.3
+    assert 0.5 < sum(believed[40:]) / len(pairs) / added < 2
     assert "positions" in {key.split("/")[1] for key in fst.metrics(layer)}
 
 

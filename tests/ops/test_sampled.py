@@ -303,6 +303,20 @@ def test_noise_is_a_promise_for_grad_weight_alone():
         Strategy("test", grad_input=Sampled(keep=None, noise=0.1))
 
 
+@pytest.mark.parametrize("total", [1000, 5 * noise.MOST_SCORES])
+def test_the_least_number_of_positions_that_adds_what_is_allowed(total):
+    """Of many positions, some stand for all."""
+    scores = torch.rand(total, dtype=torch.float64) ** 4
+    allowed = 0.3 * float(scores.square().sum())
+
+    def added(count: int) -> float:
+        chances = _lengths(scores, count) / UNIT
+        return float(((1 / chances - 1) * scores.square()).sum())
+
+    count = noise.count(scores, allowed)
+    assert added(math.ceil(1.02 * count)) < allowed < added(math.floor(0.98 * count))
+
+
 def test_the_noise_of_the_draw_is_no_variance_between_batches():
     """The halves' difference has both; what the draw has added is known and taken away."""
     first, second = torch.randn(2, 4, 3, 3, 3, dtype=torch.float64)
