@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry, gradients, input_gradient
+from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients, input_gradient
 from fst.ops.positions import fixed, sampled
 from fst.ops.positions.sampled import Lists, Step
 from fst.ops.prune import prune_columns
@@ -58,7 +58,7 @@ def grad_weight(
         kernel = (weight.shape[2], weight.shape[3])
         found = _of_pruned_columns(grad_output, input, kernel, geometry, rule, generator)
         return None, found, None
-    return *gradients(grad_output, input, weight, geometry, (False, True, False))[:2], None
+    return *gradients(grad_output, input, weight, geometry, ONLY_WEIGHT)[:2], None
 
 
 def _of_pruned_columns(

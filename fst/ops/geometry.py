@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ONLY_WEIGHT = (False, True, False)  # what `gradients` is asked for
+
 
 class Geometry(NamedTuple):
     """Stride, symmetric padding, dilation (height, width) and groups of a 2-D convolution."""

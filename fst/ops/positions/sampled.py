@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst.backends import dispatch
 from fst.ops import cpp
-from fst.ops.geometry import Geometry, gradients, input_gradient
+from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients, input_gradient
 from fst.ops.positions import draw, native, noise, products
 from fst.ops.positions.products import Listed
 from fst.rules.sampled import Positions, Sampled
@@ -20,7 +20,6 @@ from fst.rules.strategy import Strategy
 
 EXACT = "dense"  # the backend that samples nothing
 LISTED = (cpp.BACKEND, "torch")  # the backends that compute from lists
-ONLY_WEIGHT = (False, True, False)
 SHARE = 8  # the mean is that of one sample in so many
 Product = Callable[..., Tensor]
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry, gradients
+from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients
 from fst.rules.rule import Lattice
-
-ONLY_WEIGHT = (False, True, False)
 
 
 def grad_weight(
