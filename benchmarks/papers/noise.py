@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from paper import add_layers, main
 from subject import Subject, add_subject, same_draws, subject_of
@@ -48,7 +49,7 @@ class Drawing:
         self.layers = sparse_layers(sparse_root(self.model))
         self.positions: dict[str, int] = {}  # of the first batch
         for name, layer in self.layers.items():
-            own = {key: rule[name] for key, rule in rules.items() if name in rule}
+            own: dict[str, Any] = {key: rule[name] for key, rule in rules.items() if name in rule}
             layer.strategy = replace(layer.strategy, **own)
             layer.register_forward_hook(lambda _, __, y, name=name: self._count(name, y))
 
