@@ -30,6 +30,7 @@ from fst.layers.modules import sparse_layers
 from fst.rules.sampled import Sampled
 
 KEPT = (0.5, 0.25)
+ROUNDING = 1e-9  # up to this, a layer's gradient differs by rounding alone
 Gradients = dict[str, Tensor]  # of the weights, by the names of their layers
 
 
@@ -127,7 +128,7 @@ def run(options: argparse.Namespace) -> Document:
         parts: list[float | None] = [column.get(name) for column in columns]
         if not options.no_grad_input:
             in_front = added(grad_input={name: Sampled(keep=KEPT[0])}).values()
-            reached = [ratio for ratio in in_front if ratio > 0]
+            reached = [ratio for ratio in in_front if ratio > ROUNDING]
             parts += [statistics.median(reached), max(reached)] if reached else [None, None]
         rows.append([name, exact.positions[name], *parts])
     medians = [statistics.median(column[n] for n in names) for column in columns]
