@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from paper import add_layers, main
 from subject import Subject, add_subject, same_draws, subject_of
@@ -29,6 +30,7 @@ from fst.layers.modules import sparse_layers
 from fst.rules.sampled import Sampled
 
 KEPT = (0.5, 0.25)
+ROUNDING = 1e-9  # up to this, a layer's gradient differs by rounding alone
 Gradients = dict[str, Tensor]  # of the weights, by the names of their layers
 
 
@@ -48,7 +50,7 @@ class Drawing:
         self.layers = sparse_layers(sparse_root(self.model))
         self.positions: dict[str, int] = {}  # of the first batch
         for name, layer in self.layers.items():
-            own = {key: rule[name] for key, rule in rules.items() if name in rule}
+            own: dict[str, Any] = {key: rule[name] for key, rule in rules.items() if name in rule}
             layer.strategy = replace(layer.strategy, **own)
             layer.register_forward_hook(lambda _, __, y, name=name: self._count(name, y))
 
@@ -126,7 +128,7 @@ def run(options: argparse.Namespace) -> Document:
         parts: list[float | None] = [column.get(name) for column in columns]
         if not options.no_grad_input:
             in_front = added(grad_input={name: Sampled(keep=KEPT[0])}).values()
-            reached = [ratio for ratio in in_front if ratio > 0]
+            reached = [ratio for ratio in in_front if ratio > ROUNDING]
             parts += [statistics.median(reached), max(reached)] if reached else [None, None]
         rows.append([name, exact.positions[name], *parts])
     medians = [statistics.median(column[n] for n in names) for column in columns]

@@ -1,0 +1,137 @@
+"""What strategies change in several grids: a table of each grid, and one figure.
+
+    python benchmarks/changes.py configs/ablation/bccd_weight_gradient.yaml=WORK_DIR ...
+
+Changes are differences from the grid's baseline, paired by seed. Settings behind `--second` in the
+grid are compared with it too. Finished runs count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from fst.basics.arguments import add_traceback, user_errors
+from fst.command_lines.analyze import add_output
+from fst.lab.ablation.grid import load_grid
+from fst.lab.ablation.invocation import changed, read_invocation
+from fst.lab.ablation.results import INTERVAL, Results, Summary, collect
+from fst.lab.reporting.document import Document, Figure
+from fst.lab.reporting.figures import COLOURS, INK, figure, save
+from fst.lab.reporting.markdown import publish
+
+ROW_INCHES = 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collect, write, print where."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("grids", nargs="+", metavar="GRID=WORK_DIR", help="grid file, and its runs")
+    parser.add_argument(
+        "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
+    )
+    parser.add_argument(
+        "--second", metavar="SETTING", default="fst_w", help="another baseline (default: fst_w)"
+    )
+    add_output(parser, "changes")
+    add_traceback(parser)
+    options = parser.parse_args(argv)
+    with user_errors(options):
+        command = shlex.join(["python", *(sys.argv if argv is None else argv)])
+        written = publish(run(options), options.out, command)
+    print("\n".join(f"written: {path}" for path in written))
+    return 0
+
+
+def run(options: argparse.Namespace) -> Document:
+    """Read every grid's runs."""
+    read = [_results(argument, options.only) for argument in options.grids]
+    made = Document(
+        "Changes by strategy",
+        "Metric after the last epoch, mean over the seeds; changes are paired by seed. "
+        f"±: half of {INTERVAL}.",
+    )
+    for results in read:
+        columns, rows = _table(results, options.second)
+        made.add_table(results.grid.title, columns, rows)
+    made.figures.append(_draw(read, options.out))
+    return made
+
+
+def _results(argument: str, only: Sequence[str] | None) -> Results:
+    path, equals, folder = argument.partition("=")
+    if not equals:
+        raise ValueError(f"{argument!r} must be GRID=WORK_DIR.")
+    grid = load_grid(Path(path))
+    grid = changed(grid, read_invocation(Path(folder)))
+    names = [name for name in grid.settings if only is None or name in only]
+    results = collect(grid, Path(folder), names)
+    if grid.baseline not in results.measured():
+        raise ValueError(f"{folder!r} has no finished run of the baseline {grid.baseline!r}.")
+    return results
+
+
+def _table(results: Results, second: str) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a grid."""
+    grid, names = results.grid, results.measured()
+    first, metric = str(grid.baseline), grid.metric
+    compared = names[names.index(second) + 1 :] if second in names else []
+    heads = [metric.label, "seeds", f"change from {first}", f"change from {second}"]
+    rows = []
+    for name in names:
+        seeds = [f"{run.final(metric):.2f}" for run in results.of(name)]
+        changes = [
+            "" if skip else _signed(results.change(name, baseline, metric))
+            for baseline, skip in ((first, name == first), (second, name not in compared))
+        ]
+        label = grid.settings[name].label
+        rows.append([label, str(results.summary(name, metric)), " / ".join(seeds), *changes])
+    return ["setting", *heads], rows
+
+
+def _signed(change: Summary) -> str:
+    if not change.values:
+        return ""
+    sign = "+" if change.mean >= 0 else "−"
+    shown = f"{sign}{abs(change.mean):.2f}"
+    return shown if math.isnan(change.interval) else f"{shown} ± {change.interval:.2f}"
+
+
+def _draw(read: Sequence[Results], folder: Path) -> Figure:
+    """A panel for each grid: the change of each setting, with its interval."""
+    sizes = [len(results.measured()) for results in read]
+    with figure(0.7 * len(read) + ROW_INCHES * sum(sizes), nrows=len(read), squeeze=False) as drawn:
+        canvas, axes = drawn
+        for axis, results in zip(axes[:, 0], read, strict=True):
+            _draw_changes(axis, results)
+        file = save(canvas, folder, "changes")
+    caption = f"Mean change from the baseline; bar: {INTERVAL}; ticks: the seeds."
+    return Figure("Changes", file, caption)
+
+
+def _draw_changes(axis: Axes, results: Results) -> None:
+    grid = results.grid
+    first, metric = str(grid.baseline), grid.metric
+    names = [name for name in results.measured() if name != first][::-1]
+    for y, name in enumerate(names):
+        change = results.change(name, first, metric)
+        error = None if math.isnan(change.interval) else change.interval
+        axis.errorbar(change.mean, y, xerr=error, fmt="o", color=COLOURS[0], capsize=2)
+        axis.plot(change.values, [y] * len(change.values), "|", color=COLOURS[0], alpha=0.7)
+    axis.axvline(0, color=INK, linewidth=0.8)
+    axis.set_ylim(-0.6, len(names) - 0.4)
+    axis.set_yticks(range(len(names)), [grid.settings[name].label for name in names], fontsize=8)
+    axis.set_title(f"{grid.title}, {metric.label}", fontsize=9)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

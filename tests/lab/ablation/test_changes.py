@@ -1,0 +1,41 @@
+"""benchmarks/changes.py: changes of several grids, paired by seed."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fst.lab.reporting.document import load_document
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "changes.py"
+
+
+def test_changes_are_paired_by_seed(write_grid, ablate, tmp_path, capsys):
+    script = runpy.run_path(str(SCRIPT))
+    settings = {
+        "dense": {"sparsity": {"strategy": "dense"}},
+        "pruned": {"sparsity": {"strategy": "srste"}},
+        "sampled": {"sparsity": {"strategy": "sampled"}},
+    }
+    grid, work, out = write_grid(settings=settings, seeds=[0, 1]), tmp_path / "work", tmp_path / "o"
+    assert ablate(grid) == 0
+    command = [f"{grid}={work}", "--second", "pruned", "--out", str(out)]
+    assert script["main"](command) == 0
+    document = load_document(out)
+    rows = {row[0]: row[1:] for row in document.tables[0].rows}
+    values = {name: [float(v) for v in row[1].split(" / ")] for name, row in rows.items()}
+    for name, before, column in (("pruned", "dense", 2), ("sampled", "pruned", 3)):
+        differences = [a - b for a, b in zip(values[name], values[before], strict=True)]
+        mean, spread = rows[name][column].replace("−", "-").split(" ± ")
+        assert float(mean) == pytest.approx(sum(differences) / 2, abs=0.011)
+        # Student's t of one degree of freedom is 12.71 at 95 %
+        half = 12.706 * abs(differences[0] - differences[1]) / 2
+        assert float(spread) == pytest.approx(half, abs=0.1)
+    assert rows["dense"][2:] == ["", ""] and rows["pruned"][3] == ""
+    assert (out / document.figures[0].file).stat().st_size > 2000
+    with pytest.raises(SystemExit):
+        script["main"]([str(grid), "--out", str(out)])
+    assert "must be GRID=WORK_DIR" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script["main"]([f"{grid}={tmp_path}", "--out", str(out)])
+    assert "no finished run of the baseline 'dense'" in capsys.readouterr().err
