@@ -23,7 +23,7 @@ from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)
-class FrozenFactor(Phases):
+class FirstFactor(Phases):
     """The factor β of the weights that training starts from, for good."""
 
     def start(self, layers: Layers, run: Run) -> None:
@@ -60,5 +60,5 @@ def sste(
         output=SoftThreshold("weight", n, m, group_order=group_order),
         grad_input=SameAsOutput(),
         grad_weight=unbiased(n, m, approximate=(n, m) == (2, 4)) if mvue else None,
-        schedule=FrozenFactor(dense_tail=dense_tail),
+        schedule=FirstFactor(dense_tail=dense_tail),
     )

@@ -26,7 +26,7 @@ from fst.strategies.prunetrain import ChannelLasso
 from fst.strategies.rigl import DropAndGrow
 from fst.strategies.sdgf import DecayingPattern, DecayingRest
 from fst.strategies.sparsetrain import CountZeros
-from fst.strategies.sste import FrozenFactor
+from fst.strategies.sste import FirstFactor
 from fst.strategies.step import HeldMoment
 from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS, SHIPPED, of_each_kind
 
@@ -131,7 +131,7 @@ def test_defaults_of_the_papers():
             SoftThreshold(),
             SameAsOutput(),
             NM("grad_output", rule="mvue_approximate"),
-            schedule=FrozenFactor(),
+            schedule=FirstFactor(),
         ),
         Strategy(
             "tsrste",
