@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fst
+from fst.rules.schedule import DENSE
 from fst.stored.notes import notes_in, notes_of
 
 GROUPS = {"n": 2, "m": 4, "group_order": "channel"}
@@ -54,6 +55,17 @@ def test_what_was_converted_is_known_of_every_form_of_a_model(tmp_path):
     plain = nn.Sequential(*(copy.deepcopy(layer) for layer in fst.fold(net)))
     again = _partly_converted()
     again.load_state_dict(plain.state_dict())  # of the same names, so any model loads it
+
+
+def test_a_layer_that_is_dense_in_its_phase_is_noted_as_not_pruned():
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
+    fst.convert(net, "acdc")
+    net[1].enter(DENSE)
+    plain = fst.fold(net)
+    assert torch.equal(plain[1].weight, net[1].weight)
+    for target in (net, plain, plain.state_dict()):
+        report = fst.verify(target)
+        assert report.ok and [check.name for check in report.layers] == ["0.weight"]
 
 
 def test_a_weight_that_lost_its_zeros_is_named_in_every_form(tmp_path):
