@@ -101,6 +101,15 @@ def test_with_an_example_the_report_says_what_runs(strategy, autotune, mode, mon
     assert report.layers[0].gemms["grad_weight"].mode == "may be accelerated"
 
 
+def test_with_an_example_no_gradient_of_the_images_is_promised(monkeypatch):
+    monkeypatch.setenv("FST_AUTOTUNE", "0")
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    images = torch.randn(2, 8, 8, 8)
+    report = fst.convert(model, "sampled", grad_input=0.5, example_input=images)
+    said = [layer.gemms["grad_input"].mode for layer in report.layers]
+    assert said == ["not computed", "accelerated"]
+
+
 def test_a_short_report_names_every_layer():
     report = fst.convert(detector(5), "sdgp")
     text = str(report)
