@@ -261,6 +261,8 @@ def test_the_newest_has_the_largest_step(train, tmp_path):
     (work_dir / "epoch_11.pth").symlink_to(work_dir / "absent")
     os.rename(work_dir / "epoch_1.pth", work_dir / "epoch_10.pth")
     assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    _copy(work_dir / "epoch_2.pth", work_dir / "iter_7.pth", meta={"iter": 7})
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
     _copy(work_dir / "epoch_2.pth", work_dir / "iter_13.pth", meta={"iter": 13})
     assert newest_checkpoint(work_dir) == str(work_dir / "iter_13.pth")
 
