@@ -34,6 +34,7 @@ def _generator(seed=0):
         ((1, 2), 1, 4, (0, 1)),
         ((1, 2, 3, 4), 4, 4, (1, 1, 1, 1)),
         ((math.nan, 1, math.inf, -math.inf), 2, 4, (1, 0, 1, 0)),
+        ((math.inf, -math.inf, math.nan, 1), 2, 4, (1, 1, 0, 0)),
         ((1, math.nan, 2, 3), 1, 4, (0, 1, 0, 0)),
         ((math.inf, math.nan, -math.inf), 1, 3, (1, 0, 0)),
     ],
@@ -80,7 +81,7 @@ def test_exactly_n_of_each_group(tensor_and_dim, pattern, rule):
     st.just((2, 4)) | PATTERN,
 )
 def test_special_values(tensor_and_dim, pattern):
-    """2:4 has a program of its own."""
+    """2:4 has code of its own."""
     tensor, dim = tensor_and_dim
     assert torch.equal(nm_mask(tensor, *pattern, dim), reference_nm_mask(tensor, *pattern, dim))
 
