@@ -132,6 +132,17 @@ log_processor = dict(by_epoch=False)
     assert_same_state(whole / "iter_9.pth", again / "iter_9.pth")
 
 
+def test_a_schedule_of_momentum_changes_the_betas_of_adam(train, assert_same_state):
+    """So betas are no setting that a resumed run must have as they were saved."""
+    adam = """
+optim_wrapper["optimizer"] = dict(type="Adam", lr=0.01)
+param_scheduler = dict(type="CosineAnnealingMomentum", convert_to_iter_based=True)
+"""
+    whole = train("whole", extra=adam)
+    again = train("again", "--resume", str(whole / "epoch_1.pth"), extra=adam)
+    assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
+
+
 def _copy(path, to, **changes):
     """A checkpoint with other entries; those of None are left out."""
     checkpoint = load_checkpoint_safely(path)
