@@ -183,6 +183,17 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
     assert (longer / "epoch_3.pth").exists()
 
 
+def test_a_flag_of_another_version_of_pytorch_is_no_change(train, tmp_path):
+    saved = train("run") / "epoch_1.pth"
+    optimizer = load_checkpoint_safely(saved)["optimizer"]
+    optimizer["param_groups"][0]["flag"] = True
+    train("other", "--resume", _copy(saved, tmp_path / "flag.pth", optimizer=optimizer))
+    optimizer["param_groups"][0]["number"] = 0.5
+    path = _copy(saved, tmp_path / "number.pth", optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"has param_groups\[0\].number=0.5, .* None"):
+        train("third", "--resume", path)
+
+
 def test_a_run_does_not_start_among_the_checkpoints_of_another(train, write_config):
     """Killed before its first save, it would go on from the other's."""
     work_dir = train("run")
