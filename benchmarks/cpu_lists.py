@@ -3,7 +3,7 @@
     python benchmarks/cpu_lists.py --batch 16
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python benchmarks/cpu_lists.py --batch 16
 
-Times are medians of rounds in which all programs take turns. "all" is the dense gradient by the
+Times are medians of rounds in which all functions take turns. "all" is the dense gradient by the
 C++ kernel: what the kernel gains is not a gain of leaving positions out. The times of weight
 gradients of 0.5 and 0.25 of the positions hold their choice; the input gradient of 0.5 takes the
 list that is there. Ratios are torch's time / this time, and geometric means of them.
@@ -69,7 +69,7 @@ TOKENS = 197  # of an image, where the layers are linear
 COLUMNS = ("torch dW", "all", "0.5", "0.25", "torch dX", "all", "0.5")
 
 
-def programs(layer: Layer, batch: int, memory: torch.memory_format) -> list[Callable[[], Tensor]]:
+def functions(layer: Layer, batch: int, memory: torch.memory_format) -> list[Callable[[], Tensor]]:
     """Torch's dW, the list of all, 0.5, 0.25; torch's dX, the list of all, 0.5."""
     padding = layer.kernel // 2
     if layer.size == 1:
@@ -159,7 +159,7 @@ def main() -> None:
         memory = LAST if name == "channels_last" else torch.contiguous_format
         rows, ratios = [], []
         for layer in SETS[options.layers]:
-            found = measure(programs(layer, options.batch, memory), options.seconds)
+            found = measure(functions(layer, options.batch, memory), options.seconds)
             own = [found[0] / t for t in found[:4]] + [found[4] / t for t in found[4:]]
             ratios.append([math.log(ratio) for ratio in own])
             rows.append(

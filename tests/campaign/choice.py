@@ -148,8 +148,8 @@ def _check_mean(draw: random.Random) -> None:
     )
     rule = At(keep=keep, center=center, start=draw.random())
     results = []
-    for program in ("torch", "cpp"):
-        with force(grad_weight=program, grad_input=program):
+    for backend in ("torch", "cpp"):
+        with force(grad_weight=backend, grad_input=backend):
             results.append(gradients(shape, single, rule, rule))
     for mine, theirs in zip(*results, strict=True):
         assert error(mine, theirs.double()) <= 1e-5, f"C++ and PyTorch differ: {what}"

@@ -21,7 +21,7 @@ from tests.cases import CASES, Case, Operands, error
 from tests.oracle.conv import reference_conv2d
 from tests.oracle.rules import reference_sample
 
-PROGRAMS = ["torch"] + ["cpp"] * (not cpp.missing())
+BACKENDS = ["torch"] + ["cpp"] * (not cpp.missing())
 START = torch.tensor(0.3, dtype=torch.float64)
 
 
@@ -139,10 +139,10 @@ def test_the_mean_over_all_starts_is_the_exact_gradient(
         assert error(mean, exact) <= 1e-12
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_precision(case, dtype, program):
+def test_precision(case, dtype, backend):
     """At most twice the error of the library's gradients of the same weighted grad_output."""
     operands = case.operands(dtype)
     rule = At(keep=0.5, center=False)
@@ -156,7 +156,7 @@ def test_precision(case, dtype, program):
     rounded = Operands(operands.input, operands.weight, None, weighted.to(dtype))
     expected = gradients(case, Operands(exact["input"], exact["weight"], None, weighted), None)
     library = gradients(case, rounded, None)
-    with force(grad_weight=program, grad_input=program):
+    with force(grad_weight=backend, grad_input=backend):
         found = gradients(case, operands, rule, rule)
     for mine, theirs, truth in zip(found, library, expected, strict=True):
         least = torch.finfo(dtype).eps
@@ -164,13 +164,13 @@ def test_precision(case, dtype, program):
         assert error(mine, truth) <= max(2 * error(theirs, truth), least)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keep", [0.5, 0.3])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_centred_as_the_reference_in_float32(case, keep, program):
+def test_centred_as_the_reference_in_float32(case, keep, backend):
     operands = case.operands(torch.float32)
     rule = At(keep=keep)
-    with force(grad_weight=program, grad_input=program):
+    with force(grad_weight=backend, grad_input=backend):
         found = gradients(case, operands, rule, rule)
     reference = reference_conv2d(
         operands.input,
@@ -187,17 +187,17 @@ def test_centred_as_the_reference_in_float32(case, keep, program):
 # ---------------------------------------------------------------- edges
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("keep", [0.5, 0.01])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_finite_comes_out(dtype, keep, wild, program):
+def test_what_is_not_finite_comes_out(dtype, keep, wild, backend):
     case = Case("wild", (3, 8), (9, 9), padding=1, batch=4)
     operands = case.operands(dtype)
     operands.grad_output[2, 5, 4, 4] = wild
     for center in (True, False):
         rule = At(keep=keep, center=center)
-        with force(grad_weight=program, grad_input=program):
+        with force(grad_weight=backend, grad_input=backend):
             grad_input, grad_weight = gradients(case, operands, rule, rule)
         assert not grad_weight[5].isfinite().any()
         assert not grad_input[2].isfinite().all()
@@ -206,37 +206,37 @@ def test_what_is_not_finite_comes_out(dtype, keep, wild, program):
             assert grad_weight[others].isfinite().all()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_many_values_that_are_not_finite_come_out(program):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_values_that_are_not_finite_come_out(backend):
     case = Case("wild", (3, 8), (9, 9), padding=1)
     operands = case.operands(torch.float32)
     operands.grad_output[:] = math.nan
-    with force(grad_weight=program, grad_input=program):
+    with force(grad_weight=backend, grad_input=backend):
         for found in gradients(case, operands, At(keep=0.1), At(keep=0.1)):
             assert found.isnan().any()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_equal_positions_are_drawn_alike(value, program):
+def test_equal_positions_are_drawn_alike(value, backend):
     case = Case("equal", (3, 4), (6, 6), (1, 1), batch=2)
     operands = case.operands(torch.float32)
     operands.grad_output[:] = value
     operands.input[:] = 1
     rule = At(keep=0.25, center=False)
-    with force(grad_weight=program, grad_input=program):
+    with force(grad_weight=backend, grad_input=backend):
         found = gradients(case, operands, rule, rule)
     assert torch.allclose(found[1], torch.full_like(found[1], value * 72), rtol=1e-6)
     kept = found[0][:, 0].abs().gt(0)
     assert int(kept.sum()) == 18 * (value != 0)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("batch", [0, 1])
-def test_one_position_and_none(batch, program):
+def test_one_position_and_none(batch, backend):
     case = Case("few", (3, 4), (3, 3), batch=batch)
     operands = case.operands(torch.float32)
-    with force(grad_weight=program, grad_input=program):
+    with force(grad_weight=backend, grad_input=backend):
         found = gradients(case, operands, At(keep=0.5), At(keep=0.5))
     for mine, exact in zip(found, gradients(case, operands, None), strict=True):
         torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Linear layers on tokens: weight gradients pair them, whatever the program."""
+"""Linear layers on tokens: weight gradients pair them, whatever the backend."""
 
 import copy
 
@@ -18,7 +18,7 @@ from tests.oracle.conv import reference_linear
 
 OUTPUTS, INPUTS = 6, 8
 HALVES = [Alternating(), Alternating(phase=1)]
-PROGRAMS = ["strided", "torch"] + ["cpp"] * (not cpp.missing())
+BACKENDS = ["strided", "torch"] + ["cpp"] * (not cpp.missing())
 
 
 def operands(*shape, dtype=torch.float64):
@@ -33,14 +33,14 @@ def weight_gradient(rule, input, weight, grad_output):
     return torch.autograd.grad(output, weight, grad_output)[0]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 8), (3, 9), (2, 4, 6), (1, 3, 5)], ids=str)
-def test_tokens_in_pairs(rule, shape, program):
+def test_tokens_in_pairs(rule, shape, backend):
     given = operands(*shape, dtype=torch.float32)
     strategy = Strategy("test", grad_weight=rule)
     expected = reference_linear(*given, strategy=strategy).grad_weight
-    with force(grad_weight=program):
+    with force(grad_weight=backend):
         assert error(weight_gradient(rule, *given), expected) <= 1e-6
 
 

@@ -21,15 +21,15 @@ from tests.oracle.rules import reference_sample
 RULES = [ByBoth(), ByBoth(keep=0.3), Samples(), Samples(keep=0.3), Checkerboard()]
 RULES += [ByBoth(center=False), Samples(center=False), Checkerboard(center=False)]
 NUMBERED = [case for case in CASES if not isinstance(case.padding, str)]  # F.unfold takes numbers
-PROGRAMS = ["torch"] + ["cpp"] * (not cpp.missing())
+BACKENDS = ["torch"] + ["cpp"] * (not cpp.missing())
 
 
-def gradient(case: Case, operands: Operands, rule: Sampled | None, program="torch") -> Tensor:
+def gradient(case: Case, operands: Operands, rule: Sampled | None, backend="torch") -> Tensor:
     """grad_weight."""
     weight = operands.weight.clone().requires_grad_()
     strategy = fst.Strategy("test", grad_weight=rule)
     output = fst.sparse_conv2d(operands.input, weight, **case.arguments, strategy=strategy)
-    with force(grad_weight=program):
+    with force(grad_weight=backend):
         return torch.autograd.grad(output, weight, operands.grad_output)[0]
 
 
@@ -94,14 +94,14 @@ def test_as_the_reference(case, rule, monkeypatch):
         assert error(gradient(case, operands, rule), expected) <= 1e-12
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_in_float32(rule, program, monkeypatch):
+def test_in_float32(rule, backend, monkeypatch):
     case = Case("float32", (6, 8), (9, 7), padding=1, batch=8)
     operands = case.operands(torch.float32)
     start_at(monkeypatch, 0.7)
     expected = reference(case, operands, rule, 0.7)
-    assert error(gradient(case, operands, rule, program), expected) <= 1e-5
+    assert error(gradient(case, operands, rule, backend), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("batch", [4, 5])
