@@ -59,7 +59,7 @@ def draw(points: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     for name in next(iter(points.values())):
         halves = [point[name][0] for point in points.values()]
         axis.plot(range(len(points)), halves, marker="o", markersize=3, label=name)
-    axis.set_xticks(range(len(points)), list(points))
+    axis.set_xticks(range(len(points)), list(points), fontsize=8)
     axis.set(ylabel="share of Σ‖dY‖² in the upper half of the positions")
     figure.legend(loc="outside right upper", fontsize=7)
     return figure
