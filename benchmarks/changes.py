@@ -2,8 +2,8 @@
 
     python benchmarks/changes.py configs/ablation/bccd_weight_gradient.yaml=WORK_DIR ...
 
-Changes are differences from the grid's baseline, paired by seed. Settings behind `--second` in the
-grid are compared with it too. Finished runs count.
+Changes are differences from the grid's baseline, paired by seed. With `--second fst_w` the settings
+behind `fst_w` in the grid are compared with it too. Finished runs count.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
 from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.text import suggest
 from fst.command_lines.analyze import add_output
-from fst.lab.ablation.grid import load_grid
+from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
 from fst.lab.ablation.results import INTERVAL, Results, Summary, collect
+from fst.lab.ablation.table import signed
 from fst.lab.reporting.document import Document, Figure
 from fst.lab.reporting.figures import COLOURS, INK, figure, save
 from fst.lab.reporting.markdown import publish
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only", nargs="+", metavar="SETTING", help="only these settings (default: all that ran)"
     )
     parser.add_argument(
-        "--second", metavar="SETTING", default="fst_w", help="another baseline (default: fst_w)"
+        "--second", metavar="SETTING", help="another baseline, of the settings behind it"
     )
     add_output(parser, "changes")
     add_traceback(parser)
@@ -54,56 +55,63 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> Document:
     """Read every grid's runs."""
-    read = [_results(argument, options.only) for argument in options.grids]
+    grids = [_grid(argument) for argument in options.grids]
+    known = {name for grid, _ in grids for name in grid.settings}
+    for name in (*(options.only or ()), *([options.second] if options.second else ())):
+        if name not in known:
+            raise ValueError(f"{name!r} is no setting of these grids.{suggest(name, known)}")
+    read = [_results(grid, folder, options.only) for grid, folder in grids]
     made = Document(
         "Changes by strategy",
         "Metric after the last epoch, mean over the seeds; changes are paired by seed. "
         f"±: half of {INTERVAL}.",
     )
     for results in read:
-        columns, rows = _table(results, options.second)
-        made.add_table(results.grid.title, columns, rows)
+        made.add_table(results.grid.title, *_table(results, options.second))
     made.figures.append(_draw(read, options.out))
     return made
 
 
-def _results(argument: str, only: Sequence[str] | None) -> Results:
+def _grid(argument: str) -> tuple[Grid, Path]:
+    """A grid as it was run, and the folder of its runs."""
     path, equals, folder = argument.partition("=")
     if not equals:
         raise ValueError(f"{argument!r} must be GRID=WORK_DIR.")
-    grid = load_grid(Path(path))
-    grid = changed(grid, read_invocation(Path(folder)))
-    names = [name for name in grid.settings if only is None or name in only]
-    results = collect(grid, Path(folder), names)
+    return changed(load_grid(path), read_invocation(Path(folder))), Path(folder)
+
+
+def _results(grid: Grid, folder: Path, only: Sequence[str] | None) -> Results:
+    """The finished runs of the settings ``only`` (None: of all), and those of the baseline."""
+    names = [n for n in grid.settings if only is None or n in only or n == grid.baseline]
+    results = collect(grid, folder, names)
     if grid.baseline not in results.measured():
-        raise ValueError(f"{folder!r} has no finished run of the baseline {grid.baseline!r}.")
+        raise ValueError(f"{str(folder)!r} has no finished run of the baseline {grid.baseline!r}.")
     return results
 
 
-def _table(results: Results, second: str) -> tuple[list[str], list[list[Any]]]:
+def _table(results: Results, second: str | None) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a grid."""
-    grid, names = results.grid, results.measured()
-    first, metric = str(grid.baseline), grid.metric
-    compared = names[names.index(second) + 1 :] if second in names else []
-    heads = [metric.label, "seeds", f"change from {first}", f"change from {second}"]
+    grid, names, metric = results.grid, results.measured(), results.grid.metric
+    first = str(grid.baseline)
+    heads = ["setting", metric.label, "seeds", f"change from {first}"]
+    heads += [f"change from {second}"] if second else []
+    behind = names[names.index(second) + 1 :] if second in names else []
     rows = []
     for name in names:
-        seeds = [f"{run.final(metric):.2f}" for run in results.of(name)]
-        changes = [
-            "" if skip else _signed(results.change(name, baseline, metric))
-            for baseline, skip in ((first, name == first), (second, name not in compared))
-        ]
-        label = grid.settings[name].label
-        rows.append([label, str(results.summary(name, metric)), " / ".join(seeds), *changes])
-    return ["setting", *heads], rows
+        seeds = " / ".join(f"{run.final(metric):.2f}" for run in results.of(name))
+        row = [grid.settings[name].label, str(results.summary(name, metric)), seeds]
+        row.append("" if name == first else _words(results.change(name, first, metric)))
+        if second:
+            row.append(_words(results.change(name, second, metric)) if name in behind else "")
+        rows.append(row)
+    return heads, rows
 
 
-def _signed(change: Summary) -> str:
+def _words(change: Summary) -> str:
     if not change.values:
         return ""
-    sign = "+" if change.mean >= 0 else "−"
-    shown = f"{sign}{abs(change.mean):.2f}"
-    return shown if math.isnan(change.interval) else f"{shown} ± {change.interval:.2f}"
+    spread = "" if math.isnan(change.interval) else f" ± {change.interval:.2f}"
+    return signed(change.mean) + spread
 
 
 def _draw(read: Sequence[Results], folder: Path) -> Figure:

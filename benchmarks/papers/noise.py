@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_subject(parser, batches=8, batch_size=128)
     add_layers(parser, None)
     parser.add_argument(
-        "--strategy", default="dense", help="of the exact gradients, such as fst_w (default: dense)"
+        "--strategy", default="dense", help="with an exact dW, such as fst_w (default: dense)"
     )
     parser.add_argument("--draws", type=positive, default=8, help="per setting (default: 8)")
     parser.add_argument(
@@ -110,13 +110,21 @@ def run(options: argparse.Namespace) -> Document:
     os.environ["FST_AUTOTUNE"] = "0"  # every layer draws, whatever time it takes
     if options.batches < 2:
         raise ValueError(f"--batches {options.batches}: a variance between batches needs 2.")
+    own = fst.get_strategy(options.strategy)
+    if own.grad_weight or (own.grad_input and not options.no_grad_input):
+        raise ValueError(
+            f"--strategy {options.strategy!r} computes gradients by rules of its own, which a draw "
+            "would replace: take one with an exact dW, and --no-grad-input where it prunes dX."
+        )
     subject = subject_of(options)
     exact = Drawing(subject, options.strategy, options.seed)
     variance = exact.between_batches()
-    names = [name for name in exact.layers if name in variance]
+    names = [name for name in exact.layers if variance.get(name)]
     if options.layers:
         chosen = selected("layers", options.layers, exact.layers, "sparse layer")
         names = [name for name in names if name in chosen]
+    if not names:
+        raise ValueError("no layer that was chosen has a gradient that varies between batches.")
 
     def added(**rules: Mapping[str, Sampled]) -> dict[str, float]:
         drawing = Drawing(subject, options.strategy, options.seed, **rules)
@@ -125,7 +133,7 @@ def run(options: argparse.Namespace) -> Document:
     columns = [added(grad_weight=dict.fromkeys(names, Sampled(keep=keep))) for keep in KEPT]
     rows = []
     for name in names:
-        parts: list[float | None] = [column.get(name) for column in columns]
+        parts: list[float | None] = [column[name] for column in columns]
         if not options.no_grad_input:
             in_front = added(grad_input={name: Sampled(keep=KEPT[0])}).values()
             reached = [ratio for ratio in in_front if ratio > ROUNDING]

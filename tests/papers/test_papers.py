@@ -97,6 +97,24 @@ def test_noise(tables):
     assert 0 < medians[0]["dW, 1/2"] < medians[0]["dW, 1/4"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batches", "1"], "needs 2"),
+        (["--batches", "2", "--strategy", "fst_w"], "'fst_w' computes gradients by rules"),
+        (["--batches", "2", "--strategy", "fst", "--no-grad-input"], "'fst' computes gradients"),
+        (["--batches", "2", "--layers", "no"], "'no'"),
+    ],
+)
+def test_what_noise_refuses(monkeypatch, capsys, options, said, tmp_path):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    command = [str(SCRIPTS / "noise.py"), *MODEL, *options, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(command[0], run_name="__main__")
+    assert done.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_overhead(tables):
     measured, published = tables("overhead", *MODEL, "--repeats", "1")
     assert measured[0]["share of the step"] == published[0]["share of the step"] == 1

@@ -39,3 +39,10 @@ def test_changes_are_paired_by_seed(write_grid, ablate, tmp_path, capsys):
     with pytest.raises(SystemExit):
         script["main"]([f"{grid}={tmp_path}", "--out", str(out)])
     assert "no finished run of the baseline 'dense'" in capsys.readouterr().err
+    for wrong in (["--only", "prund"], ["--second", "prund"]):
+        with pytest.raises(SystemExit):
+            script["main"]([f"{grid}={work}", *wrong, "--out", str(out)])
+        assert "'prund' is no setting of these grids. Did you mean" in capsys.readouterr().err
+    assert script["main"]([f"{grid}={work}", "--only", "sampled", "--out", str(out)]) == 0
+    rows = load_document(out).tables[0].rows
+    assert [row[0] for row in rows] == ["dense", "sampled"] and len(rows[0]) == 4
