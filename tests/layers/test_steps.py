@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import fst
+from tests import two_ranks
 from tests.networks import batch, small_net
 
 INTERVAL, MICRO_BATCHES, STEPS = 3, 2, 7
@@ -47,11 +47,7 @@ def test_accumulated_gradients_are_of_one_mask():
     assert net[0].state.step == STEPS
 
 
-def _rank(rank, store):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-    )
+def _masks_of_two_ranks(rank):
     net = small_net()
     fst.convert(net, fst.get_strategy("tsm", interval=INTERVAL))
     model = nn.parallel.DistributedDataParallel(net)
@@ -60,13 +56,12 @@ def _rank(rank, store):
     ranks = [None, None]
     torch.distributed.all_gather_object(ranks, [step[0] for step in masks])
     assert all(torch.equal(a, b) for a, b in zip(*ranks, strict=True))
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.system
 def test_ranks_that_accumulate_without_sync_share_one_mask(tmp_path):
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"),), nprocs=2)
+    two_ranks.run(_masks_of_two_ranks, tmp_path)
 
 
 @pytest.mark.parametrize("fused", [False, True])
