@@ -5,15 +5,14 @@
 Trains the network of configs/demo.py densely on cluttered digits (or takes what an earlier call has
 trained), prunes it by "asp" with and without `fst.permute`, tests it so, and trains it again with
 the zeros fixed. Columns: Σ|w| kept of Σ|w|; accuracy as pruned; accuracy after the second training.
-Each is the mean over the seeds, with the standard deviation.
+Each is the mean over the seeds, with half of its 95 % interval (Student's t).
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from fst.engine.config import load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
 from fst.engine.trained import trained_model
+from fst.lab.ablation.results import Summary
 
 CONFIG = "fst::configs/demo.py"
 DENSE = {"strategy": "dense"}
@@ -54,7 +54,7 @@ def main() -> None:
                 found.setdefault(key, []).append(row)
     print(f"{processor()}, torch {torch.__version__}, {CONFIG}, seeds {arguments.seeds}")
     cells = [
-        [*key, *(spread(column) for column in zip(*rows, strict=True)), ""][:5]
+        [*key, *(str(Summary(column)) for column in zip(*rows, strict=True)), ""][:5]
         for key, rows in found.items()
     ]
     print(table(["pattern", "channels", "kept %", "as pruned %", "trained again %"], cells))
@@ -113,11 +113,6 @@ def accuracy(path: str, sparsity: Mapping[str, Any]) -> float:
     config = configured(sparsity)
     config.work_dir, config.load_from = str(Path(path).parent / "tests"), path
     return float(Runner.from_cfg(config).test()["accuracy/top1"])
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -103,18 +104,27 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
     assert (tmp_path / "out.md").is_file()
 
 
-def test_what_was_measured_is_written_when_it_is_stopped(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+def test_what_was_measured_is_written_when_it_is_stopped(number, status, tmp_path):
     """As by `timeout`, while layers are timed."""
     out = tmp_path / "report"
     arguments = "--batch 2 --size 32 --repeats 3 --strategies fst --out".split()
     command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *arguments, str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # pytest may run in the background of a shell, where SIGINT is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     for line in process.stderr:
         if line.startswith("layer 3 "):
-            process.terminate()
+            process.send_signal(number)
             break
     process.stderr.read()
-    assert process.wait() == 130
+    assert process.wait() == status
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["header"]["incomplete"] == "stopped before its end"
     assert len(report["layers"]) >= 2 and not report["steps"]

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ import torch
 
 from fst.backends import registry
 from fst.backends.timing import processor_time
-from fst.basics.arguments import STOPPED, user_errors
+from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.command_lines.lab import MEASURED, bench
 from fst.command_lines.paths import check_read
@@ -31,7 +30,7 @@ PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; exit status 130 if it was stopped."""
+    """Measure, print, write; exit status 130 or 143 if it was stopped."""
     options = bench().parse_args(arguments)
     with user_errors(options):
         if is_config(options.model):
@@ -54,7 +53,6 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     training, described = subject(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -71,11 +69,12 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
-    found = Measurements(options.device.type)
+    found, status = Measurements(options.device.type), 0
     try:
         with processor_time() if options.processor_time else contextlib.nullcontext():
             measure(training, options, found)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        status = TERMINATED if isinstance(stop, Terminated) else STOPPED
         header["incomplete"] = "stopped before its end"
     report = markdown(describe(header, found))
     print(report)
@@ -83,10 +82,9 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     write_text_atomically(report, written[0])
     write_text_atomically(json.dumps(as_json(header, found), indent=1), written[1])
     print(f"written: {', '.join(map(str, written))}")
-    if "incomplete" in header:
+    if status:
         print("stopped: what had been measured is written", file=sys.stderr)
-        return STOPPED
-    return 0
+    return status
 
 
 def _check_strategy(text: str) -> None:
