@@ -48,6 +48,7 @@ def test_smoke(name):
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", campaign.KINDS)
 def test_campaign(kind):
     cases = {kind: campaign.cases_of(kind, 1)}

@@ -31,6 +31,7 @@ def test_two_ranks(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 @pytest.mark.system
 def test_two_ranks_of_everything(tmp_path):
     wrong = {name: what for name, what in ranks.run(tmp_path, [*sharded.MORE]).items() if what}
