@@ -100,7 +100,7 @@ def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
         for key in order:
             taken[key].append(step(key))
     layers = fst.sparse_layers(converted).values()
-    found = [layer.passing.decisions.get("grad_weight") for layer in layers]
+    found = [layer.state.record.decisions.get("grad_weight") for layer in layers]
     sampled = sum(decision is not None and decision.backend != "dense" for decision in found)
     before, again, after = (statistics.median(taken[key]) for key in models)
     ratios = round(before / after, 3), round(before / again, 3)

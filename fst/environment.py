@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fst.backends import autotune, describe
+from fst.backends import choice, describe
 from fst.backends.sources import cpp_library
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.basics.machine import processor
@@ -96,7 +96,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         found["instruction set"] = torch.backends.cpu.get_cpu_capability()
     found["C++ kernels"] = cpp.missing() or "built"
     found |= {"threads": torch.get_num_threads(), **versions()}
-    found["autotuner"] = "on" if autotune.enabled(device) else "off"
+    found["autotuner"] = "off" if choice.is_off() else "on"
     if forced := os.environ.get("FST_BACKENDS"):
         found["FST_BACKENDS"] = forced
     return found

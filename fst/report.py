@@ -23,7 +23,6 @@ from fst.layers.coverage import (
     size_of,
 )
 from fst.layers.modules import SparseLayer, sparse_layers
-from fst.layers.positions import share_of_positions
 from fst.ops import cpp
 from fst.rules.rule import Pattern, Rule
 from fst.rules.strategy import GEMMS, Strategy
@@ -223,40 +222,32 @@ def describe_layer(layer: SparseLayer) -> LayerReport:
 
 
 def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
-    strategy, known = layer.strategy, layer.passing.decisions
-    decision = known.get(gemm)
-    rule, schedule = strategy.rule(gemm), strategy.schedule
+    strategy, known = layer.strategy, layer.state.record.decisions
+    decision, rule = known.get(gemm), strategy.rule(gemm)
+    name = "" if rule is None else str(rule)
     if gemm == "grad_weight" and not layer.weight.requires_grad:
         return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
-    if rule is None:
-        remark = schedule.remark(layer, gemm) if schedule else ""
-        report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
-    elif rule.acceleration and decision is None:
-        reason = f"{rule.acceleration}, unless the output map is too small"
-        report = GemmReport(MAY_BE, str(rule), reason)
-    elif rule.acceleration:
-        report = GemmReport("accelerated", str(rule), rule.acceleration)
-    elif rule.samples and gemm == "grad_input" and not decision and known.get("grad_weight"):
+    if gemm == "grad_input" and not decision and known.get("grad_weight"):
         return GemmReport(NOT_COMPUTED, "", "the input needs no gradient")
-    elif rule.samples:
-        reason = "the first step measures whether it is faster than the exact gradient"
-        report = GemmReport(MAY_BE, str(rule), reason)
-    elif pattern := _pattern_that_keeps_all(layer, rule, gemm):
+    if decision is not None and decision.left_out:
+        reason = f"{decision.left_out} left out; {decision.reason}{_measured(decision)}"
+        return GemmReport("accelerated", name, reason, decision)
+    prunes_values = rule is not None and not rule.samples and not rule.acceleration
+    if decision is None and rule is not None and not prunes_values:
+        return GemmReport(MAY_BE, name, "the first step tells which backend is the fastest")
+    if not prunes_values:
+        reason = "the strategy prunes nothing in this GEMM"
+        if decision is not None:
+            reason = f"{decision.reason}{_measured(decision)}"
+        return GemmReport("dense", name, reason, decision)
+    if pattern := _pattern_that_keeps_all(layer, rule, gemm):
         reason = f"the reduction axis has at most n={pattern.n} channels: all are kept"
-        report = GemmReport("dense", str(rule), reason)
-    else:
-        report = GemmReport("simulated", str(rule), rule.simulation)
-    if decision is None:
-        return report
-    if decision.backend == "dense":
-        times = f" ({_times(decision)} ms)" if decision.times else ""
-        return GemmReport("dense", str(rule), f"{decision.reason}{times}: {rule}", decision)
-    if rule is not None and rule.samples:
-        times = f" ({_times(decision)} ms)" if decision.times else ""
-        share = share_of_positions(layer) if gemm == "grad_weight" else None
-        kept = "" if share is None else f"; {share:.0%} of the positions"
-        report = GemmReport("accelerated", str(rule), f"{decision.reason}{times}{kept}")
-    return report._replace(decision=decision)
+        return GemmReport("dense", name, reason, decision)
+    return GemmReport("simulated", name, rule.simulation, decision)
+
+
+def _measured(decision: Decision) -> str:
+    return f" ({_times(decision)} ms)" if decision.times else ""
 
 
 def _pattern_that_keeps_all(layer: SparseLayer, rule: Rule, gemm: str) -> Pattern | None:
@@ -279,8 +270,8 @@ def backends_table(model: nn.Module) -> str:
     for name, layer in layers.items():
         reports = describe_layer(layer).gemms
         computed = [gemm for gemm, report in reports.items() if report.mode != NOT_COMPUTED]
-        for operation in dict.fromkeys([*computed, *layer.passing.decisions]):
-            decision = layer.passing.decisions.get(operation)
+        for operation in dict.fromkeys([*computed, *layer.state.record.decisions]):
+            decision = layer.state.record.decisions.get(operation)
             row = ("torch", NO_CHOICE, "")
             if decision is not None:
                 row = (decision.backend, decision.reason, _times(decision))

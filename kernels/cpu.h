@@ -14,6 +14,9 @@
 #include <type_traits>
 
 #define FST_EXPORT extern "C" __attribute__((visibility("default")))
+// Exports the kinds of a function's arguments, from which fst/ops/cpp makes its call.
+#define FST_ARGUMENTS(function) \
+  FST_EXPORT const char* function##_arguments() { return fst::arguments(&function); }
 
 // Of the OpenMP runtime that torch has loaded. Nothing links it, so there is no second pool.
 // GNU's and LLVM's runtimes both have these functions, whatever compiler is used here.
@@ -25,6 +28,14 @@ int omp_get_num_threads();
 }
 
 namespace fst {
+
+// One letter for each argument of a function: p pointer, i integer.
+template <class... A>
+const char* arguments(int (*)(A...)) {
+  static_assert(((std::is_pointer_v<A> || std::is_same_v<A, int64_t>)&&...));
+  static const char text[] = {(std::is_pointer_v<A> ? 'p' : 'i')..., 0};
+  return text;
+}
 
 enum Status { DONE, NO_MEMORY, NOT_ASCENDING };
 enum Kind { SINGLE, BRAIN, HALF };  // of elements, as fst/ops/cpp numbers them

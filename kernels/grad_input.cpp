@@ -260,3 +260,4 @@ FST_EXPORT int fst_list_grad_input(const void* grad_output, const void* weight, 
     return task.run(threads, static_cast<Int*>(result));
   });
 }
+FST_ARGUMENTS(fst_list_grad_input)

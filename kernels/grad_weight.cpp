@@ -400,3 +400,4 @@ FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, 
     return task.run(threads, layouts[2], static_cast<Int*>(result));
   });
 }
+FST_ARGUMENTS(fst_list_grad_weight)

@@ -174,6 +174,7 @@ FST_EXPORT int fst_measure_positions(const void* grad_output, int64_t kind, int6
   }
   return DONE;
 }
+FST_ARGUMENTS(fst_measure_positions)
 
 // Exactly n of `count` positions, ascending, and the reciprocals of their probabilities, by a
 // systematic draw with probabilities proportional to the scores (0 < n < count; start in [0, 1)).
@@ -280,3 +281,4 @@ FST_EXPORT int fst_draw_positions(const float* scores, int64_t count, int64_t n,
   });
   return DONE;
 }
+FST_ARGUMENTS(fst_draw_positions)

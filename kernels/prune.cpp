@@ -167,6 +167,7 @@ FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64
   });
   return status;
 }
+FST_ARGUMENTS(fst_prune_grad_output)
 
 // weight (groups * rows, channels, taps) into S(W) with its mask and S(W^T), where n is not 0.
 FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result, int64_t rows,
@@ -187,6 +188,7 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
   }
   return DONE;
 }
+FST_ARGUMENTS(fst_prune_weight)
 
 // Which sources this library was compiled from.
 FST_EXPORT uint32_t fst_sources() { return FST_SOURCES; }

@@ -140,7 +140,7 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     if cpp.missing():
         reason = "no other verified backend can run here"
         assert ("prune_weight", "torch", "all 3", reason) in cells
-    assert not copy.deepcopy(model)[0].passing.decisions
+    assert not copy.deepcopy(model)[0].state.record.decisions
 
 
 def test_merged_names_keep_the_numbers_that_agree():

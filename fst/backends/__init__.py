@@ -1,10 +1,11 @@
 """Which implementation computes an operation behind `fst.sparse_conv2d`, and why.
 
-The semantics never depend on it. A backend that is ``unverified`` has not yet run on the device it
-is made for; it runs only where it is asked for by `force`.
+A `Backend` is one implementation; `choose` picks one for the operands at hand. The semantics never
+depend on it. A backend that is not ``verified`` has not yet run on the device it is made for; it
+runs only where it is asked for by `force`.
 """
 
-from fst.backends.autotune import Decision, LayerKey, Question, choose, decisions, forget_decisions
+from fst.backends.choice import Decision, Record, choose, compute, decisions, forget_decisions
 from fst.backends.registry import (
     OPERATIONS,
     Backend,
@@ -12,7 +13,6 @@ from fst.backends.registry import (
     backends,
     describe,
     force,
-    forced,
     prefer,
     register_backend,
     register_operation,
@@ -22,15 +22,14 @@ __all__ = [
     "OPERATIONS",
     "Backend",
     "Decision",
-    "LayerKey",
-    "Question",
+    "Record",
     "backend",
     "backends",
     "choose",
+    "compute",
     "decisions",
     "describe",
     "force",
-    "forced",
     "forget_decisions",
     "prefer",
     "register_backend",

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from fst.basics.errors import UsageError
 from fst.basics.text import suggest, table
 
 VARIABLE = "FST_BACKENDS"
 OPERATIONS: dict[str, str] = {}  # name -> what it computes
-GONE = {
-    "mma_sp": " The 2:4 tensor-core kernels were removed: docs/kernels.md names the last commit "
-    "that has them."
-}
 
 
-@dataclass(frozen=True)
 class Backend:
-    """One implementation of an operation.
+    """One implementation of one or several operations.
+
+    A subclass has a method for each of its operations, of the operation's name: it takes the
+    operands and returns the result.
 
     Attributes:
-        operation: one of `OPERATIONS`.
-        name: unique within the operation; "torch" is the default everywhere.
-        computes: how, in words.
-        verified: whether it has been compared with the reference on the device it is made for.
-        missing: why it cannot run here, "" if it can.
+        name: unique within an operation.
+        computes: operation -> the way it is computed, in words.
+        verified: True once the backend was compared with the reference on its kind of device.
+            Others run only where they are forced.
     """
 
-    operation: str
-    name: str
-    computes: str
-    verified: bool
-    missing: Callable[[], str]
+    name: ClassVar[str]
+    computes: ClassVar[Mapping[str, str]]
+    verified: ClassVar[bool] = True
 
-    @property
-    def usable_by_default(self) -> bool:
-        """Whether the autotuner may choose it without being asked."""
-        return self.verified and not self.missing()
+    def missing(self) -> str:
+        """The reason why the backend cannot run in this process; "" if it can."""
+        return ""
+
+    def applies(self, operands: Any) -> bool:
+        """False where the question is not the backend's: it is not listed, and not forced."""
+        return True
+
+    def refuses(self, operands: Any) -> str:
+        """The reason why the backend cannot compute these operands; "" if it can."""
+        return ""
+
+    def useless(self, operands: Any) -> str:
+        """The reason why the backend would gain nothing here; forced, it computes all the same."""
+        return ""
+
+    def expected(self, operands: Any) -> float:
+        """Speed relative to the dense backend, on which the choice rests where nothing is timed."""
+        return 1.0
+
+    def left_out(self, operands: Any) -> str:
+        """The multiply-adds that are not done, in words; "" where all are."""
+        return ""
+
+    def run(self, operands: Any) -> Any:
+        """The operation's result."""
+        return getattr(self, operands.operation)(operands)
+
+    def reason_against(self, operands: Any) -> str:
+        """`missing` or `refuses`, whichever says something."""
+        return self.missing() or self.refuses(operands)
 
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}
@@ -58,19 +80,19 @@ def register_backend(backend: Backend) -> Backend:
     Raises:
         ValueError: unknown operation, or the name is taken.
     """
-    _check_operation(backend.operation)
-    key = (backend.operation, backend.name)
-    if key in _BACKENDS:
-        raise ValueError(f"name={backend.name!r} is taken in operation {backend.operation!r}.")
-    _BACKENDS[key] = backend
+    for operation in backend.computes:
+        _check_operation(operation)
+        if (operation, backend.name) in _BACKENDS:
+            raise ValueError(f"name={backend.name!r} is taken in operation {operation!r}.")
+    for operation in backend.computes:
+        _BACKENDS[operation, backend.name] = backend
     return backend
 
 
-def backends(operation: str | None = None) -> tuple[Backend, ...]:
-    """All backends, or those of one operation."""
-    if operation is not None:
-        _check_operation(operation)
-    return tuple(b for b in _BACKENDS.values() if operation in (None, b.operation))
+def backends(operation: str) -> tuple[Backend, ...]:
+    """The backends of an operation."""
+    _check_operation(operation)
+    return tuple(found for (of, _), found in _BACKENDS.items() if of == operation)
 
 
 def backend(operation: str, name: str) -> Backend:
@@ -82,8 +104,8 @@ def backend(operation: str, name: str) -> Backend:
     _check_operation(operation)
     found = _BACKENDS.get((operation, name))
     if found is None:
-        reason = GONE.get(name) or suggest(name, [b.name for b in backends(operation)])
-        raise ValueError(f"{operation}={name!r} is no backend of it.{reason}")
+        known = [b.name for b in backends(operation)]
+        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, known)}")
     return found
 
 
@@ -98,7 +120,8 @@ def force(**names: str) -> Iterator[None]:
 
     Raises:
         ValueError: unknown operation or name.
-        RuntimeError: the backend cannot run here; the message says why.
+        RuntimeError: the backend cannot run here; the message says why. A call whose operands the
+            backend refuses raises it too, with the reason of every backend.
     """
     with _naming(_FORCED, names):
         yield
@@ -124,48 +147,72 @@ def _naming(named: dict[str, str], names: dict[str, str]) -> Iterator[None]:
         named.update(before)
 
 
-def demanded(operation: str, candidates: Collection[str]) -> str | None:
-    """The candidate that `force`, FST_BACKENDS or `prefer` names, or None.
-
-    Raises:
-        RuntimeError: the forced backend is not among the candidates.
-    """
-    name = named(operation)
-    if name in candidates:
-        return name
-    if forced(operation):
-        raise UsageError(
-            f"{operation}={name!r} is forced but cannot compute this; "
-            f"possible: {', '.join(candidates)}."
-        )
-    return None
-
-
-def named(operation: str) -> str | None:
-    """Name of the backend that `force`, FST_BACKENDS or `prefer` demands, or None."""
-    return forced(operation) or _PREFERRED.get(operation)
-
-
-def forced(operation: str) -> str | None:
-    """Name of the backend that `force` or FST_BACKENDS demands, or None.
+def demanded(operation: str) -> tuple[str, bool]:
+    """The backend that `force`, FST_BACKENDS or `prefer` names, or "", and True if it is forced.
 
     Raises:
         ValueError, RuntimeError: FST_BACKENDS names an unknown backend, or one that cannot run
             here, for whatever operation.
     """
-    _check_operation(operation)
     names: dict[str, str] = {}
     text = os.environ.get(VARIABLE)
     if text:
         names = parse(text, VARIABLE)
         for of, name in names.items():
             _check_usable(of, name)
-    return _FORCED.get(operation, names.get(operation))
+    forced = _FORCED.get(operation, names.get(operation, ""))
+    return forced or _PREFERRED.get(operation, ""), bool(forced)
+
+
+# torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
+demanded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def demands() -> tuple[object, ...]:
     """What `force` and `prefer` demand now, for all operations."""
     return *_FORCED.items(), *_PREFERRED.items()
+
+
+def candidates(operands: Any) -> tuple[list[Backend], str]:
+    """The backends that may compute these operands, and the reasons against the others, in words.
+
+    The demanded backend alone, else the verified ones that can compute them and may gain.
+
+    Raises:
+        RuntimeError: the forced backend refuses the operands; the message has every backend's
+            reason.
+    """
+    operation = operands.operation
+    name, forced = demanded(operation)
+    if name and (chosen := _BACKENDS[operation, name]).applies(operands):
+        if not chosen.reason_against(operands):
+            return [chosen], "forced"
+        if forced:
+            raise UsageError(_refusals(operation, name, operands))
+    found, reasons = [], []
+    for backend in _verified(operation):
+        if backend.applies(operands):
+            reason = backend.reason_against(operands) or backend.useless(operands)
+            if reason:
+                reasons.append(f"{backend.name}: {reason}")
+            else:
+                found.append(backend)
+    return found, "; ".join(reasons) or "no other verified backend can run here"
+
+
+def _verified(operation: str) -> tuple[Backend, ...]:
+    """The verified backends of an operation."""
+    return tuple(b for (of, _), b in _BACKENDS.items() if of == operation and b.verified)
+
+
+_verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _refusals(operation: str, name: str, operands: Any) -> str:
+    others = [b for b in backends(operation) if b.applies(operands)]
+    reasons = ((b.name, b.reason_against(operands) or "can compute it") for b in others)
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons)
+    return f"{operation}={name!r} is forced but cannot compute this. {listed}."
 
 
 def parse(text: str, source: str) -> dict[str, str]:
@@ -201,7 +248,7 @@ def describe() -> str:
     """Table of all backends: state, and whether they can run here."""
     states = {True: "verified", False: "unverified"}
     rows = [
-        (b.operation, b.name, states[b.verified], b.missing() or "available", b.computes)
-        for b in backends()
+        (operation, b.name, states[b.verified], b.missing() or "available", b.computes[operation])
+        for (operation, _), b in sorted(_BACKENDS.items())
     ]
     return table(("operation", "backend", "state", "here", "computes"), rows)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import dispatch
+from fst.backends import choice
 from fst.basics.errors import UsageError
 from fst.basics.sharding import is_managed
 from fst.basics.values import check_module
@@ -26,7 +26,7 @@ from fst.layers import checks
 from fst.layers.remembered import LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, ExactKey, convolve_pruned, exact_key, linear_as_conv
+from fst.ops.conv import Call, CallKey, call_key, convolve_pruned, linear_as_conv
 from fst.rules.strategy import Strategy
 
 Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
@@ -69,26 +69,24 @@ class SparseLayer(PrunableWeight):
         self.__class__ = self.folded_class
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the dense layer's; by its own code where sampling was measured to gain nothing."""
+        """As the dense layer's; by its own code where no backend gains anything over it."""
         key = None
         if not torch.compiler.is_compiling() and self.strategy.only_samples:
-            key = exact_key(input, self._parameters.get("weight"))
-        if key is not None and key in self.passing.exact:
+            key = call_key(input, self._parameters.get("weight"))
+        if key is not None and self.state.record.may_be_dense(key):
             return self.dense_class.forward(self, input)
         return self._sparse_forward(input, key)
 
     @abc.abstractmethod
-    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
         """What the class computes by `_call`; shapes as the dense layer's."""
 
-    def _call(
-        self, input: Tensor, where: Window = (1, 0, 1), key: ExactKey | None = None
-    ) -> Tensor:
+    def _call(self, input: Tensor, where: Window = (1, 0, 1), key: CallKey | None = None) -> Tensor:
         """The layer's output: the operands, then the op.
 
         Args:
             where: stride, padding and dilation as in `F.conv2d`.
-            key: of a call that may turn out to be faster exactly.
+            key: of a call that the dense layer could take.
         """
         if torch.compiler.is_compiling():
             return self._traced_call(input, where)
@@ -100,11 +98,10 @@ class SparseLayer(PrunableWeight):
             self._begin_training_call()
         strategy, stored = self.acting, self.multiplies_parameter
         input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
-        with dispatch.recording(passing.decisions):
+        with choice.recording(self.state.record):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
-            exact = None if key is None else passing.exact
-            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, exact, key)
+            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, key)
             if trains and stored and strategy.decay and self.weight.requires_grad:
                 passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
             output = convolve_pruned(input, weight, self.bias, pruned, call)
@@ -213,7 +210,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def conv_groups(self) -> int:
         return int(self.groups)  # of NumPy's integers too
 
-    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if self.padding_mode == "zeros":
             return self._call(input, (self.stride, self.padding, self.dilation), key)
@@ -230,7 +227,7 @@ class SparseLinear(SparseLayer, nn.Linear):
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
 
-    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
         return linear_as_conv(input, self.weight, functools.partial(self._call, key=key))
 

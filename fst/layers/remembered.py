@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst.backends import dispatch
+from fst.backends.choice import Record
 from fst.ops.prune import PrunedWeight
 
 Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]
@@ -28,6 +28,7 @@ class LayerState:
         memories: what a rule of grad_output remembers, by the call's number within a step.
         seed: (seed, rank) of random rules; the caller's to set, so not part of checkpoints.
         mask_step: the step for which the kept mask was chosen, if that step is under way.
+        record: which backends were chosen, and why.
     """
 
     step: int = 0
@@ -36,6 +37,7 @@ class LayerState:
     memories: dict[int, dict[str, Any]] = field(default_factory=dict)
     seed: tuple[int, int] | None = None
     mask_step: int | None = None
+    record: Record = field(default_factory=Record)
 
     def end_step(self, calls: int) -> None:
         """Count a step of the optimizer that had ``calls`` training calls."""
@@ -58,6 +60,7 @@ class LayerState:
             "kept_mask": _moved(self.kept_mask, "cpu"),
             "schedule_state": _moved(self.schedule_state, "cpu"),
             "memories": _moved(self.memories, "cpu"),
+            "record": self.record.saved(),
         }
 
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
@@ -66,6 +69,7 @@ class LayerState:
         self.kept_mask, self.mask_step = _moved(saved["kept_mask"], device), None
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
+        self.record.restore(saved.get("record", {}), device)
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:
@@ -102,8 +106,6 @@ class PassingState:
         has_gradient: whether there is a gradient in that step.
         start: starts the schedules of the model's attachment; None where it has none.
         frozen_block: the last block of `fst.frozen` that the layer was in.
-        exact: the calls whose backward pass is faster exactly (`fst.ops.conv.exact_key`).
-        decisions: operation -> which backend computed it last, and why.
         loaded_step: the step in which the weight was saved that `load_state_dict` has set since the
             last step; 0 if the state_dict does not say, None if it has set none.
         has_loaded_state: whether `fst.load_sparsity_state` has set the state since then.
@@ -115,8 +117,6 @@ class PassingState:
     has_gradient: bool = False
     start: Callable[[], None] | None = None
     frozen_block: FrozenBlock | None = None
-    exact: set[tuple[Any, ...]] = field(default_factory=set)
-    decisions: dispatch.Record = field(default_factory=dict)
     loaded_step: int | None = None
     has_loaded_state: bool = False
 

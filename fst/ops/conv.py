@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fst.backends import dispatch, registry
+from fst.backends import choice, registry
+from fst.backends.choice import DENSE, Record
 from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
-from fst.ops import gemms
 from fst.ops.arguments import UNTRACEABLE, check_linear
-from fst.ops.geometry import Geometry, convolve, gradients
-from fst.ops.positions import sampled
+from fst.ops.geometry import Geometry
+from fst.ops.operands import GradInput, GradWeight, Lists, Output
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.rules.rule import Rule
-from fst.rules.strategy import Strategy
+from fst.rules.strategy import GEMMS, Strategy
 
-ExactKey = tuple[Any, ...]
+CallKey = tuple[Any, ...]
+DENSE_CALLS = 64  # of a layer for which no backend gains, before they are compared again
 
 
 class Call(NamedTuple):
@@ -32,8 +33,7 @@ class Call(NamedTuple):
         generator: source of randomness of random rules on grad_output and input.
         seed: decides which positions are kept, in the place of ``generator``.
         memory: a rule of grad_output keeps here what its next backward pass needs.
-        exact: gets ``key`` where the exact backward pass was measured to be faster.
-        key: names the shapes and types of the call, see `exact_key`.
+        key: names the shapes and types of a call that the dense layer could take, see `call_key`.
     """
 
     geometry: Geometry
@@ -42,8 +42,7 @@ class Call(NamedTuple):
     generator: torch.Generator | None = None
     seed: int | None = None
     memory: dict[str, Any] | None = None
-    exact: set[ExactKey] | None = None
-    key: ExactKey = ()
+    key: CallKey | None = None
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -61,12 +60,12 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        output = convolve(input, weight_output, bias, call.geometry)
+        output = choice.compute(Output(input, weight_output, bias, call.geometry))
         ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
-        ctx.record = dispatch.current_record()
+        ctx.record = choice.current_record()
         decay_mask = mask if call.decay else None
         saved = input if derives_weight else None
-        # Not saved as the others are: a recomputation of activations draws another one.
+        # Kept outside save_for_backward: activation checkpointing would replace it by a new draw.
         ctx.start = start
         ctx.save_for_backward(weight, weight_grad_input, decay_mask, saved)
         return output
@@ -78,7 +77,7 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        with without_autocast(grad_output.device), dispatch.recording(ctx.record):
+        with without_autocast(grad_output.device), choice.recording(ctx.record):
             return *_gradients(ctx, grad_output), *[None] * (len(ctx.needs_input_grad) - 3)
 
 
@@ -88,62 +87,79 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     strategy, geometry = call.strategy, call.geometry
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
-    grad_input = grad_weight = grad_bias = lists = None
+    grad_input = grad_weight = grad_bias = None
 
-    # The operands: dY as each of the two GEMMs multiplies with it.
-    rule = _rule_of_grad_weight(strategy, grad_output)
-    dy_input, dy_weight = _pruned_twice(grad_output, call, rule, need_input, need_weight)
+    # The operands: dY as each of the two GEMMs multiplies with it, and lists of drawn positions.
+    rules = _rules_of_products(strategy, grad_output)
+    dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
+    lists = None
+    if ctx.start is not None and grad_output.numel():
+        size, kernel = ctx.input_shape[2:], weight.shape[2:]
+        sizes = (size[0], size[1]), (kernel[0], kernel[1])
+        of_maps, center = (grad_output, input), rules[1] is not None and _centers(rules[1])
+        lists = Lists(*of_maps, *sizes, geometry, ctx.start, with_sums=center)
 
-    # The GEMMs: both by one call of the library where it can, else grad_weight first, whose list
-    # of positions may serve grad_input too.
-    shared = not need_input or dy_input is dy_weight
-    if need_weight and shared and _by_library(strategy, rule):
-        needed = (need_input, True, need_bias and dy_weight is grad_output)
-        operands = (dy_weight, input, weight_grad_input, geometry)
-        grad_input, grad_weight, grad_bias = gradients(*operands, needed)
-    else:
-        joint = need_input and dy_input is grad_output and _by_library(strategy, None)
-        operands = (grad_output, input, ctx.input_shape, weight_grad_input, geometry)
-        step = sampled.Step(*operands, ctx.start, call.memory, joint)
-        if need_weight:
-            grad_input, grad_weight, lists = gemms.grad_weight(
-                dy_weight, step, rule, ctx.phase, call.generator
-            )
-        if need_input and grad_input is None:
-            grad_input = gemms.grad_input(dy_input, step, strategy.grad_input, lists)
+    # The GEMMs: where dX draws nothing, its backend is chosen first, as the library computes both
+    # gradients by one call; where it draws, dW comes first, whose list then serves dX too.
+    of_input = GradInput(
+        *(dy_input, weight_grad_input, geometry, ctx.input_shape, input, rules[0]),
+        None if rules[0] is None else lists,
+    )
+    backend = choice.choose(of_input) if need_input and of_input.lists is None else None
+    if need_weight:
+        same = not need_input or dy_input is dy_weight
+        of_weight = GradWeight(
+            *(dy_weight, input, weight_grad_input, geometry, rules[1], ctx.phase, call.generator),
+            lists if _samples(rules[1]) else None,
+            joint=same and backend is not None and backend.name == DENSE,
+            bias=same and need_bias and dy_weight is grad_output and not _samples(rules[1]),
+        )
+        grad_input, grad_weight, grad_bias = choice.compute(of_weight)
+    if need_input and grad_input is None:
+        if of_input.lists is not None and not of_input.lists.is_drawn:
+            of_input = of_input._replace(lists=of_input.lists.fresh(with_sums=False))
+        grad_input = (backend or choice.choose(of_input)).run(of_input)
     if need_bias and grad_bias is None:
         grad_bias = grad_output.sum((0, 2, 3))
 
-    # What is added to dW, and what this step has told of the times.
+    # Add the decay; remember that the dense layer does the same.
     if grad_weight is not None:
         if grad_weight.dtype != weight.dtype:
             grad_weight = grad_weight.to(weight.dtype)
         if decay_mask is not None:
             grad_weight = grad_weight.add(residual(weight, decay_mask), alpha=call.decay)
-    if call.exact is not None and sampled.was_exact(ctx.record, strategy, need_input, need_weight):
-        call.exact.add(call.key)
+    if call.key is not None and need_weight and _is_dense(ctx.record, need_input):
+        ctx.record.dense_calls[call.key] = DENSE_CALLS
     return grad_input, grad_weight, grad_bias
 
 
-def _rule_of_grad_weight(strategy: Strategy, grad_output: Tensor) -> Rule | None:
-    """The rule of grad_weight; None where it leaves such an output map as it is."""
-    rule, (height, width) = strategy.grad_weight, grad_output.shape[2:]
-    if rule is None or not rule.leaves_dense(height, width):
-        return rule
-    dispatch.note("grad_weight", sampled.EXACT, f"the output map is {height}x{width}")
-    return None
+def _rules_of_products(strategy: Strategy, grad_output: Tensor) -> tuple[Rule | None, Rule | None]:
+    """The rules by which grad_input and grad_weight leave positions out; of an empty batch none."""
+    rule, other = strategy.grad_weight, strategy.grad_input
+    if rule is not None and rule.operand != "input" and not (rule.samples and grad_output.numel()):
+        rule = None
+    return other if other is not None and other.samples and grad_output.numel() else None, rule
 
 
-def _by_library(strategy: Strategy, rule: Rule | None) -> bool:
-    """Whether dense arithmetic on these operands gives both gradients."""
-    if rule is not None and (rule.samples or rule.operand != "grad_output"):
+def _samples(rule: Rule | None) -> bool:
+    return rule is not None and rule.samples
+
+
+def _centers(rule: Rule) -> bool:
+    return rule.samples and rule.center
+
+
+def _is_dense(record: Record | None, need_input: bool) -> bool:
+    """True if the dense backend was chosen for each product that was computed."""
+    if record is None:
         return False
-    other = strategy.grad_input
-    return other is None or not other.samples
+    gemms = [gemm for gemm in GEMMS if need_input or gemm != "grad_input"]
+    found = [record.decisions.get(gemm) for gemm in gemms]
+    return all(decision is not None and decision.backend == DENSE for decision in found)
 
 
 def _pruned_twice(
-    grad_output: Tensor, call: Call, rule: Rule | None, need_input: bool, need_weight: bool
+    grad_output: Tensor, call: Call, need_input: bool, need_weight: bool
 ) -> tuple[Tensor, Tensor]:
     """grad_output as grad_input and as grad_weight multiply with it, where they are needed."""
 
@@ -153,15 +169,15 @@ def _pruned_twice(
         groups = call.geometry.groups
         return prune_grad_output(grad_output, rule, gemm, groups, call.generator, call.memory)
 
-    of_input = call.strategy.grad_input
+    of_input, of_weight = call.strategy.grad_input, call.strategy.grad_weight
     dy_input = pruned(of_input, "grad_input") if need_input else grad_output
-    if need_input and rule is not None and rule.is_whole and rule == of_input:
+    if need_input and of_weight is not None and of_weight.is_whole and of_weight == of_input:
         return dy_input, dy_input
-    return dy_input, pruned(rule, "grad_weight") if need_weight else grad_output
+    return dy_input, pruned(of_weight, "grad_weight") if need_weight else grad_output
 
 
-def exact_key(input: Tensor, weight: Tensor | None) -> ExactKey | None:
-    """What decides, for one layer and one strategy, whether sampling is faster.
+def call_key(input: Tensor, weight: Tensor | None) -> CallKey | None:
+    """What decides, for one layer and one strategy, which backends are the fastest.
 
     None where a layer must not run as the dense one: an unchecked input, a weight that its layer
     computes, transforms of torch.func.
@@ -171,8 +187,8 @@ def exact_key(input: Tensor, weight: Tensor | None) -> ExactKey | None:
     if torch._C._are_functorch_transforms_active():
         return None
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
-    dtypes = input.dtype, weight.dtype, autocast_dtype(input.device)
-    return input.shape, dtypes, last, torch.is_grad_enabled(), registry.demands()
+    dtypes = f"{input.dtype} {weight.dtype} {autocast_dtype(input.device)}"
+    return tuple(input.shape), dtypes, last, torch.is_grad_enabled(), registry.demands()
 
 
 def linear_as_conv(

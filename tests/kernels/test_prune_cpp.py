@@ -231,7 +231,7 @@ def test_layers_use_them_by_default_and_say_so(strategy):
     model, gradients = _gradients(strategy)
     operations = {"sdgp": ["prune_grad_output"], "gx": ["prune_grad_output", "prune_columns"]}
     for operation in operations.get(strategy, ["prune_weight"]):
-        assert model[1].passing.decisions[operation].backend == "cpp"
+        assert model[1].state.record.decisions[operation].backend == "cpp"
     assert "cpp" in fst.report.backends_table(model)
     _, expected = _with_torch(_gradients, strategy)
     _, compiled = _gradients(strategy, compiled=True)
@@ -266,7 +266,7 @@ def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypa
         assert cpp.missing() == "not compiled: install GCC or Clang, then install FST again"
         assert not registry.backend("prune_weight", "cpp").usable_by_default
         model, _ = _gradients("fst")
-        assert model[1].passing.decisions["prune_weight"].backend == "torch"
+        assert model[1].state.record.decisions["prune_weight"].backend == "torch"
         with pytest.raises(RuntimeError, match="cannot be forced here: not compiled"):
             backends.force(prune_weight="cpp").__enter__()
         assert "not compiled: install GCC or Clang" in backends.describe()

@@ -98,7 +98,7 @@ def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only
         "interval=40 steps is state that torch.compile cannot trace" in made.failed["tsm, compiled"]
     )
     chosen = [
-        layer.passing.decisions["grad_weight"]
+        layer.state.record.decisions["grad_weight"]
         for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
     ]
     assert [d.backend for d in chosen] == ["torch"] * 3
@@ -139,7 +139,7 @@ def test_steps_use_forced_backends_where_they_can():
     forced = "fst, grad_weight=torch"
     assert made.ready.keys() == {"torch", "fst", "sdgp", forced}
     layers = fst.sparse_layers(made.ready[forced].model)
-    computed = [layer.passing.decisions["grad_weight"].backend for layer in layers.values()]
+    computed = [layer.state.record.decisions["grad_weight"].backend for layer in layers.values()]
     assert computed == ["torch"] * len(layers) != []
     assert benchmark.time_steps(made, training, repeats=1).pruning[forced].median > 0
 

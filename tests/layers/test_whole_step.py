@@ -144,6 +144,6 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
                     _step_of_layer(layer, images)
                 optimizer.step()
     backends = {
-        decision.backend for layer in layers for decision in layer.passing.decisions.values()
+        decision.backend for layer in layers for decision in layer.state.record.decisions.values()
     }
     assert ("triton" in backends) == kernels

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.backends import Decision, dispatch, prefer
+from fst.backends import Decision, Record, prefer
+from fst.backends.choice import recording
 from fst.backends.timing import Function, Timing, compare
 from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
@@ -222,13 +223,13 @@ def time_layer(
     for gemm, function in layer.plain(parts).items():
         contestants[gemm][PLAIN] = function
     for name, strategy in strategies.items():
-        record: dispatch.Record = {}
-        with dispatch.recording(record):
+        record = Record()
+        with recording(record):
             for part, function in layer.sparse(strategy, parts).items():
                 contestants[part][name] = function
-                record.clear()
+                record.decisions.clear()
                 function()
-                decisions[part][name] = dict(record)
+                decisions[part][name] = dict(record.decisions)
     draws = any(strategy.sampling is not None for strategy in strategies.values())
     if draws and "grad_weight" in parts and device.type == "cpu" and not cpp.missing():
         control = _control(layer)
@@ -240,11 +241,11 @@ def time_layer(
 
 def _control(layer: _Layer) -> Function | None:
     """The weight gradient of all positions by the C++ kernel; None where it cannot compute it."""
-    record: dispatch.Record = {}
-    with prefer(**BY_LISTS), dispatch.recording(record):
+    record = Record()
+    with prefer(**BY_LISTS), recording(record):
         function = layer.sparse(ALL_LISTED, ["grad_weight"])["grad_weight"]
         function()
-    decided = record.get("grad_weight")
+    decided = record.decisions.get("grad_weight")
     if decided is None or decided.backend != cpp.BACKEND:
         return None
 

@@ -38,7 +38,7 @@ class Contestant(NamedTuple):
         decided = [
             (operation, decision.backend)
             for layer in sparse_layers(self.model).values()
-            for operation, decision in layer.passing.decisions.items()
+            for operation, decision in layer.state.record.decisions.items()
         ]
         return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 

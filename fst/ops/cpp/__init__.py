@@ -2,8 +2,8 @@
 
 They are functions of pointers and sizes in a library without torch (`kernels/cpu.h`), called
 through ctypes and registered as operators of torch, so that torch.compile takes them. They run in
-as many threads as torch does, in threads of torch's OpenMP runtime. The functions ``takes_...`` say
-whether the kernels can read operands where they lie.
+as many threads as torch does, in threads of torch's OpenMP runtime. The functions ``refuses_...``
+say why the kernels cannot read operands where they lie.
 """
 
 from fst.ops.cpp.library import BACKEND, missing
@@ -13,14 +13,14 @@ from fst.ops.cpp.lists import (
     list_grad_input,
     list_grad_weight,
     measure_positions,
-    takes_lists,
+    refuses_lists,
 )
 from fst.ops.cpp.pruning import (
     MOST_M,
     prune_grad_output,
     prune_weight,
-    takes_grad_output,
-    takes_weight,
+    refuses_grad_output,
+    refuses_weight,
 )
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "missing",
     "prune_grad_output",
     "prune_weight",
-    "takes_grad_output",
-    "takes_lists",
-    "takes_weight",
+    "refuses_grad_output",
+    "refuses_lists",
+    "refuses_weight",
 ]

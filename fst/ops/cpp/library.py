@@ -17,14 +17,15 @@ from fst.ops import operators
 BACKEND = "cpp"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
 LAST = torch.channels_last
-FUNCTIONS = {  # name -> arguments: p pointer, i integer
-    "fst_prune_grad_output": "ppiiiippiiiiipi",
-    "fst_prune_weight": "piiiiiiiiiiipppi",
-    "fst_measure_positions": "piiipppi",
-    "fst_draw_positions": "piipppi",
-    "fst_list_grad_weight": "ppipppiipppiiippi",
-    "fst_list_grad_input": "ppippipiiippi",
-}
+FUNCTIONS = (
+    "fst_prune_grad_output",
+    "fst_prune_weight",
+    "fst_measure_positions",
+    "fst_draw_positions",
+    "fst_list_grad_weight",
+    "fst_list_grad_input",
+)
+TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
 
 
@@ -49,10 +50,11 @@ def _load() -> str:
     library.fst_sources.restype = ctypes.c_uint32
     if library.fst_sources() != sources.cpp_checksum():
         return f"{file} was compiled from other sources: install FST again"
-    kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
-    for name, arguments in FUNCTIONS.items():
+    for name in FUNCTIONS:
+        arguments = getattr(library, f"{name}_arguments")
+        arguments.restype = ctypes.c_char_p
         function = getattr(library, name)
-        function.argtypes = [kinds[letter] for letter in arguments]
+        function.argtypes = [TYPES[letter] for letter in arguments().decode()]
         _FUNCTIONS[name] = function
     return ""
 
@@ -75,12 +77,16 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
 
     Raises:
         RuntimeError: the kernels are missing.
+        TypeError: another number or kind of arguments than the kernel declares.
         MemoryError: the kernel found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    status = _FUNCTIONS[name](*arguments, torch.get_num_threads())
+    function, given = _FUNCTIONS[name], (*arguments, torch.get_num_threads())
+    if len(given) != len(function.argtypes):
+        raise TypeError(f"{name} takes {len(function.argtypes)} arguments, not {len(given)}.")
+    status = function(*given)
     if status == 1:
         raise MemoryError(f"{name}: no memory for what it packs")
     if status == 2:
@@ -92,14 +98,25 @@ def integers(*values: int) -> ctypes.Array:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether it lies on a CPU, and is no subclass (DTensor) that the operators do not know."""
-    return type(tensor) is Tensor and tensor.device.type == "cpu"
-
-
 def is_dense(tensor: Tensor) -> bool:
     """Whether it is contiguous, or contiguous in channels_last."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
+
+
+def refuses_maps(*operands: Tensor) -> str:
+    """The reason why kernels cannot read these (N, C, H, W) where they lie; "" if they can.
+
+    They must be of one dtype, on a CPU, and no subclass (DTensor) that the operators do not know.
+    """
+    dtype = operands[0].dtype
+    for x in operands:
+        if type(x) is not Tensor or x.device.type != "cpu":
+            return "an operand is no plain tensor on a CPU"
+        if x.dtype != dtype or dtype not in KINDS:
+            return f"operands of {x.dtype} and {dtype} are none that it reads"
+        if x.dim() != 4 or not is_dense(x):
+            return "an operand is neither contiguous nor channels_last"
+    return ""
 
 
 def check_dense(name: str, tensor: Tensor, axes: str) -> None:

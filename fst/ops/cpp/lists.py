@@ -18,10 +18,9 @@ from fst.ops.cpp.library import (
     check_dense,
     check_groups,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
+    refuses_maps,
 )
 from fst.ops.geometry import (
     Geometry,
@@ -34,12 +33,9 @@ from fst.ops.geometry import (
 MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 
 
-def takes_lists(*operands: Tensor) -> bool:
-    """Whether the kernels of lists can read these (N, C, H, W) of one dtype where they lie."""
-    dtype = operands[0].dtype
-    if dtype not in KINDS or any(not is_plain(x) or x.dtype != dtype for x in operands):
-        return False
-    return all(x.dim() == 4 and is_dense(x) for x in operands) and not missing()
+def refuses_lists(*operands: Tensor) -> str:
+    """The reason why the kernels of lists cannot read these (N, C, H, W); "" if they can."""
+    return missing() or refuses_maps(*operands)
 
 
 def _like_measured(

@@ -13,10 +13,9 @@ from fst.ops.cpp.library import (
     check_dense,
     check_groups,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
+    refuses_maps,
 )
 
 MOST_M = 8
@@ -27,20 +26,24 @@ RESULTS = {  # dtype of a weight -> dtypes into which it can be pruned
 }
 
 
-def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
-    if not is_plain(weight) or dtype not in RESULTS.get(weight.dtype, ()) or missing():
-        return False
-    return is_dense(weight)
+def refuses_weight(weight: Tensor, dtype: torch.dtype) -> str:
+    """The reason why the kernels cannot prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``;
+    "" if they can.
+    """
+    if dtype not in RESULTS.get(weight.dtype, ()):
+        return f"it does not prune {weight.dtype} into {dtype}"
+    return missing() or refuses_maps(weight)
 
 
-def takes_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> bool:
-    """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
-    if not is_plain(grad_output) or grad_output.dtype not in KINDS or m > MOST_M:
-        return False
-    if (rule == "magnitude_rescaled" and rescale == "channel") or missing():
-        return False
-    return is_dense(grad_output)
+def refuses_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> str:
+    """The reason why the kernels cannot prune grad_output by a rule `fst.NM` with these fields;
+    "" if they can.
+    """
+    if m > MOST_M:
+        return f"groups of {m} are more than {MOST_M}"
+    if rule == "magnitude_rescaled" and rescale == "channel":
+        return "it does not rescale whole channels"
+    return missing() or refuses_maps(grad_output)
 
 
 def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Weight and input gradients from a list of output positions.
+"""Lists of output positions: drawn by importance, or fixed.
 
 dY (N, Cout, P, Q)
  │  draw.py: a score for each position, then a list (index, weight) of n of them,
@@ -6,8 +6,5 @@ dY (N, Cout, P, Q)
  ▼
 (dY, X, list) ──► dW      products.py: gather and multiply, on any device
 (dY, W, list) ──► dX      fst/ops/cpp: the same in C++, on CPUs
-                          strided.py: Eq. 10's list as a larger stride of the library's kernel
- │  sampled.py: the exact gradient, where a sampled one is not faster on this machine;
- ▼              with centring, what the mean of X contributes to dW
-dW, dX          fixed.py: Eq. 10
+                          fst/ops/backends/strided.py: Eq. 10's list as a larger stride
 """

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fst.ops import cpp
 from fst.ops.geometry import Geometry
-from fst.ops.positions import native
 from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
 from fst.rules.sampled import Positions, Sampled
@@ -52,7 +51,7 @@ def score(
             f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
             "output positions cannot be sampled; use a smaller batch."
         )
-    if type(rule).scores is Sampled.scores and cpp.takes_lists(grad_output):
+    if type(rule).scores is Sampled.scores and not cpp.refuses_lists(grad_output):
         where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
         return Scored(*cpp.measure_positions(grad_output, *where, with_sums))
     scores = rule.scores(grad_output, column_norms)
@@ -76,9 +75,14 @@ def inside(
 
 def choose(rule: Sampled, scores: Tensor, count: int, start: Tensor) -> Positions:
     """`Sampled.choose`, in C++ where it can be."""
-    if type(rule).choose is Sampled.choose and native.takes_scores(scores):
+    if type(rule).choose is Sampled.choose and _kernels_take(scores):
         return Positions(*cpp.draw_positions(scores, count, start.cpu()))
     return rule.choose(scores, count, start)
+
+
+def _kernels_take(scores: Tensor) -> bool:
+    on_cpu = type(scores) is Tensor and scores.device.type == "cpu"
+    return on_cpu and scores.dtype == torch.float32 and not cpp.missing()
 
 
 def count_of(share: float, positions: int) -> int:

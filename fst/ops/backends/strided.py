@@ -9,40 +9,34 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from fst.backends.registry import register_backend
+from fst.ops.backends.lists import FixedPositions
 from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients
+from fst.ops.operands import Gradients, GradWeight
 from fst.rules.rule import Lattice
 
 
-def grad_weight(
-    sums: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    lattice: Lattice,
-    size: tuple[int, int],
-    geometry: Geometry,
-) -> Tensor:
-    """dW (Cout, Cin/groups, kh, kw) over the positions of ``lattice``.
+class Strided(FixedPositions):
+    """The library's kernel with a larger stride."""
 
-    Args:
-        sums: (N, Cout, rows, columns) what is multiplied at these positions.
-        size: of the whole output map.
-        weight: only its shape and memory format count.
-    """
-    image, strided = windows(input, lattice, size, (weight.shape[2], weight.shape[3]), geometry)
-    total = gradients(sums, image, weight, strided, ONLY_WEIGHT)[1]
-    assert total is not None  # needed
-    return total
+    name = "strided"
+    computes = {"grad_weight": "the library's kernel with a larger stride (FST, Eq. 10)"}
+
+    def grad_weight(self, operands: GradWeight) -> Gradients:
+        grad_output, input, weight, geometry = operands[:4]
+        size = (grad_output.shape[2], grad_output.shape[3])
+
+        def multiply(sums: Tensor, lattice: Lattice) -> Tensor:
+            kernel = (weight.shape[2], weight.shape[3])
+            image, strided = windows(input, lattice, size, kernel, geometry)
+            total = gradients(sums, image, weight, strided, ONLY_WEIGHT)[1]
+            assert total is not None  # needed
+            return total
+
+        return None, self.by_lattice(operands, multiply), None
 
 
-def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
-    """Where in the input the window of each kept position begins; in the padding below 0."""
-    rows, columns = _steps(lattice, geometry)
-    return Lattice(
-        lattice.row * geometry.stride[0] - geometry.padding[0],
-        rows,
-        lattice.column * geometry.stride[1] - geometry.padding[1],
-        columns,
-    )
+register_backend(Strided())
 
 
 def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:

@@ -1,0 +1,391 @@
+"""The choice of a backend: measured once for a layer's shapes, recorded with its reason and times.
+
+forced or preferred  →  that backend
+one candidate        →  that backend
+times may be taken   →  the fastest, by a margin; remembered in the layer and on disk
+else                 →  the candidate that is expected to be the fastest
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fst.backends import cache, registry, timing
+from fst.backends.registry import Backend
+
+DENSE = "dense"  # the backend that leaves nothing out
+LEAST_GAIN = 1.05
+LEAST_SAVED = 0.5  # ms beside the dense backend: a call of the op costs more than the library's
+REPEATS = 11
+LONG = 250.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
+MOST_DECIDED = 8192
+VARIABLE = "FST_AUTOTUNE"
+COUNTED = 16  # calls of a layer from one count of its zeros to the next
+STEPS = 8  # a share of zeros is known in eighths
+MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
+
+
+class LayerKey(NamedTuple):
+    """What the time of a layer's operation depends on, besides the machine.
+
+    Attributes:
+        tensors: shape, strides and dtype of each operand.
+        options: whatever else counts, as plain numbers, strings and tuples of them.
+    """
+
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
+    options: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, *tensors: Tensor, options: tuple[Any, ...] = ()) -> LayerKey:
+        """The key of an operation on these operands."""
+        described = ((tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors)
+        return cls(tuple(described), options)
+
+
+class Operands(Protocol):
+    """What an operation is computed from."""
+
+    @property
+    def operation(self) -> str:
+        """Name in `fst.backends.OPERATIONS`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the tensors."""
+
+    @property
+    def draws(self) -> bool:
+        """True where a run draws random numbers: then it is never timed."""
+
+    def key(self) -> LayerKey:
+        """What the time depends on."""
+
+    def fresh(self) -> Any:
+        """The same operands, of which a timed run can take nothing that another one has left."""
+
+
+class Decision(NamedTuple):
+    """Which backend computes an operation for one key, and why.
+
+    Attributes:
+        key: the layer's key as JSON; "" where nothing was to be chosen.
+        times: backend -> median milliseconds, infinite where it raised; empty where nothing was
+            measured.
+        left_out: the multiply-adds that are not done, in words; "" where all are.
+    """
+
+    operation: str
+    key: str
+    backend: str
+    reason: str
+    times: dict[str, float]
+    left_out: str = ""
+
+
+@dataclass
+class Record:
+    """What was chosen for a layer; part of its state, so that copies and checkpoints go on with it.
+
+    Attributes:
+        decisions: operation -> its latest decision.
+        choices: (operation, key) as JSON -> backend, reason, times.
+        machine: on which the choices were measured, see `fst.backends.cache.environment`.
+        shares: operand -> calls since its zeros were counted, and their share in eighths.
+        dense_calls: a call for which no backend but the dense one was chosen -> how often the layer
+            may still leave the op out.
+    """
+
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: str = ""
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict)
+    dense_calls: dict[Hashable, int] = field(default_factory=dict)
+
+    def has(self, decision: Decision) -> bool:
+        """True if the layer has chosen the same."""
+        chosen = self.choices.get(decision.key)
+        return chosen is not None and chosen["backend"] == decision.backend
+
+    def keep(self, decision: Decision, device: torch.device) -> None:
+        """Choose the same wherever the layer meets these operands again."""
+        self.machine = cache.path(cache.environment(device)).name
+        self.choices[decision.key] = {
+            name: getattr(decision, name) for name in ("backend", "reason", "times")
+        }
+
+    def may_be_dense(self, key: Hashable) -> bool:
+        """True if the dense layer may take this call; now and then the op looks again."""
+        left = self.dense_calls.get(key, 0)
+        if left:
+            self.dense_calls[key] = left - 1
+        return left > 0
+
+    def share(self, operand: str, count: Callable[[], float]) -> float:
+        """The share of zeros of an operand in eighths, counted in every 16th call.
+
+        It moves to another eighth only where it has clearly left its own, so that no choice flips
+        from step to step.
+        """
+        calls, eighth = self.shares.get(operand, (COUNTED, -1))
+        if calls >= COUNTED:
+            calls, found = 0, count()
+            left = abs((eighth + 0.5) / STEPS - found) > 0.5 / STEPS + MARGIN
+            if eighth < 0 or left:
+                eighth = min(int(found * STEPS), STEPS)
+        self.shares[operand] = (calls + 1, eighth)
+        return eighth / STEPS
+
+    def saved(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        names = ("choices", "machine", "shares", "dense_calls")
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
+
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
+        """Take up what `saved` returned; what was measured on another machine is measured anew."""
+        self.__dict__.update(Record().__dict__)
+        here = cache.path(cache.environment(device)).name
+        if saved and saved["machine"] not in ("", here):
+            warnings.warn(
+                f"backends were chosen on another machine or with other settings "
+                f"({saved['machine']}) and are chosen anew: results may differ in rounding.",
+                stacklevel=2,
+            )
+            return
+        self.__dict__.update(copy.deepcopy(dict(saved)))
+
+
+class _Running(threading.local):
+    """Where this thread records its decisions."""
+
+    record: Record | None = None
+
+
+_RUNNING = _Running()
+_DECIDED: dict[tuple[Any, ...], Decision] = {}
+_FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+
+
+class _Recording:
+    __slots__ = ("_before", "_record")
+
+    def __init__(self, record: Record | None) -> None:
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._before = _RUNNING.record
+        _RUNNING.record = self._record
+
+    def __exit__(self, *_: object) -> None:
+        _RUNNING.record = self._before
+
+
+def recording(record: Record | None) -> AbstractContextManager[None]:
+    """Inside the block, this thread's decisions are written to ``record``; not in compiled code."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _Recording(record)
+
+
+def current_record() -> Record | None:
+    """The record of the `recording` that this thread is in: backward passes go on with it."""
+    return None if torch.compiler.is_compiling() else _RUNNING.record
+
+
+def compute(operands: Operands) -> Any:
+    """The operation's result, by the backend that `choose` returns."""
+    return choose(operands).run(operands)
+
+
+def choose(operands: Operands) -> Backend:
+    """The backend that computes these operands; the decision is recorded.
+
+    Raises:
+        RuntimeError: the forced backend refuses the operands.
+    """
+    found, reasons = registry.candidates(operands)
+    if torch.compiler.is_compiling():
+        return _expected(found, operands)
+    by_name = {backend.name: backend for backend in found}
+    decision = _decide(operands, by_name, reasons)
+    chosen = by_name[decision.backend]
+    if _RUNNING.record is not None:
+        left_out = chosen.left_out(operands)
+        _RUNNING.record.decisions[operands.operation] = decision._replace(left_out=left_out)
+    return chosen
+
+
+def _expected(found: list[Backend], operands: Operands) -> Backend:
+    """The candidate that is expected to be the fastest, the first of equal ones."""
+    best, most = found[0], 0.0
+    for backend in found:
+        speed = backend.expected(operands)
+        if speed > most:
+            best, most = backend, speed
+    return best
+
+
+def timed(device: torch.device, found: dict[str, Backend]) -> bool:
+    """True where candidates are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs, and on CPUs where one
+    of them leaves out what the dense backend computes.
+
+    Backends of one result are not timed on CPUs: rounding would follow the times, for little.
+    """
+    if is_off():
+        return False
+    return os.environ.get(VARIABLE) == "1" or device.type == "cuda" or DENSE in found
+
+
+def is_off() -> bool:
+    """True where nothing is timed: FST_AUTOTUNE=0, or deterministic algorithms are wanted."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE}={value!r} must be 0 or 1.")
+    return value == "0" or torch.are_deterministic_algorithms_enabled()
+
+
+def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Decision:
+    operation, device = operands.operation, operands.device
+    if len(found) == 1:
+        (name,) = found
+        return Decision(operation, "", name, reasons, {})
+    if operands.draws:
+        name = _expected([*found.values()], operands).name
+        return Decision(operation, "", name, "not measured: it draws random numbers", {})
+    key, tuning = operands.key(), timed(device, found)
+    settings = tuple(cache.settings(device).values())
+    quick = (operation, key, tuple(found), device, settings, tuning)
+    record = _RUNNING.record if tuning else None
+    known = _DECIDED.get(quick)
+    if known is not None and (record is None or record.has(known)):
+        return known
+    text = json.dumps([operation, *key])
+    decision = _chosen_before(record, operation, text, found) or known
+    if decision is None and not tuning:
+        name = _expected([*found.values()], operands).name
+        decision = Decision(operation, text, name, "not measured: by shapes and zeros", {})
+    elif decision is None:
+        decision = _recalled_or_measured(operands, text, found)
+        if decision is None:
+            name = _default(operands, found)
+            return Decision(operation, text, name, "not measured: a graph is captured", {})
+    if len(_DECIDED) >= MOST_DECIDED:
+        forget_decisions()  # what was measured is on the disk
+    _DECIDED[quick] = decision
+    if record is not None:
+        record.keep(decision, device)
+    return decision
+
+
+def _chosen_before(
+    record: Record | None, operation: str, text: str, found: dict[str, Backend]
+) -> Decision | None:
+    """What the layer's state says, which a checkpoint may have brought."""
+    entry = None if record is None else record.choices.get(text)
+    if entry is None or entry["backend"] not in found:
+        return None
+    return Decision(operation, text, entry["backend"], entry["reason"], dict(entry["times"]))
+
+
+def _default(operands: Operands, found: dict[str, Backend]) -> str:
+    """The candidate that others must beat: the dense one where there is one."""
+    return DENSE if DENSE in found else _expected([*found.values()], operands).name
+
+
+def _recalled_or_measured(
+    operands: Operands, text: str, found: dict[str, Backend]
+) -> Decision | None:
+    device, operation = operands.device, operands.operation
+    surroundings = cache.environment(device)
+    known = _recalled(operation, text, surroundings)
+    if known is not None and set(known.times) == set(found):
+        return known
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    decision = _measured(operands, text, found)
+    entry = decision._asdict()
+    del entry["left_out"]
+    cache.add(surroundings, entry)
+    return decision
+
+
+def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decision | None:
+    file = str(cache.path(surroundings))
+    if file not in _FROM_DISK:
+        _FROM_DISK[file] = cache.read(surroundings)
+    entry = _FROM_DISK[file].get((operation, text))
+    return None if entry is None else Decision(**entry)
+
+
+def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decision:
+    """Times of all candidates, in turns and in both orders.
+
+    One other than the default is chosen if it is at least 5 % faster, and against the dense backend
+    if it saves what a call of the op costs.
+    """
+    default = _default(operands, found)
+    runs = {name: _run_of(backend, operands) for name, backend in found.items()}
+    with torch.no_grad():
+        errors = {name: error for name in runs if (error := _error_of(runs[name]))}
+        errors.pop(default, None)
+        running = {name: run for name, run in runs.items() if name not in errors}
+        timings = timing.compare(running, REPEATS, operands.device, warmup=1, most=LONG)
+    times = {name: measured.median for name, measured in timings.items()}
+    best = min(times, key=times.__getitem__)
+    gain = times[default] / times[best]
+    if best == default:
+        reason = "measured: the default is the fastest"
+    elif gain < LEAST_GAIN:
+        reason = f"measured: {best} gains {gain - 1:.1%}, less than {LEAST_GAIN - 1:.0%}"
+        best = default
+    elif default == DENSE and times[default] - times[best] < LEAST_SAVED:
+        reason = f"measured: {best} saves less than the {LEAST_SAVED} ms of its call"
+        best = default
+    else:
+        reason = f"measured: {gain:.2f}x the speed of {default}"
+    for name, error in errors.items():
+        times[name] = math.inf
+        reason += f"; {name} raised {error}"
+    return Decision(operands.operation, text, best, reason, times)
+
+
+def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:
+    return lambda: backend.run(operands.fresh())
+
+
+def _error_of(candidate: Callable[[], object]) -> str:
+    """What it raises, or "": a kernel that does not fit this GPU must not end a training."""
+    try:
+        candidate()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def decisions(operation: str | None = None) -> list[Decision]:
+    """What was decided in this process, in order: the latest, at most `MOST_DECIDED`."""
+    return [d for d in _DECIDED.values() if operation in (None, d.operation)]
+
+
+def forget_decisions() -> None:
+    """Forget what this process knows; the files on disk stay and are read anew."""
+    _DECIDED.clear()
+    _FROM_DISK.clear()
+
+
+def draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """A seed for kernels: one int64 on ``device``, drawn without a host synchronisation."""
+    source = device if generator is None else generator.device
+    drawn = torch.randint(2**62, (1,), generator=generator, device=source)
+    return drawn.to(device, non_blocking=True)

@@ -1,0 +1,105 @@
+"""Pruning by the C++ kernels for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fst.backends.registry import Backend, register_backend
+from fst.ops import cpp
+from fst.ops.operands import PruneMaps, PruneWeight
+from fst.ops.prune import PrunedWeight, is_of_weight
+from fst.rules.strategy import Strategy
+
+
+class PruneByKernel(Backend):
+    """What the kernels for CPUs and for GPUs share: the form of their operands and results."""
+
+    def refuses(self, operands: PruneWeight | PruneMaps) -> str:
+        """The kernels know N:M by magnitude, and groups of at most 8 weights."""
+        if isinstance(operands, PruneWeight):
+            if operands.mask is not None:
+                return "the mask is kept from an earlier step"
+            if kernel_patterns(operands.strategy) is None:
+                return f"it knows N:M by magnitude alone, M up to {cpp.MOST_M}"
+        return ""
+
+
+class PruneByCpp(PruneByKernel):
+    """One read, one write; both directions of a weight from one read."""
+
+    name = cpp.BACKEND
+    computes = {
+        "prune_weight": "C++ for CPUs: both directions from one read",
+        "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
+        "prune_columns": "C++ for CPUs: one read, one write",
+    }
+
+    def missing(self) -> str:
+        return cpp.missing()
+
+    def refuses(self, operands: PruneWeight | PruneMaps) -> str:
+        if reason := super().refuses(operands):
+            return reason
+        if isinstance(operands, PruneWeight):
+            return cpp.refuses_weight(operands.weight, operands.dtype)
+        maps = operands.maps if operands.across is None else operands.across
+        _, m, kind, rescale = operands.pattern
+        return cpp.refuses_grad_output(maps, m, kind, rescale)
+
+    def expected(self, operands: PruneWeight | PruneMaps) -> float:
+        """A seed must draw the same whether the kernels are compiled or not."""
+        return 0.5 if operands.draws else 2.0
+
+    def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
+        weight, strategy, groups, dtype = operands[:4]
+        patterns = kernel_patterns(strategy)
+        assert patterns is not None  # not refused
+        numbers = (*patterns[0], *patterns[1])
+        return from_kernel(
+            weight, strategy, dtype, cpp.prune_weight(weight, groups, numbers, dtype)
+        )
+
+    def prune_grad_output(self, operands: PruneMaps) -> Tensor:
+        pattern, across = operands.pattern, operands.across
+        if across is not None:
+            pruned = cpp.prune_grad_output(across, *pattern, groups=1, seed=None)
+            return pruned.squeeze(3).transpose(1, 2).reshape(operands.maps.shape)
+        return cpp.prune_grad_output(operands.maps, *pattern, operands.groups, operands.seed())
+
+    prune_columns = prune_grad_output
+
+
+def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """(n, m) of S(W) and S(Wᵀ), n = 0 where that is not computed; None where no kernel can."""
+    found = []
+    for gemm in ("output", "grad_input"):
+        rule = strategy.rule(gemm)
+        if not is_of_weight(rule) or (gemm == "grad_input" and rule.as_output):
+            found.append((0, 1))
+            continue
+        pattern = rule.pattern(gemm)
+        if pattern is None or pattern.rule != "magnitude" or pattern.m > cpp.MOST_M:
+            return None
+        found.append((pattern.n, pattern.m))
+    return (found[0], found[1]) if found[0][0] or found[1][0] else None
+
+
+def from_kernel(
+    weight: Tensor, strategy: Strategy, dtype: torch.dtype, pruned: Sequence[Tensor]
+) -> PrunedWeight:
+    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as `kernel_patterns` names them."""
+    output, grad_input = kernel_patterns(strategy)
+    results = iter(pruned)
+    first = next(results) if output[0] else weight.to(dtype)
+    transposed = first
+    if grad_input[0]:
+        transposed = next(results)
+    elif not is_of_weight(strategy.grad_input):
+        transposed = weight.to(dtype)
+    return PrunedWeight(first, transposed, next(results, None))
+
+
+register_backend(PruneByCpp())

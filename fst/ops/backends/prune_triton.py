@@ -1,0 +1,53 @@
+"""Pruning by the Triton kernels for GPUs, which have not run on a GPU yet."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fst.backends import sources
+from fst.backends.registry import register_backend
+from fst.ops import triton
+from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel, kernel_patterns
+from fst.ops.operands import PruneMaps, PruneWeight
+from fst.ops.prune import PrunedWeight
+
+
+class PruneByTriton(PruneByKernel):
+    """One launch for each operand."""
+
+    name = "triton"
+    computes = {
+        "prune_weight": "one launch for each weight, which is read once",
+        "prune_grad_output": "one read, one write; rescaling reads twice",
+    }
+    verified = False
+
+    def missing(self) -> str:
+        return sources.triton_missing()
+
+    def refuses(self, operands: PruneWeight | PruneMaps) -> str:
+        if reason := super().refuses(operands):
+            return reason
+        if isinstance(operands, PruneWeight):
+            fits = triton.takes_weight(operands.weight, operands.dtype)
+            return "" if fits else "the weight is not dense in memory, or of another dtype"
+        _, m, kind, rescale = operands.pattern
+        if operands.across is not None:
+            return "it prunes along channels alone"
+        fits = triton.takes_grad_output(m, kind, rescale, operands.maps.dtype)
+        return "" if fits else f"it knows no {kind} of groups of {m} in {operands.maps.dtype}"
+
+    def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
+        weight, strategy, groups, dtype = operands[:4]
+        patterns = kernel_patterns(strategy)
+        assert patterns is not None  # not refused
+        numbers = (*patterns[0], *patterns[1])
+        pruned = triton.prune_weight(weight, groups, numbers, dtype)
+        return from_kernel(weight, strategy, dtype, pruned)
+
+    def prune_grad_output(self, operands: PruneMaps) -> Tensor:
+        pattern = operands.pattern
+        return triton.prune_grad_output(operands.maps, *pattern, operands.groups, operands.seed())
+
+
+register_backend(PruneByTriton())

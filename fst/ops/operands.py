@@ -1,0 +1,343 @@
+"""The operands of each operation, as backends take them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fst.backends.choice import LayerKey, draw_seed
+from fst.ops.geometry import Geometry
+from fst.ops.positions import draw
+from fst.rules.rule import Lattice, Pattern, Rule
+from fst.rules.sampled import Positions
+from fst.rules.strategy import Strategy
+
+Gradients = tuple[Tensor | None, Tensor, Tensor | None]  # dX, dW, db
+SHARE = 8  # the mean is that of one sample in so many
+
+
+class Zeros(NamedTuple):
+    """Shares of zeros in the operands of a product, in eighths; 0 where nobody has counted them."""
+
+    weight: float = 0.0
+    input: float = 0.0
+    grad_output: float = 0.0
+
+
+class Lists:
+    """Lists of drawn positions of one backward pass.
+
+    grad_output is looked at once, and a list is drawn once for each number of positions.
+    """
+
+    def __init__(
+        self,
+        grad_output: Tensor,
+        input: Tensor | None,
+        input_size: tuple[int, int],
+        kernel: tuple[int, int],
+        geometry: Geometry,
+        start: Tensor,
+        *,
+        with_sums: bool,
+    ) -> None:
+        self._maps = grad_output, input
+        self._where = input_size, kernel, geometry
+        self._start, self._with_sums = start, with_sums
+        self._scored: draw.Scored | None = None
+        self._drawn: dict[int, Positions] = {}
+
+    def fresh(self, *, with_sums: bool = True) -> Lists:
+        """The same, before anything was drawn."""
+        with_sums = with_sums and self._with_sums
+        return Lists(*self._maps, *self._where, self._start, with_sums=with_sums)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True after a list was drawn."""
+        return bool(self._drawn)
+
+    def sums(self, rule: Rule) -> Tensor:
+        """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
+        return self._scores(rule).sums
+
+    def of(self, rule: Rule, count: int) -> Positions:
+        """``count`` positions."""
+        if count not in self._drawn:
+            scores = self._scores(rule).scores
+            self._drawn[count] = draw.choose(rule, scores, count, self._start)
+        return self._drawn[count]
+
+    def _scores(self, rule: Rule) -> draw.Scored:
+        if self._scored is None:
+            grad_output, input = self._maps
+            norms = None if input is None else functools.partial(self._column_norms, rule.center)
+            self._scored = draw.score(
+                rule, grad_output, *self._where, with_sums=self._with_sums, column_norms=norms
+            )
+        return self._scored
+
+    def _column_norms(self, center: bool) -> Tensor:
+        """(N·P·Q,) ‖X_col‖₂ of each position, of X − μ with ``center``; all channels, whatever the
+        groups.
+        """
+        input = self._maps[1]
+        _, kernel, geometry = self._where
+        maps = input.to(wide(input.dtype))
+        if center:
+            maps = maps - mean_of(input)[:, None, None]
+        squares = maps.square().sum(1, keepdim=True)
+        window = squares.new_ones(1, 1, *kernel)
+        return F.conv2d(squares, window, None, *geometry[:3]).clamp_(min=0).sqrt_().flatten()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def mean_of(input: Tensor) -> Tensor:
+    """μ (Cin) of (N, Cin, H, W), from every eighth sample.
+
+    Any μ that does not depend on the draw leaves the gradient exact in the mean.
+    """
+    return input[::SHARE].mean((0, 2, 3), dtype=wide(input.dtype))
+
+
+class Output(NamedTuple):
+    """Y = W·X + bias of a convolution.
+
+    Attributes:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), pruned already.
+        bias: (Cout,) or None.
+    """
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
+    zeros: Zeros = Zeros()
+
+    operation = "output"
+    draws = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.input.device
+
+    def key(self) -> LayerKey:
+        options = (self.bias is not None, *self.geometry, *self.zeros)
+        return LayerKey.of(self.input, self.weight, options=options)
+
+    def fresh(self) -> Output:
+        return self
+
+
+class GradInput(NamedTuple):
+    """dX = Wᵀ·dY.
+
+    Attributes:
+        grad_output: (N, Cout, P, Q), pruned already.
+        weight: (Cout, Cin/groups, kh, kw), as this product multiplies with it.
+        input: (N, Cin, H, W) where it was saved for grad_weight anyway; only its shape counts.
+        rule: draws positions; None where all are taken.
+        lists: of drawn positions; None without such a rule.
+    """
+
+    grad_output: Tensor
+    weight: Tensor
+    geometry: Geometry
+    input_shape: torch.Size
+    input: Tensor | None = None
+    rule: Rule | None = None
+    lists: Lists | None = None
+    zeros: Zeros = Zeros()
+
+    operation = "grad_input"
+    draws = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.grad_output.device
+
+    @property
+    def positions(self) -> int:
+        """Output positions of the batch."""
+        return self.grad_output[:, 0].numel()
+
+    @property
+    def kept(self) -> int:
+        """The positions that the rule draws; all of them without one."""
+        return drawn_positions(self.rule, self.positions)
+
+    def key(self) -> LayerKey:
+        is_drawn = self.lists is not None and self.lists.is_drawn
+        rule = None if self.rule is None else str(self.rule)
+        options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry, *self.zeros)
+        return LayerKey.of(self.grad_output, self.weight, options=options)
+
+    def fresh(self) -> GradInput:
+        if self.lists is None or self.lists.is_drawn:  # a list that grad_weight has drawn is free
+            return self
+        return self._replace(lists=self.lists.fresh())
+
+
+class GradWeight(NamedTuple):
+    """dW = dY·Xᵀ; the result is (dX or None, dW, db or None).
+
+    Attributes:
+        grad_output: (N, Cout, P, Q), pruned already.
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), as grad_input multiplies with it; for dW only its shape
+            and memory format count.
+        rule: of drawn or fixed positions, or of pruned columns of the input; None: all positions.
+        phase: which positions a rule of fixed ones keeps.
+        lists: of drawn positions; None without such a rule.
+        joint: True where a dense dX of the same operands is wanted too: the library computes both
+            in less time than one after the other.
+        bias: True where the gradient of the bias is wanted too, if it costs nothing.
+    """
+
+    grad_output: Tensor
+    input: Tensor
+    weight: Tensor
+    geometry: Geometry
+    rule: Rule | None = None
+    phase: int = 0
+    generator: torch.Generator | None = None
+    lists: Lists | None = None
+    joint: bool = False
+    bias: bool = False
+    zeros: Zeros = Zeros()
+
+    operation = "grad_weight"
+
+    @property
+    def draws(self) -> bool:
+        """True for random columns of the input; a drawn list is the same in every run."""
+        prunes_columns = self.changes_result and self.lattices is None
+        return prunes_columns and self.rule is not None and self.rule.is_random
+
+    @property
+    def device(self) -> torch.device:
+        return self.grad_output.device
+
+    @property
+    def positions(self) -> int:
+        """Output positions of the batch."""
+        return self.grad_output[:, 0].numel()
+
+    @property
+    def kept(self) -> int:
+        """The positions that the rule draws; all of them without one."""
+        return drawn_positions(self.rule if self.lists is not None else None, self.positions)
+
+    @property
+    def changes_result(self) -> bool:
+        """True for a rule of the input, unless it leaves such an output map as it is."""
+        rule = self.rule
+        if rule is None or rule.operand != "input":
+            return False
+        return not rule.leaves_dense(*self.grad_output.shape[2:])
+
+    @property
+    def lattices(self) -> tuple[Lattice, ...] | None:
+        """The fixed positions that the rule keeps; None for other rules."""
+        if self.rule is None or self.rule.operand != "input":
+            return None
+        return self.rule.kept_positions(*self.grad_output.shape[2:], self.phase)
+
+    def key(self) -> LayerKey:
+        rule = None if self.rule is None else str(self.rule)
+        options = (rule, self.kept, self.phase, self.joint, *self.geometry, *self.zeros)
+        return LayerKey.of(self.grad_output, self.input, self.weight, options=options)
+
+    def fresh(self) -> GradWeight:
+        return self if self.lists is None else self._replace(lists=self.lists.fresh())
+
+
+def drawn_positions(rule: Rule | None, positions: int) -> int:
+    """How many of the positions a rule draws; all of them without one."""
+    return positions if rule is None else draw.count_of(rule.density, positions)
+
+
+class PruneWeight(NamedTuple):
+    """S(W) and S(Wᵀ) of a weight (Cout, Cin/groups, kh, kw), cast to ``dtype``.
+
+    Attributes:
+        mask: replaces that of the output GEMM, where one is kept for several steps.
+    """
+
+    weight: Tensor
+    strategy: Strategy
+    groups: int
+    dtype: torch.dtype
+    generator: torch.Generator | None = None
+    mask: Tensor | None = None
+
+    operation = "prune_weight"
+
+    @property
+    def rules(self) -> tuple[Rule | None, Rule | None]:
+        return self.strategy.output, self.strategy.grad_input
+
+    @property
+    def draws(self) -> bool:
+        return any(rule is not None and rule.is_random for rule in self.rules)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def key(self) -> LayerKey:
+        options = (*map(str, self.rules), self.groups, str(self.dtype), self.mask is None)
+        return LayerKey.of(self.weight, options=options)
+
+    def fresh(self) -> PruneWeight:
+        return self
+
+
+class PruneMaps(NamedTuple):
+    """N:M of grad_output (N, Cout, P, Q), along its channels or its positions; or of the columns
+    im2col(X) (N, Cin·kh·kw, P·Q), along the positions.
+
+    Attributes:
+        operation: "prune_grad_output" or "prune_columns".
+        pattern: N:M along the channels of ``maps``, or of ``across`` where that is given.
+        across: ``maps`` with the positions as channels, (N, P·Q, channels, 1); else None.
+        gemm: for which the rule prunes.
+        memory: see `fst.Rule.prune_grad_output`.
+    """
+
+    operation: str
+    maps: Tensor
+    rule: Rule
+    gemm: str
+    groups: int
+    generator: torch.Generator | None
+    memory: dict[str, Any] | None
+    pattern: Pattern
+    across: Tensor | None = None
+
+    @property
+    def draws(self) -> bool:
+        return self.rule.is_random
+
+    @property
+    def device(self) -> torch.device:
+        return self.maps.device
+
+    def seed(self) -> Tensor | None:
+        """What a kernel draws by; None for a rule that draws nothing."""
+        return draw_seed(self.generator, self.maps.device) if self.draws else None
+
+    def key(self) -> LayerKey:
+        return LayerKey.of(self.maps, options=(*self.pattern, self.groups, self.across is None))
+
+    def fresh(self) -> PruneMaps:
+        return self
