@@ -20,7 +20,6 @@ for _operation, _computes in {
     "prune_weight": "S(W) and S(Wᵀ)",
     "prune_grad_output": "N:M pruning of grad_output along the channels (SDGP) or positions",
     "prune_columns": "N:M pruning of the input's columns along the positions (FST, S(Xᵀ))",
-    "sum_grad_output": "pair and block sums of grad_output (FST, Eq. 10)",
     "grad_weight": "the weight gradient over a list of positions, drawn or fixed",
     "output": "the output GEMM with pruned weights",
     "grad_input": "the grad_input GEMM with pruned weights, or over a list of positions",
@@ -35,8 +34,6 @@ _register("grad_weight", "strided", "the library's kernel with a larger stride (
 for _operation, _computes in {
     "prune_weight": "one launch for each weight, which is read once",
     "prune_grad_output": "one read, one write; rescaling reads twice",
-    "sum_grad_output": "one read, half a write",
-    "grad_weight": "implicit GEMM that sums grad_output while it is loaded",
 }.items():
     register_backend(Backend(_operation, "triton", _computes, False, sources.triton_missing))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
 from fst.backends import dispatch
-from fst.ops import cpp, triton
+from fst.ops import cpp
 from fst.ops.geometry import Geometry
 from fst.ops.positions import draw, native, products, strided
 from fst.rules.rule import Lattice, Rule
@@ -32,7 +32,7 @@ def grad_weight(
     assert lattices is not None  # the rule knows its positions
 
     def summed(multiply: Callable[[Tensor, Lattice], Tensor]) -> Tensor:
-        kept = sum_grad_output(grad_output, rule, lattices, phase)
+        kept = rule.summed(grad_output, lattices, phase)
         parts = [multiply(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
         if not parts:
             return weight.new_zeros(weight.shape, dtype=grad_output.dtype)
@@ -56,36 +56,5 @@ def grad_weight(
         listed = {cpp.BACKEND: lambda: summed(with_cpp)}
         is_wide = weight.shape[1] >= FEW_CHANNELS
         candidates = listed | candidates if is_wide else candidates | listed
-    block = rule.summed_block
-    if triton.takes_block(block) and triton.takes(grad_output.dtype):
-        starts = [strided.window_start(lattice, geometry) for lattice in lattices]
-        candidates["triton"] = lambda: triton.grad_weight(
-            grad_output,
-            [input] * len(lattices),
-            weight,
-            block,
-            block != (1, 1),
-            _flat(lattices),
-            _flat(starts),
-            geometry.dilation,
-            geometry.groups,
-        )
     tensors, options = (grad_output, input, weight), (str(rule), lattices, geometry)
     return dispatch.compute("grad_weight", candidates, tensors, options)
-
-
-def sum_grad_output(
-    grad_output: Tensor, rule: Rule, lattices: tuple[Lattice, ...], phase: int
-) -> Sequence[Tensor]:
-    """grad_output (N, Cout, P, Q) at each lattice, with what the rule adds to it."""
-    block = rule.summed_block
-    if block is None or block == (1, 1):
-        return rule.summed(grad_output, lattices, phase)
-    candidates = {"torch": lambda: rule.summed(grad_output, lattices, phase)}
-    if triton.takes_block(block) and triton.takes(grad_output.dtype):
-        candidates["triton"] = lambda: triton.sum_grad_output(grad_output, block, _flat(lattices))
-    return dispatch.compute("sum_grad_output", candidates, (grad_output,), (block, lattices))
-
-
-def _flat(lattices: Iterable[Lattice]) -> list[int]:
-    return [number for lattice in lattices for number in lattice]

@@ -34,17 +34,6 @@ def grad_weight(
     return total
 
 
-def window_start(lattice: Lattice, geometry: Geometry) -> Lattice:
-    """Where in the input the window of each kept position begins; in the padding below 0."""
-    rows, columns = _steps(lattice, geometry)
-    return Lattice(
-        lattice.row * geometry.stride[0] - geometry.padding[0],
-        rows,
-        lattice.column * geometry.stride[1] - geometry.padding[1],
-        columns,
-    )
-
-
 def _steps(lattice: Lattice, geometry: Geometry) -> tuple[int, int]:
     """Rows and columns of the input from one kept position to the next."""
     return geometry.stride[0] * lattice.row_step, geometry.stride[1] * lattice.column_step
