@@ -13,5 +13,4 @@ def share_of_positions(layer: SparseLayer) -> float | None:
     rule, decision = layer.strategy.grad_weight, layer.passing.decisions.get("grad_weight")
     if rule is None or not rule.samples or decision is None:
         return None
-    known: dict[str, float] = layer.state.memories.get(0, {})
-    return 1.0 if decision.backend == EXACT else known.get("share", rule.density)
+    return 1.0 if decision.backend == EXACT else rule.density

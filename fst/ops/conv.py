@@ -104,7 +104,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     else:
         joint = need_input and dy_input is grad_output and _by_library(strategy, None)
         operands = (grad_output, input, ctx.input_shape, weight_grad_input, geometry)
-        step = sampled.Step(*operands, ctx.start, call.memory, joint)
+        step = sampled.Step(*operands, ctx.start, joint)
         if need_weight:
             grad_input, grad_weight, lists = gemms.grad_weight(
                 dy_weight, step, rule, ctx.phase, call.generator

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fst.backends import dispatch
 from fst.ops import cpp
-from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients, input_gradient
-from fst.ops.positions import draw, native, noise, products
+from fst.ops.geometry import Geometry, gradients, input_gradient
+from fst.ops.positions import draw, native, products
 from fst.ops.positions.products import Listed
 from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
@@ -33,7 +33,6 @@ class Step(NamedTuple):
         input_shape: its shape.
         weight: (Cout, Cin/groups, kh, kw), as grad_input multiplies with it.
         start: (), where draws of positions start.
-        memory: what a rule with ``noise`` remembers; None where nothing can be remembered.
         joint: whether a dense grad_input is wanted too: the library computes both gradients in less
             time than one after the other, so it is part of what is timed.
     """
@@ -44,20 +43,12 @@ class Step(NamedTuple):
     weight: Tensor
     geometry: Geometry
     start: Tensor
-    memory: dict[str, Any] | None
     joint: bool
 
     @property
     def positions(self) -> int:
         """Output positions of the batch."""
         return self.grad_output[:, 0].numel()
-
-    def part(self, samples: slice) -> Step:
-        """The same for some samples."""
-        input = self.input[samples]
-        return self._replace(
-            grad_output=self.grad_output[samples], input=input, input_shape=input.shape
-        )
 
 
 class Lists:
@@ -106,8 +97,6 @@ def grad_weight(step: Step, rule: Sampled) -> tuple[Tensor | None, Tensor, Lists
     """dX if ``step.joint``, dW (Cout, Cin/groups, kh, kw), and the lists that it was computed with;
     None if exactly.
     """
-    if rule.noise is not None:
-        return None, _with_noise(step, rule), None
     count, lists = draw.count_of(rule.density, step.positions), None
     if count == step.positions and not dispatch.demanded("grad_weight", LISTED):
         dispatch.note("grad_weight", EXACT, "all positions are kept")
@@ -167,56 +156,15 @@ def _sampled_grad_weight(
 
 
 def mean_of(input: Tensor) -> Tensor:
-    """μ (Cin) of (N, Cin, H, W), from the first eighth of the samples, one at least.
+    """μ (Cin) of (N, Cin, H, W), from every eighth sample: batches may be sorted.
 
     Any μ that does not depend on the draw leaves the gradient exact in the mean.
     """
-    return input[: max(1, input.shape[0] // SHARE)].mean((0, 2, 3), dtype=_wide(input.dtype))
+    return input[::SHARE].mean((0, 2, 3), dtype=_wide(input.dtype))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _with_noise(step: Step, rule: Sampled) -> Tensor:
-    """dW over as many positions as keep the promise, from two halves of the batch.
-
-    The difference of the halves tells how much the gradient varies between batches.
-    """
-    middle, memory = step.grad_output.shape[0] // 2, step.memory
-    if not middle or memory is None:
-        return _gradients(step, ONLY_WEIGHT)[1]
-    halves = (step.part(slice(0, middle)), step.part(slice(middle, None)))
-    scored = [_score(half, rule, with_sums=rule.center) for half in halves]
-    scores = torch.cat([half.scores for half in scored])
-    spread = noise.spread_of_columns(step.input, step.weight, rule.center)
-    count = noise.count(scores, noise.allowed(memory, rule.noise, spread))
-
-    def exact() -> tuple[Tensor, Tensor]:
-        memory["share"], memory["added"] = 1.0, 0.0
-        return _gradients(halves[0], ONLY_WEIGHT)[1], _gradients(halves[1], ONLY_WEIGHT)[1]
-
-    def sampled(product: Product) -> tuple[Tensor, Tensor]:
-        drawn = draw.choose(rule, scores, count, step.start)
-        memory["share"] = count / len(scores)
-        memory["added"] = spread * noise.of_draw(drawn, scores)
-        found, border = [], halves[0].positions
-        cut = int(torch.searchsorted(drawn.places, border))
-        parts = (slice(0, cut), slice(cut, None))
-        for half, own, part, first in zip(halves, scored, parts, (0, border), strict=True):
-            listed = Positions(drawn.places[part] - first, drawn.weight[part])
-            found.append(_sampled_grad_weight(half, rule, listed, own.sums, product))
-        return found[0], found[1]
-
-    if count == len(scores):
-        parts = exact()
-        dispatch.note("grad_weight", EXACT, "the promise of noise needs all positions")
-    else:
-        candidates = {EXACT: exact, **_candidates("grad_weight", step, sampled)}
-        options = (str(rule), noise.eighths(count / len(scores)))
-        parts = _run("grad_weight", candidates, step, options)
-    noise.learn(memory, *parts)
-    return parts[0] + parts[1]
 
 
 def was_exact(
