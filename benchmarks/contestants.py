@@ -21,20 +21,15 @@ from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)
-class _WithoutPromise(Sampled):
-    """`Sampled` with other probabilities, for which ``noise`` promises nothing."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.noise is not None:
-            raise ValueError(f"noise={self.noise!r}: {type(self).__name__} has keep alone.")
+class _Other(Sampled):
+    """`Sampled` with other probabilities."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}, {type(self).__name__}"
 
 
 @dataclass(frozen=True)
-class ByBoth(_WithoutPromise):
+class ByBoth(_Other):
     """A position is drawn by ‖dY‖·‖X_col‖: the least bound of the variance, and one more pass over
     X. Scores of this form are VCAS's (Wang et al., ICLR 2024).
     """
@@ -48,7 +43,7 @@ class ByBoth(_WithoutPromise):
 
 
 @dataclass(frozen=True)
-class Samples(_WithoutPromise):
+class Samples(_Other):
     """Whole samples, each as probable as any other: ⌈keep·N⌉ of N."""
 
     def scores(
@@ -68,7 +63,7 @@ class Samples(_WithoutPromise):
 
 
 @dataclass(frozen=True)
-class Checkerboard(_WithoutPromise):
+class Checkerboard(_Other):
     """The even or the odd fields of a checkerboard, whose colours change from sample to sample."""
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ installed. Each call ends within nine minutes and leaves logs, JSON and charts i
 OUT/callN.tgz. Most valuable first:
 
   1  truth    versions; training steps of ResNet-18 and -50; tests of every kernel
-  2  worth    steps of VGG16-SSD; weight gradients layer by layer against cuDNN: go or no-go
+  2  worth    steps with kernels; steps of VGG16-SSD
   3  rest     compiled steps, bandwidth of pruning, machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
@@ -68,7 +68,7 @@ call_1() {
 }
 
 call_2() {
-    local kernels=prune_weight=triton,sum_grad_output=triton
+    local kernels=prune_weight=triton
     steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps profile \
         --force-backends "$kernels"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
@@ -77,8 +77,6 @@ call_2() {
     fi
     steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst \
         --measure steps profile memory
-    run grad_weight 110 "$PYTHON" benchmarks/gpu/grad_weight.py --kernel 3 --repeats 9 \
-        --batch "$BATCH" --out "$LOGS/grad_weight.json"
 }
 
 call_3() {

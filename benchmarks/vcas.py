@@ -1,4 +1,4 @@
-"""Trainings with VCAS's own code (Wang et al., ICLR 2024), which `sampled` is compared with.
+"""Trainings with VCAS's own code (Wang et al., ICLR 2024): docs/results/vcas.md.
 
 It needs a checkout of https://github.com/thu-ml/VCAS. A config for `python -m fst train` in the
 repository's root:
@@ -11,8 +11,6 @@ repository's root:
 The hook takes the fields of VCAS's `VcasSampleArguments`. Where cal_var_freq exceeds the number of
 steps the controller never acts, and all gradients are exact. The run's folder gets vcas.jsonl, a
 line a step: the share of the multiply-adds of the blocks' linear layers that each pass did.
-
-`SharesHook` counts the same for `sampled`: custom_hooks = [dict(type="SharesHook")].
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ from timm.models.vision_transformer import Block
 
 from fst.engine.data import build_dataloader
 from fst.engine.model import sparse_root
-from fst.layers.modules import sparse_layers
-from fst.layers.positions import share_of_positions
 
 OTHER_ORDER = 1000  # added to the seed: the controller's batches come in an order of their own
 
@@ -139,23 +135,3 @@ class VcasHook(Hook):
             line |= {"act_ratio": scheme.act_ratio_sched, "w_ratio": scheme.w_ratio_list}
         self.file.write(json.dumps(line) + "\n")
         return trainer.losses
-
-
-@HOOKS.register_module()
-class SharesHook(Hook):
-    """The share of the multiply-adds of dW that `sampled` does: shares.jsonl has a line a step.
-
-    For networks in which every converted layer sees the same number of tokens.
-    """
-
-    def before_train(self, runner: Any) -> None:
-        """Open the file in the run's folder."""
-        self.file = (Path(runner.work_dir) / "shares.jsonl").open("w", buffering=1)
-
-    def after_train_iter(self, runner: Any, *_: Any, **__: Any) -> None:
-        """Weigh each layer's share of the tokens by the size of its weight."""
-        layers = sparse_layers(sparse_root(runner.model)).values()
-        shares = [(share_of_positions(layer), layer.weight.numel()) for layer in layers]
-        whole = sum(size for _, size in shares)
-        done = sum(size * (1.0 if share is None else share) for share, size in shares)
-        self.file.write(json.dumps({"step": runner.iter + 1, "dW": done / whole}) + "\n")

@@ -32,8 +32,8 @@ def sparse_conv2d(
             (straight through), plus λ(W − S(W)) where the strategy decays through the gradient.
         bias: (Cout,) or None.
         stride, padding, dilation, groups: as in `F.conv2d`, "same" and "valid" included.
-        strategy: a name or a `Strategy`. `resprop`, and `sampled` with ``noise``, remember earlier
-            steps in layers only. Here every call is their first step, which is dense.
+        strategy: a name or a `Strategy`. `resprop` remembers earlier steps in layers only.
+            Here every call is its first step, which is dense.
         generator: source of randomness of random rules; torch's default generator if None.
 
     Returns:

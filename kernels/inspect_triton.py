@@ -25,10 +25,7 @@ _POINTERS = {
     torch.int64: "*i64",
     torch.uint8: "*u8",
 }
-_MEMORY = re.compile(
-    r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|cp\.async\.c[ag]\.[.\w]*|bar\.sync)"
-)
-_TENSOR = re.compile(r"\b((?:wgmma\.mma_async|mma\.sync)[.\w]*)")
+_MEMORY = re.compile(r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|bar\.sync)")
 
 
 class Compiled(NamedTuple):
@@ -37,14 +34,12 @@ class Compiled(NamedTuple):
     Attributes:
         registers: per thread. stack: bytes per thread in local memory (spills). shared: bytes.
         memory: instruction that moves data -> how often it occurs.
-        tensor: the same of products on tensor cores.
     """
 
     registers: int
     stack: int
     shared: int
     memory: dict[str, int]
-    tensor: dict[str, int]
 
 
 def compile_for(launch: Launch, capability: int) -> Compiled:
@@ -69,9 +64,9 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    memory, tensor = (dict(Counter(p.findall(binary.asm["ptx"]))) for p in (_MEMORY, _TENSOR))
+    memory = dict(Counter(_MEMORY.findall(binary.asm["ptx"])))
     registers, stack = _resources(binary.asm["cubin"])
-    return Compiled(registers, stack, binary.metadata.shared, memory, tensor)
+    return Compiled(registers, stack, binary.metadata.shared, memory)
 
 
 def _dynamic(launch: Launch) -> list[str]:

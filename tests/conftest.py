@@ -23,7 +23,7 @@ from fst.basics.arguments import STOP_SIGNALS
 from fst.ops import triton as ops
 from tests.stand_in import PruneWeight, stand_ins
 
-KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "sum_grad_output"), "triton")
+KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output"), "triton")
 
 torch.set_num_threads(1)
 

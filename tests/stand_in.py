@@ -8,7 +8,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 import fst
@@ -52,15 +51,9 @@ def _prune_gradient(grad_output, n, m, rule, rescale, groups, seed):
     return nm.prune_grad_output(grad_output, "grad_input", groups).contiguous()
 
 
-def _sum_into(grad_output, results, block, lattices):
-    assert lattices == [(0, block[0], 0, block[1])]
-    results[0].copy_(F.avg_pool2d(grad_output, block, ceil_mode=True, divisor_override=1))
-
-
 def stand_ins() -> dict[str, object]:
     """By the name of the module that each replaces."""
     return {
         "prune_weight": PruneWeight(),
         "prune_gradient": SimpleNamespace(prune=_prune_gradient),
-        "pair_sums": SimpleNamespace(sum_into=_sum_into),
     }

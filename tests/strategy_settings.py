@@ -106,7 +106,6 @@ def _sampled(name: str, dense: str = "", **fixed: Any) -> list[Setting]:
         _row(name, "quarter", dense=dense, random_phase=True, keep=0.25, **fixed),
         _row(name, "not_centred", dense=dense, random_phase=True, center=False, **fixed),
         _row(name, "all", dense=f"{dense} grad_weight" * bool(dense), keep=1.0, **fixed),
-        _row(name, "noise", dense=f"{dense} grad_weight" * bool(dense), noise=0.1, **fixed),
     ]
 
 

@@ -96,9 +96,6 @@ def test_with_an_example_the_report_says_what_runs(strategy, autotune, mode, mon
     model(images).sum().backward()
     ran = [describe_layer(layer).gemms for layer in (model[0], model[2])]
     assert [gemms["grad_weight"].mode for gemms in ran] == said
-    noisy = nn.Sequential(nn.Conv2d(8, 8, 3))  # the values of each step decide
-    report = fst.convert(noisy, "sampled", noise=0.2, example_input=images)
-    assert report.layers[0].gemms["grad_weight"].mode == "may be accelerated"
 
 
 def test_with_an_example_no_gradient_of_the_images_is_promised(monkeypatch):

@@ -1,4 +1,4 @@
-"""Bandwidth of the pruning and summing kernels against a copy, torch and SDGP's kernel design.
+"""Bandwidth of the pruning kernels against a copy, torch and SDGP's kernel design.
 
     python benchmarks/gpu/pruning.py --batch 256
     TRITON_INTERPRET=1 python benchmarks/gpu/pruning.py --smoke     # does it run, on a CPU
@@ -33,7 +33,6 @@ from fst.backends import cache, sources
 from fst.lab.benchmark import compare
 from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
-from fst.rules.alternating import Alternating
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width
 PATTERNS = ((1, 4), (4, 8))
@@ -59,8 +58,8 @@ def main() -> None:
         like = like.to(device, memory_format=layout)
         name = {"shape": list(like.shape), "memory_format": str(layout)}
         few = [(1, 4)] if options.smoke else PATTERNS
-        for group in (gradient_contestants(like, few), sum_contestants(like)):
-            rows += measure(name, like, group, repeats, options.smoke)
+        contestants = gradient_contestants(like, few)
+        rows += measure(name, like, contestants, repeats, options.smoke)
     for layout in formats:
         rows += measure_weights(device, layout, repeats, options.smoke)
     header = {
@@ -118,17 +117,6 @@ def sdgp_design() -> ModuleType:
     """
     files = ("prune_baseline.cpp", "prune_baseline_sm80.cu")
     return extension.build("fst_prune_baseline", files)
-
-
-def sum_contestants(like: Tensor) -> Iterator[tuple[str, Function, float]]:
-    """As `gradient_contestants`: pair sums read all and write half."""
-    rule, (height, width) = Alternating(), like.shape[2:]
-    kept = rule.kept_positions(height, width, 0)
-    numbers = [number for lattice in kept for number in lattice]
-    share = 1 + math.ceil(width / 2) / width
-    yield "copy", torch.clone, 2
-    yield "torch pair sum", lambda x: rule.summed(x, kept, 0), share
-    yield "triton pair sum", lambda x: ops.sum_grad_output(x, rule.block, numbers), share
 
 
 def measure(

@@ -68,9 +68,6 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
     rule, what, advice = strategy.output, "", ""
     if strategy.schedule is not None and strategy.schedule.acts_at_steps:
         what = f"masks that {strategy.name!r} changes between steps are"
-    elif strategy.sampling is not None and strategy.sampling.noise is not None:
-        what = "the gradient's variance, which noise learns from step to step, is"
-        advice = " or use keep"
     elif strategy.has_memory:
         what = "the previous step's gradients are"
     elif strategy.keeps_masks:

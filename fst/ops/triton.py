@@ -15,7 +15,6 @@ from fst.backends import sources
 from fst.basics.errors import UsageError
 from fst.ops import operators
 from fst.ops.cpp.pruning import like_weight
-from fst.ops.geometry import empty_maps, is_channels_last
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
@@ -53,12 +52,6 @@ def _kernels(module: str) -> ModuleType:
     if reason:
         raise UsageError(f"the Triton kernels cannot run here: {reason}.")
     return sources.load(module)
-
-
-def _check_dtypes(names: str, *tensors: Tensor) -> None:
-    found = {tensor.dtype for tensor in tensors}
-    if len(found) > 1 or not takes(*found):
-        raise TypeError(f"{names} must have one dtype of {DTYPES}, got {found}.")
 
 
 def _on(tensor: Tensor) -> AbstractContextManager[object]:
@@ -118,68 +111,3 @@ def prune_weight(
     with _on(weight):
         kernels.prune([job], output, grad_input)
     return results
-
-
-def takes_block(block: tuple[int, int] | None) -> bool:
-    """Whether the kernels sum grad_output over such blocks; (1, 1) is no sum."""
-    return block in ((1, 1), (1, 2), (2, 2))
-
-
-def _fours(lattices: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(lattices[i : i + 4]) for i in range(0, len(lattices), 4)]
-
-
-def _like_sums(grad_output: Tensor, lattices: Sequence[int]) -> list[Tensor]:
-    """Uninitialised (N, C, rows, columns) of each lattice, in the memory format of grad_output."""
-    samples, channels, height, width = grad_output.shape
-    found = []
-    for row, row_step, column, column_step in _fours(lattices):
-        rows = (height - row + row_step - 1) // row_step
-        columns = (width - column + column_step - 1) // column_step
-        shape = (samples, channels, rows, columns)
-        found.append(empty_maps(shape, grad_output, is_channels_last(grad_output)))
-    return found
-
-
-@_operator(like=_like_sums)
-def sum_grad_output(
-    grad_output: Tensor, block: Sequence[int], lattices: Sequence[int]
-) -> list[Tensor]:
-    """`fst.ops.positions.fixed.sum_grad_output`, restored; lattices are flattened fours."""
-    _check_dtypes("grad_output", grad_output)
-    results = _like_sums(grad_output, lattices)
-    with _on(grad_output):
-        _kernels("pair_sums").sum_into(grad_output, results, tuple(block), _fours(lattices))
-    return results
-
-
-def _like_grad_weight(grad_output: Tensor, weight: Tensor) -> Tensor:
-    return torch.empty_like(weight, dtype=grad_output.dtype)
-
-
-@_operator(like=_like_grad_weight)
-def grad_weight(
-    grad_output: Tensor,
-    inputs: Sequence[Tensor],
-    weight: Tensor,
-    block: Sequence[int],
-    restore: bool,
-    lattices: Sequence[int],
-    windows: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """`fst.ops.positions.fixed.grad_weight` with one input for each lattice; lattices and the
-    windows of their kept positions are flattened fours.
-
-    A lattice (0, 1, 0, 1) with restore=False is the weight gradient of a dense convolution.
-    """
-    _check_dtypes("grad_output and inputs", grad_output, *inputs)
-    result = _like_grad_weight(grad_output, weight)
-    kernels = _kernels("grad_weight")
-    problem = kernels.Problem(
-        tuple(block), restore, _fours(lattices), _fours(windows), tuple(dilation), groups
-    )
-    with _on(grad_output):
-        kernels.grad_weight(grad_output, inputs, result, problem)
-    return result

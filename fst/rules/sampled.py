@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst.basics.values import check_number, is_number, one_of
+from fst.basics.values import is_number, one_of
 from fst.rules.rule import Rule
 
 UNIT = 2**31  # a probability of 1, in the integers that a draw counts with
@@ -39,17 +39,13 @@ class Sampled(Rule):
     contributes, (Σ dY)·μᵀ, is computed exactly, and the draw's variance shrinks.
 
     Attributes:
-        keep: the share of the positions that is drawn, in (0, 1]; None with ``noise``.
+        keep: the share of the positions that is drawn, in (0, 1].
         center: whether X is centred in grad_weight.
-        noise: the share of the gradient's variance between batches that the draw may add. It
-            replaces ``keep``: each layer chooses the share of positions anew at each step. Only for
-            grad_weight.
     """
 
     operand: str = "grad_output"
-    keep: float | None = 0.5
+    keep: float = 0.5
     center: bool = True
-    noise: float | None = None
     operands = ("grad_output",)
     samples = True
     is_random = True
@@ -57,12 +53,7 @@ class Sampled(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("center", self.center, (True, False))
-        if self.noise is None:
-            check_share("keep", self.keep)
-        elif self.keep is not None:
-            raise ValueError(f"noise={self.noise!r} replaces keep={self.keep!r}: give one of them.")
-        else:
-            check_number("noise", self.noise, "(0, inf)")
+        check_share("keep", self.keep)
 
     def scores(
         self, grad_output: Tensor, column_norms: Callable[[], Tensor] | None = None
@@ -108,32 +99,18 @@ class Sampled(Rule):
         return torch.rand((), generator=generator, dtype=torch.float64, device=on)
 
     @property
-    def has_memory(self) -> bool:
-        """With ``noise`` a layer remembers how much its gradient varies."""
-        return self.noise is not None
-
-    @property
     def density(self) -> float:
-        return 1.0 if self.keep is None else float(self.keep)
-
-    @property
-    def share(self) -> str:
-        """How much is kept, in words."""
-        return f"noise {self.noise:g}" if self.keep is None else f"keep {self.keep:g}"
+        return float(self.keep)
 
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
-        return f"{self.operand} sampled by importance, {self.share}, {centred}"
+        return f"{self.operand} sampled by importance, keep {self.keep:g}, {centred}"
 
 
 def check_share(name: str, value: object) -> None:
     """Raise ValueError unless ``value`` is a share of the positions, in (0, 1]."""
-    if is_number(value) and 0 < value <= 1:
-        return
-    hint = ""
-    if value in (2, 4):
-        hint = f" What {name}={value} meant before, one position of {value}, is {name}={1 / value}."
-    raise ValueError(f"{name}={value!r} must be a share of the positions, in (0, 1].{hint}")
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r} must be a share of the positions, in (0, 1].")
 
 
 def _lengths(scores: Tensor, count: int) -> Tensor:

@@ -90,11 +90,6 @@ class Strategy:
                 f"not output={self.output}, grad_input={self.grad_input}."
             )
         rules = (self.grad_input, self.grad_weight)
-        if isinstance(self.grad_input, Sampled) and self.grad_input.noise is not None:
-            raise ValueError(
-                f"grad_input: noise={self.grad_input.noise} is a promise for grad_weight; "
-                "give grad_input the share of the positions that it keeps."
-            )
         if all(r is not None and r.has_memory for r in rules) and rules[0] != rules[1]:
             raise ValueError(
                 "grad_input and grad_weight share what the previous step left: both need the same "
@@ -131,23 +126,17 @@ class Strategy:
 
     @property
     def may_accelerate(self) -> bool:
-        """Whether the sizes of a layer's input, and times, say if a GEMM has fewer multiply-adds.
-
-        Where the values of each step say it, because a promise of noise is kept, this is False.
-        """
-        sampling = self.sampling
-        if sampling is not None:
-            return sampling.noise is None
+        """Whether a layer's sizes, and times, say if a GEMM has fewer multiply-adds."""
+        if self.sampling is not None:
+            return True
         return any(rule is not None and bool(rule.acceleration) for rule in map(self.rule, GEMMS))
 
     @cached_property
     def only_samples(self) -> bool:
-        """Whether the strategy draws a fixed number of positions, and is dense in all else."""
+        """Whether the strategy draws positions, and is dense in all else."""
         rules = (self.grad_input, self.grad_weight)
         pruned = self.output is not None or self.schedule is not None
-        return not pruned and all(
-            rule is None or (isinstance(rule, Sampled) and rule.noise is None) for rule in rules
-        )
+        return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
 
     @property
     def has_memory(self) -> bool:

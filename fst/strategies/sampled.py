@@ -16,33 +16,24 @@ from fst.strategies.registry import register_strategy
 HALF = 0.5
 
 
-def _of_grad_weight(keep: float | None, center: bool, noise: float | None) -> Sampled:
-    """``keep`` is a half unless it or ``noise`` is given."""
-    share = HALF if keep is None and noise is None else keep
-    return Sampled(keep=share, center=center, noise=noise)
-
-
 @register_strategy("sampled")
 def sampled(
-    keep: float | None = None,
+    keep: float = HALF,
     center: bool = True,
     grad_input: float | None = None,
-    noise: float | None = None,
 ) -> Strategy:
     """Y = W·X, dX = Wᵀ·dY, dW from half of the output positions, exact in the mean.
 
     The model stays dense and trains with fewer multiply-adds. ``keep`` is the share of the
-    positions that dW takes, 0.5 unless ``noise`` is given. With ``noise`` each layer chooses its
-    share at each step: the draw adds at most this share of the gradient's variance. ``grad_input``
-    is the share of the positions that dX takes; None leaves dX exact. Where ``grad_input`` equals
-    ``keep``, one list of positions serves both.
+    positions that dW takes. ``grad_input`` is the share of the positions that dX takes; None leaves
+    dX exact. Where ``grad_input`` equals ``keep``, one list of positions serves both.
     """
     if grad_input is not None:
         check_share("grad_input", grad_input)
     return Strategy(
         "sampled",
         grad_input=None if grad_input is None else Sampled(keep=grad_input),
-        grad_weight=_of_grad_weight(keep, center, noise),
+        grad_weight=Sampled(keep=keep, center=center),
     )
 
 
@@ -53,15 +44,14 @@ def fst_sampled(
     group_order: str = "channel",
     decay: float = 2e-4,
     decay_mode: str = "gradient",
-    keep: float | None = None,
+    keep: float = HALF,
     center: bool = True,
-    noise: float | None = None,
 ) -> Strategy:
     """Y = S(W)·X, dX = S(Wᵀ)·dY, dW as in `sampled`, plus λ(W − S(W)).
 
-    The model ends with 2:4 weights, as with `fst_w`. ``keep``, ``center`` and ``noise`` are those
-    of `sampled`. dX is exact for S(Wᵀ).
+    The model ends with 2:4 weights, as with `fst_w`. ``keep`` and ``center`` are those of
+    `sampled`. dX is exact for S(Wᵀ).
     """
-    rule = _of_grad_weight(keep, center, noise)
+    rule = Sampled(keep=keep, center=center)
     base = fst_w(n, m, group_order, decay, decay_mode)
     return replace(base, name="fst_sampled", grad_weight=rule)

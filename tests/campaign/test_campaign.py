@@ -29,7 +29,6 @@ SMOKE = (
     "masks/loop-2-float32-1:3-0",
     "choice/draw-0",
     "choice/mean-0",
-    "choice/noise-0",
     "choice/resumed-0",
     "choice/recomputed-0",
     "frozen/interrupt-0",

@@ -23,7 +23,6 @@ NAMES = (
     "grad_output 2:4 random",
     "grad_output 4:8",
     "sums for rescaling 2:4",
-    "pair sum",
 )
 
 
@@ -35,35 +34,6 @@ def test_triton(name, triton_compiler):
         assert made.stack == 0
         assert made.registers <= 128
         assert any(kind.startswith("ld.global.v4") for kind in made.memory)
-
-
-GRAD_WEIGHTS = (
-    "grad_weight 64->64 3x3",
-    "grad_weight 512->512 3x3",
-    "grad_weight 64->256 1x1",
-    "grad_weight 512->128 1x1",
-)
-
-
-@pytest.mark.parametrize("name", GRAD_WEIGHTS)
-def test_products_on_tensor_cores(name, triton_compiler):
-    """Operands come in vectors, those of the input without passing through registers."""
-    launch = sources.load("samples").SAMPLES[name](True)
-    for capability, product, most in ((80, "mma.sync", 163), (90, "wgmma.mma_async", 227)):
-        made = sources.load("inspect_triton").compile_for(launch, capability)
-        assert made.stack == 0
-        assert made.shared <= most * 1024
-        assert all(kind.startswith(product) for kind in made.tensor)
-        assert sum(made.tensor.values())
-        loads = {kind for kind in made.memory if kind.startswith(("ld.global", "cp.async"))}
-        assert loads == {"ld.global.v4.b32", "cp.async.cg.shared.global"}
-
-
-@pytest.mark.parametrize("name", ["grad_weight 3->64 7x7", "grad_weight 64->64 float32"])
-def test_other_weight_gradients_do_not_spill(name, triton_compiler):
-    for channels_last, capability in ((True, 80), (False, 90)):
-        launch = sources.load("samples").SAMPLES[name](channels_last)
-        assert sources.load("inspect_triton").compile_for(launch, capability).stack == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)

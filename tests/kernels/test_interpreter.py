@@ -19,8 +19,6 @@ ROOT = FOLDER.parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "test_pair_sums.py",
-        "test_grad_weight.py",
         "test_network.py",
         "test_operators.py",
         "test_prune_gradient.py",

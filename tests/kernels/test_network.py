@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fst
 from fst.backends import force
 
-KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output", "sum_grad_output"), "triton")
+KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output"), "triton")
 
 
 def _net(strategy: fst.Strategy, device: torch.device) -> nn.Sequential:
@@ -36,7 +36,6 @@ STRATEGIES = (
     fst.get_strategy("fst", decay=0.1),
     fst.get_strategy("sdgp", n=2, m=8, prune_weight=True),
     fst.get_strategy("srste", decay=0.1),
-    fst.get_strategy("gx", rule="alternating"),
 )
 
 

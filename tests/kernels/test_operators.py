@@ -27,7 +27,6 @@ def test_operators_agree_with_their_declarations(device):
     ):
         arguments = (_gradient(device), 2, 4, rule, rescale, 1, seed)
         check(ops.prune_grad_output, arguments, test_utils=CHECKS)
-    check(ops.sum_grad_output, (_gradient(device), (1, 2), (0, 1, 0, 2)), test_utils=CHECKS)
     weight = torch.randn(8, 4, 3, 3, device=device)
     check(ops.prune_weight, (weight, 1, (2, 4, 2, 4), torch.bfloat16), test_utils=CHECKS)
 
@@ -35,9 +34,8 @@ def test_operators_agree_with_their_declarations(device):
 def test_no_graph_breaks(device):
     def step(grad_output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         pruned = ops.prune_grad_output(grad_output, 2, 4, "magnitude", "", 1, None)
-        (summed,) = ops.sum_grad_output(pruned, (1, 2), (0, 1, 0, 2))
         output = ops.prune_weight(weight, 1, (2, 4, 2, 4), torch.float32)[0]
-        return summed.sum() + output.sum()
+        return pruned.sum() + output.sum()
 
     operands = (_gradient(device), torch.randn(8, 4, 3, 3, device=device))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
@@ -79,9 +77,9 @@ def test_seeds_follow_the_generator(device):
 
 def test_a_forced_backend_that_does_not_fit_is_an_error(device):
     values = torch.zeros(1, device=device)
-    with backends.force(sum_grad_output="triton"):
+    with backends.force(prune_grad_output="triton"):
         for tunable in (True, False):
             with pytest.raises(RuntimeError, match="'triton' is forced but cannot compute"):
                 dispatch.compute(
-                    "sum_grad_output", {"torch": lambda: values}, (values,), tunable=tunable
+                    "prune_grad_output", {"torch": lambda: values}, (values,), tunable=tunable
                 )

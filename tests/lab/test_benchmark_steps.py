@@ -124,10 +124,10 @@ def test_a_layer_says_which_backends_computed_it():
 
 def test_forced_backends_that_cannot_compute_say_why():
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
-    forced = {"grad_weight": "triton"}
+    forced = {"prune_weight": "triton"}
     made = benchmark.contestants(training, {"fst": fst.get_strategy("fst")}, forced=forced)
     assert made.ready.keys() == {"torch", "fst"}
-    assert "triton" in made.failed["fst, grad_weight=triton"]
+    assert "triton" in made.failed["fst, prune_weight=triton"]
 
 
 def test_steps_use_forced_backends_where_they_can():

@@ -1,15 +1,13 @@
-"""Layers that sample positions: draws by step, checkpoints, noise, and what gains nothing."""
+"""Layers that sample positions: draws by step, one list, and what gains nothing."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import fst
 from fst.report import describe_layer
 from fst.rules.sampled import Sampled
-from tests.networks import attach
 
 
 def net() -> nn.Sequential:
@@ -79,64 +77,3 @@ def test_a_layer_that_gains_nothing_runs_exactly(monkeypatch):
     assert "SparseConv2d" not in output.grad_fn.name()
     assert "SparseConv2d" in model(torch.randn(3, 3, 4, 4)).grad_fn.name()  # not yet measured
     assert fst.metrics(model)["sparsity/positions"] == 1
-
-
-def test_noise_keeps_its_promise():
-    """The variance that draws add is at most the promised share of that between batches, and about
-    as large as the layer believes, which takes it away from what it learns.
-    """
-    torch.manual_seed(0)
-    layer = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1))
-    fst.convert(layer, fst.get_strategy("sampled", noise=0.2))
-    attach(layer)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-    believed: list[float] = []
-
-    def gradient(seed: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(32, 4, 8, 8, generator=generator)
-        weights = torch.randn(32, 1, 8, 8, generator=generator).exp()
-        found = []
-        for strategy_is_on in (True, False):
-            optimizer.zero_grad()
-            if strategy_is_on:
-                (layer(images) * weights).square().mean().backward()
-                optimizer.step()
-                believed.append(layer[0].state.memories[0]["added"])
-            else:
-                output = nn.functional.conv2d(images, layer[0].weight, layer[0].bias, padding=1)
-                (output * weights).square().mean().backward()
-            found.append(layer[0].weight.grad.clone())
-        return found[0], found[1]
-
-    [gradient(seed) for seed in range(40)]
-    pairs = [gradient(seed) for seed in range(40, 120)]
-    exact = torch.stack([e for _, e in pairs])
-    added = sum(float((s - e).square().sum()) for s, e in pairs) / len(pairs)
-    between = float(exact.var(0).sum())
-    share = layer[0].state.memories[0]["share"]
-    assert 0.02 < share < 0.9
-    assert added <= 0.2 * between * 1.3
-    assert 0.5 < sum(believed[40:]) / len(pairs) / added < 2
-    assert "positions" in {key.split("/")[1] for key in fst.metrics(layer)}
-
-
-def test_checkpoints_carry_what_noise_has_learned():
-    model = net()
-    fst.convert(model, fst.get_strategy("sampled", noise=0.1))
-    fst.seed_random_rules(model, 0)
-    steps(model, 3)
-    other = net()
-    fst.convert(other, fst.get_strategy("sampled", noise=0.1))
-    fst.load_sparsity_state(other, fst.sparsity_state(model))
-    fst.seed_random_rules(other, 0)
-    for mine, theirs in zip(steps(model, 2), steps(other, 2), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_noise_cannot_be_compiled_and_says_what_can():
-    model = net()
-    fst.convert(model, fst.get_strategy("sampled", noise=0.1))
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match="or use keep"):
-        compiled(torch.randn(2, 3, 8, 8))

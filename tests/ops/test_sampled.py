@@ -14,7 +14,7 @@ from torch import Tensor
 import fst
 from fst.backends import force
 from fst.ops import cpp
-from fst.ops.positions import noise
+from fst.ops.positions.sampled import mean_of
 from fst.rules.sampled import UNIT, Sampled, _lengths
 from fst.rules.strategy import Strategy
 from tests.cases import CASES, Case, Operands, error
@@ -274,56 +274,30 @@ def test_a_class_token_is_kept_for_sure():
     assert error(found, expected) <= 1e-12
 
 
+def test_the_mean_is_that_of_the_whole_batch_however_it_is_sorted():
+    """Every eighth sample counts: a first eighth that is unlike the rest says little of them."""
+    images = torch.rand(64, 3, 6, 6, dtype=torch.float64) + 1
+    images[:8] *= 0.02
+    assert error(mean_of(images), images.mean((0, 2, 3))) <= 0.05
+    assert torch.equal(mean_of(images[:1]), images[0].mean((1, 2)))
+
+
 # ---------------------------------------------------------------- options
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 2}, r"keep=2 must be a share of the positions, in \(0, 1\].*is keep=0.5"),
-        ({"keep": 4}, "is keep=0.25"),
+        ({"keep": 2}, r"keep=2 must be a share of the positions, in \(0, 1\]\.$"),
         ({"keep": 0}, r"keep=0 must be a share"),
         ({"keep": 1.5}, r"keep=1.5 must be a share"),
         ({"keep": True}, "keep=True must be"),
         ({"keep": math.nan}, "keep=nan must be a share"),
         ({"center": 1}, "center=1 must be"),
         ({"grad_input": 0.0}, "grad_input=0.0 must be a share"),
-        ({"noise": 0}, "noise=0 must be a number in"),
-        ({"noise": 0.1, "keep": 0.5}, "noise=0.1 replaces keep=0.5"),
         ({"axis": "rows"}, "no option 'axis'"),
     ],
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         fst.get_strategy("sampled", **options)
-
-
-def test_noise_is_a_promise_for_grad_weight_alone():
-    with pytest.raises(ValueError, match="noise=0.1 is a promise for grad_weight"):
-        Strategy("test", grad_input=Sampled(keep=None, noise=0.1))
-
-
-@pytest.mark.parametrize("total", [1000, 5 * noise.MOST_SCORES])
-def test_the_least_number_of_positions_that_adds_what_is_allowed(total):
-    """Of many positions, some stand for all."""
-    scores = torch.rand(total, dtype=torch.float64) ** 4
-    allowed = 0.3 * float(scores.square().sum())
-
-    def added(count: int) -> float:
-        chances = _lengths(scores, count) / UNIT
-        return float(((1 / chances - 1) * scores.square()).sum())
-
-    count = noise.count(scores, allowed)
-    assert added(math.ceil(1.02 * count)) < allowed < added(math.floor(0.98 * count))
-
-
-def test_the_noise_of_the_draw_is_no_variance_between_batches():
-    """The halves' difference has both; what the draw has added is known and taken away."""
-    first, second = torch.randn(2, 4, 3, 3, 3, dtype=torch.float64)
-    between = float((first - second).square().sum())
-    memory = {"added": 0.25 * between}
-    noise.learn(memory, first, second)
-    assert memory["variance"] == pytest.approx(0.75 * between)
-    memory["added"] = 2 * between
-    noise.learn(memory, first, second)
-    assert memory["variance"] == pytest.approx((1 - noise.NEW) * 0.75 * between)

@@ -134,11 +134,7 @@ def reference_operands(
 
 
 def _sample(rule: Sampled, grads: Tensor, draws: Mapping[str, Tensor | int]) -> Tensor:
-    """What grad_output is multiplied by at each position (N, P, Q); a first step with ``noise`` is
-    exact.
-    """
-    if rule.keep is None:
-        return torch.ones_like(grads[:, 0])
+    """What grad_output is multiplied by at each position (N, P, Q)."""
     start = float(draw(draws, "start", "where the draw of positions starts, in [0, 1)"))
     return reference_sample(grads, rule.keep, start)
 
@@ -147,8 +143,7 @@ def _sampled_columns(inputs: Tensor, geometry: Windows, rule: Sampled, weights: 
     """Columns (N, Cin*kh*kw, P*Q) whose product with grad_output is the rule's grad_weight."""
     uneven = [after - before for before, after in geometry.padding]  # counts as image
     inputs, geometry = F.pad(inputs, (0, uneven[1], 0, uneven[0])), geometry.evened()
-    first = inputs[: max(1, len(inputs) // 8)]
-    mean = first.mean((0, 2, 3), keepdim=True) * float(rule.center)
+    mean = inputs[::8].mean((0, 2, 3), keepdim=True) * float(rule.center)
     whole = geometry.im2col(mean.expand(inputs.shape))
     return weights.flatten(1)[:, None] * geometry.im2col(inputs - mean) + whole
 
