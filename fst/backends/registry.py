@@ -190,7 +190,8 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
         if forced:
             raise UsageError(_refusals(operation, name, operands))
     found, reasons = [], []
-    for backend in _verified(operation):
+    for verified in _verified(operation):
+        backend = _BACKENDS[operation, verified]
         if backend.applies(operands):
             reason = backend.reason_against(operands) or backend.useless(operands)
             if reason:
@@ -200,9 +201,9 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
     return found, "; ".join(reasons) or "no other verified backend can run here"
 
 
-def _verified(operation: str) -> tuple[Backend, ...]:
-    """The verified backends of an operation."""
-    return tuple(b for (of, _), b in _BACKENDS.items() if of == operation and b.verified)
+def _verified(operation: str) -> tuple[str, ...]:
+    """Names of an operation's verified backends; torch.compile takes the result as a constant."""
+    return tuple(b.name for (of, _), b in _BACKENDS.items() if of == operation and b.verified)
 
 
 _verified._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -32,6 +32,9 @@ class Lists:
     """Lists of drawn positions of one backward pass.
 
     grad_output is looked at once, and a list is drawn once for each number of positions.
+
+    Attributes:
+        is_drawn: True after a list was drawn.
     """
 
     def __init__(
@@ -50,16 +53,12 @@ class Lists:
         self._start, self._with_sums = start, with_sums
         self._scored: draw.Scored | None = None
         self._drawn: dict[int, Positions] = {}
+        self.is_drawn = False
 
     def fresh(self, *, with_sums: bool = True) -> Lists:
         """The same, before anything was drawn."""
         with_sums = with_sums and self._with_sums
         return Lists(*self._maps, *self._where, self._start, with_sums=with_sums)
-
-    @property
-    def is_drawn(self) -> bool:
-        """True after a list was drawn."""
-        return bool(self._drawn)
 
     def sums(self, rule: Rule) -> Tensor:
         """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
@@ -70,6 +69,7 @@ class Lists:
         if count not in self._drawn:
             scores = self._scores(rule).scores
             self._drawn[count] = draw.choose(rule, scores, count, self._start)
+            self.is_drawn = True
         return self._drawn[count]
 
     def _scores(self, rule: Rule) -> draw.Scored:

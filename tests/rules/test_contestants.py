@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from fst.ops.positions.sampled import mean_of
+from fst.ops.operands import mean_of
 from torch import Tensor
 
 import fst

@@ -23,7 +23,7 @@ class Library(Backend):
     def refuses(self, operands: Output | GradInput | GradWeight) -> str:
         """Rules of the input leave positions or columns out, which changes the result."""
         if isinstance(operands, GradWeight) and operands.changes_result:
-            return f"it does not prune: {operands.rule}"
+            return "it leaves nothing out, and the rule does"
         return ""
 
     def output(self, operands: Output) -> Tensor:

@@ -29,7 +29,7 @@ class FixedPositions(Backend):
 
     def useless(self, operands: GradInput | GradWeight) -> str:
         if isinstance(operands, GradWeight) and not operands.changes_result:
-            return "the output map is {}x{}".format(*operands.grad_output.shape[2:])
+            return "the output map is too small for the rule"
         return ""
 
     def left_out(self, operands: GradInput | GradWeight) -> str:
@@ -73,9 +73,9 @@ class ByLists(FixedPositions):
         return operands.lists is not None or super().applies(operands)
 
     def useless(self, operands: GradInput | GradWeight) -> str:
-        if operands.lists is not None and operands.kept == operands.positions:
-            return "all positions are kept"
-        return super().useless(operands)
+        if operands.lists is None:
+            return super().useless(operands)
+        return "all positions are kept" if operands.kept == operands.positions else ""
 
     def expected(self, operands: GradInput | GradWeight) -> float:
         """Whoever draws positions wants to save time; nothing else is asked where none is known."""
