@@ -11,14 +11,13 @@ marked `exhaustive`, the rest of a crossing of which the hard part runs:
     make test PYTEST_ARGS='-m "not campaign"'
 """
 
-import dataclasses
 import signal
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from fst.backends import registry
+from fst.backends import backend
 from fst.basics.arguments import STOP_SIGNALS
 from fst.ops import triton as ops
 from tests.stand_in import PruneWeight, stand_ins
@@ -68,9 +67,8 @@ def pytest_make_parametrize_id(config, val, argname):
 @pytest.fixture
 def triton_usable(monkeypatch) -> dict[str, str]:
     """As if Triton's kernels could run here; returns how to `force` them."""
-    for key in KERNELS.items():
-        usable = dataclasses.replace(registry._BACKENDS[key], missing=lambda: "")
-        monkeypatch.setitem(registry._BACKENDS, key, usable)
+    for operation, name in KERNELS.items():
+        monkeypatch.setattr(type(backend(operation, name)), "missing", lambda _: "")
     return KERNELS
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 import fst
-from fst.ops import prune
+from fst.backends import backend
+from fst.ops import operands as of
 
 
 class Job(NamedTuple):
@@ -39,7 +40,8 @@ class PruneWeight:
         )
         for job in jobs:
             dtype = job.weight.dtype if job.output is None else job.output.dtype
-            found = prune._prune_with_torch(job.weight, strategy, job.groups, dtype, None, None)
+            operands = of.PruneWeight(job.weight, strategy, job.groups, dtype)
+            found = backend("prune_weight", "torch").run(operands)
             for name in ("output", "grad_input", "mask"):
                 if getattr(job, name) is not None:
                     getattr(job, name).copy_(getattr(found, name))

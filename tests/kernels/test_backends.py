@@ -1,18 +1,24 @@
-"""The registry and the autotuner: what is chosen, why, and what is remembered."""
+"""The registry and the chooser: which backend is chosen, why, and what is remembered."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 import fst
 from fst import backends
-from fst.backends import autotune, cache, dispatch, registry, sources
+from fst.backends import Record, cache, choice, compute, registry, sources
+from fst.backends.choice import LayerKey, recording
 from fst.lab.benchmark import Timing
+from fst.ops.backends import lists_cpp
+from tests.cases import Case
 
 CPU = torch.device("cpu")
 
@@ -27,11 +33,57 @@ def _own_cache(tmp_path, monkeypatch):
     backends.forget_decisions()
 
 
+class Number(NamedTuple):
+    """Operands of an operation that only these tests have."""
+
+    size: int = 1
+    names: tuple[str, ...] = ("first", "second")
+    draws: bool = False
+
+    operation = "number"
+    device = CPU
+
+    def key(self) -> LayerKey:
+        return LayerKey.of(torch.empty(2, self.size))
+
+    def fresh(self) -> Number:
+        return self
+
+
+class Toy(backends.Backend):
+    """Returns its name; computes the operands that name it."""
+
+    computes = {"number": "its own name"}
+    raises = ""
+
+    def __init__(self, name: str, verified: bool = True) -> None:
+        self.name, self.verified = name, verified
+
+    def refuses(self, operands: Number) -> str:
+        return "" if self.name in operands.names else f"{self.name} is not named"
+
+    def number(self, operands: Number) -> str:
+        if self.raises:
+            raise RuntimeError(self.raises)
+        return self.name
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch) -> dict[str, Toy]:
+    """Backends "first", "second" and "dense" of an operation "number"."""
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setitem(registry.OPERATIONS, "number", "a name")
+    found = {name: Toy(name) for name in ("first", "second", "dense")}
+    for toy in found.values():
+        backends.register_backend(toy)
+    return found
+
+
 @pytest.fixture
 def timed(monkeypatch):
     """Let the test say how long each candidate takes; counts the measurements."""
     log: list[set[str]] = []
-    milliseconds = {"strided": 1.0, "torch": 1.0}
+    milliseconds = {"first": 1.0, "second": 1.0}
 
     def compare(functions, repeats, device, **_):
         log.append(set(functions))
@@ -41,42 +93,43 @@ def timed(monkeypatch):
     return milliseconds, log
 
 
-def _choose(key: int = 0, names=("strided", "torch"), exact=None):
-    layer = autotune.LayerKey.of(torch.empty(2, key + 1))
-    candidates = {name: lambda: None for name in names}
-    return backends.choose(backends.Question("grad_weight", layer, candidates, CPU, exact))
+def _choose(**operands: Any) -> choice.Decision:
+    record = Record()
+    with recording(record):
+        backends.choose(Number(**operands))
+    return record.decisions["number"]
 
 
 @pytest.mark.parametrize(
-    ("exact", "other", "chosen"),
-    [(1.0, 0.5, "torch"), (1.0, 0.85, "dense"), (0.3, 0.15, "dense"), (10.0, 9.6, "dense")],
+    ("dense", "other", "chosen"),
+    [(1.0, 0.5, "second"), (1.0, 0.85, "dense"), (0.3, 0.15, "dense"), (10.0, 9.6, "dense")],
 )
-def test_sampling_must_save_what_the_op_costs_too(exact, other, chosen, timed):
-    timed[0].update(dense=exact, torch=other)
-    assert _choose(names=("dense", "torch"), exact="dense").backend == chosen
+def test_what_leaves_something_out_must_save_what_the_op_costs_too(dense, other, chosen, timed):
+    timed[0].update(dense=dense, second=other)
+    assert _choose(names=("dense", "second")).backend == chosen
 
 
 @pytest.mark.parametrize(
     ("other", "chosen"),
-    [(0.5, "torch"), (0.94, "torch"), (0.96, "strided"), (2, "strided")],
+    [(0.5, "second"), (0.94, "second"), (0.96, "first"), (2, "first")],
 )
 def test_another_backend_must_be_five_percent_faster(other, chosen, timed):
-    timed[0]["torch"] = other
+    timed[0]["second"] = other
     decision = _choose()
     assert decision.backend == chosen
-    assert decision.times == {"strided": 1.0, "torch": other}
+    assert decision.times == {"first": 1.0, "second": other}
     assert decision.reason.startswith("measured")
 
 
 def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     milliseconds, log = timed
-    milliseconds["torch"] = 0.5
+    milliseconds["second"] = 0.5
     first = _choose()
-    assert _choose() is first
-    backends.forget_decisions()
-    milliseconds["torch"] = 2.0
     assert _choose() == first
-    assert _choose(key=1).backend == "strided"
+    backends.forget_decisions()
+    milliseconds["second"] = 2.0
+    assert _choose() == first
+    assert _choose(size=2).backend == "first"
     assert len(log) == 2
     (file,) = tmp_path.iterdir()
     stored = [json.loads(line) for line in file.read_text().splitlines() if line]
@@ -84,36 +137,63 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert stored[0]["environment"]["torch"] == torch.__version__
     backends.forget_decisions()
     monkeypatch.setattr(torch, "__version__", "another")
-    assert _choose().backend == "strided"
+    assert _choose().backend == "first"
     assert len(log) == 3
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_decisions_are_bounded_and_none_is_measured_again(timed, monkeypatch):
-    monkeypatch.setattr(autotune, "MOST_DECIDED", 3)
-    for key in (*range(5), *range(5)):
-        _choose(key=key)
+    monkeypatch.setattr(choice, "MOST_DECIDED", 3)
+    for size in (*range(5), *range(5)):
+        _choose(size=size)
         assert len(backends.decisions()) <= 3
     assert len(timed[1]) == 5
 
 
-def test_a_candidate_that_raises_is_left_out_with_its_reason(timed):
+def test_a_candidate_that_raises_is_left_out_with_its_reason(timed, toys):
     milliseconds, log = timed
-
-    def too_large():
-        raise RuntimeError("out of resource: shared memory")
-
-    def choose():
-        layer = autotune.LayerKey.of(torch.empty(3))
-        candidates = {"strided": lambda: None, "torch": too_large, "dense": lambda: None}
-        return backends.choose(backends.Question("grad_weight", layer, candidates, CPU))
-
-    milliseconds["dense"] = 0.5
-    decision = choose()
-    assert (decision.backend, decision.times["torch"]) == ("dense", math.inf)
-    assert "torch raised RuntimeError: out of resource: shared memory" in decision.reason
+    toys["second"].raises = "out of resource: shared memory"
+    decision = _choose()
+    assert (decision.backend, decision.times["second"]) == ("first", math.inf)
+    assert "second raised RuntimeError: out of resource: shared memory" in decision.reason
     backends.forget_decisions()
-    assert choose() == decision and len(log) == 1  # from the disk, the failure too
+    assert _choose() == decision and len(log) == 1  # from the disk, the failure too
+
+
+def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
+    """A copy and a loaded state too, whatever the times are by then."""
+    milliseconds, log = timed
+    milliseconds["second"] = 0.5
+    record = Record()
+    with recording(record):
+        assert compute(Number()) == "second"
+    milliseconds["second"] = 2.0
+    loaded = Record()
+    loaded.restore(record.saved(), CPU)
+    for same in (copy.deepcopy(record), loaded):
+        backends.forget_decisions()
+        monkeypatch.setenv("FST_CACHE_DIR", "/dev/null/nowhere")
+        with recording(same):
+            assert compute(Number()) == "second"
+    assert len(log) == 1
+    monkeypatch.setattr(torch, "__version__", "another")
+    with pytest.warns(UserWarning, match="chosen anew"):
+        loaded.restore(record.saved(), CPU)
+    assert not loaded.choices
+
+
+def test_a_share_of_zeros_flips_no_choice():
+    """It is counted in every 16th call, and leaves its eighth only where it has clearly left it."""
+    record, counted = Record(), []
+
+    def count(share: float) -> float:
+        counted.append(share)
+        return share
+
+    shares = [0.49, 0.51, 0.49, 0.51, 0.6, 0.49]
+    found = [record.share("input", lambda s=s: count(s)) for s in shares for _ in range(16)]
+    assert counted == shares
+    assert found[::16] == [0.375, 0.375, 0.375, 0.375, 0.5, 0.5]
 
 
 def test_times_under_other_settings_of_the_libraries_are_others(monkeypatch):
@@ -158,8 +238,8 @@ def test_those_who_add_at_once_lose_nothing():
     [
         None,
         dict(backend={}),
-        dict(backend="transposd"),
-        dict(times={"strided": "1"}),
+        dict(backend="thrid"),
+        dict(times={"first": "1"}),
         dict(environment={}),
     ],
     ids=str,
@@ -172,7 +252,7 @@ def test_a_broken_line_is_not_used(change, timed):
     file.write_text(text)
     backends.forget_decisions()
     with pytest.warns(UserWarning, match="is not used"):
-        assert _choose().backend == "strided"
+        assert _choose().backend == "first"
     assert len(timed[1]) == 2
     backends.forget_decisions()
     with pytest.warns(UserWarning, match="is not used"):
@@ -184,61 +264,79 @@ def test_a_folder_that_cannot_be_written_is_no_error(timed, monkeypatch, tmp_pat
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.warns(UserWarning, match="cannot be written"):
-        assert _choose().backend == "strided"
+        assert _choose().backend == "first"
 
 
 def test_off_measures_nothing(timed, monkeypatch):
     monkeypatch.setenv("FST_AUTOTUNE", "0")
     assert "not measured" in _choose().reason
-    assert not timed[1]
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "not measured" in _choose(size=3).reason
+    finally:
+        torch.use_deterministic_algorithms(False)
     monkeypatch.delenv("FST_AUTOTUNE")
-    assert not autotune.enabled(CPU)
-    assert autotune.enabled(torch.device("cuda"))
+    assert "not measured" in _choose().reason
+    assert not timed[1]
+    timed[0]["dense"] = 1.0
+    assert "measured: " in _choose(names=("dense", "second")).reason
     monkeypatch.setenv("FST_AUTOTUNE", "yes")
     with pytest.raises(ValueError, match="FST_AUTOTUNE='yes'"):
         _choose()
 
 
-def test_force_wins_and_ends(timed, monkeypatch):
-    with backends.force(grad_weight="torch"):
-        assert (_choose().backend, _choose().reason) == ("torch", "forced")
-    monkeypatch.setenv("FST_BACKENDS", "grad_weight=torch")
-    assert _choose().backend == "torch"
+def test_what_draws_random_numbers_is_not_timed(timed):
+    assert "random" in _choose(draws=True).reason
     assert not timed[1]
-    with pytest.raises(RuntimeError, match="forced but cannot compute"):
-        _choose(names=("strided",))
+
+
+def test_force_wins_and_ends(timed, monkeypatch):
+    with backends.force(number="second"):
+        assert (_choose().backend, _choose().reason) == ("second", "forced")
+    monkeypatch.setenv("FST_BACKENDS", "number=second")
+    assert _choose().backend == "second"
+    assert not timed[1]
     monkeypatch.setenv("FST_BACKENDS", "grad_wait=torch")
     with pytest.raises(ValueError, match="Did you mean 'grad_weight'"):
         _choose()
 
 
+def test_a_forced_backend_that_cannot_compute_names_every_reason(timed):
+    with (
+        backends.force(number="second"),
+        pytest.raises(RuntimeError) as caught,
+    ):
+        _choose(names=("first",))
+    message = str(caught.value)
+    assert "number='second' is forced but cannot compute this" in message
+    assert "first: can compute it" in message
+    assert "second: second is not named" in message
+    assert "dense: dense is not named" in message
+
+
 def test_prefer_wins_where_it_can_and_force_over_it(timed):
-    with backends.prefer(grad_weight="torch"):
-        assert (_choose().backend, _choose().reason) == ("torch", "forced")
-        assert _choose(names=("strided",)).backend == "strided"
-        with backends.force(grad_weight="strided"):
-            assert _choose().backend == "strided"
+    with backends.prefer(number="second"):
+        assert (_choose().backend, _choose().reason) == ("second", "forced")
+        assert _choose(names=("first",)).backend == "first"
+        with backends.force(number="first"):
+            assert _choose().backend == "first"
     assert _choose().reason.startswith("measured")
-    with pytest.raises(ValueError, match="transposd"), backends.prefer(grad_weight="transposd"):
+    with pytest.raises(ValueError, match="secnd"), backends.prefer(number="secnd"):
         pass
 
 
 def test_a_record_takes_the_latest_decision_of_each_operation(timed):
-    record: dispatch.Record = {}
-    candidates = {"strided": lambda: "first", "torch": lambda: "second"}
-    tensors = (torch.empty(2, 3),)
-    with dispatch.recording(record):
-        assert dispatch.compute("grad_weight", candidates, tensors) == "first"
-        with backends.force(grad_weight="torch"):
-            assert dispatch.compute("grad_weight", candidates, tensors) == "second"
-        with dispatch.recording(None):
-            dispatch.compute("prune_columns", {"torch": lambda: None}, tensors)
-    dispatch.compute("prune_grad_output", {"torch": lambda: None}, tensors)
-    assert record.keys() == {"grad_weight"}
-    assert (record["grad_weight"].backend, record["grad_weight"].reason) == ("torch", "forced")
-    with dispatch.recording(record):
-        dispatch.compute("prune_grad_output", {"torch": lambda: None}, tensors, tunable=False)
-    assert record["prune_grad_output"].reason == "not measured: it draws random numbers"
+    record = Record()
+    with recording(record):
+        assert compute(Number()) == "first"
+        with backends.force(number="second"):
+            assert compute(Number()) == "second"
+        with recording(None):
+            compute(Number(size=4))
+    assert record.decisions.keys() == {"number"}
+    decision = record.decisions["number"]
+    assert (decision.backend, decision.reason) == ("second", "forced")
 
 
 def test_unknown_and_unusable_names():
@@ -257,49 +355,35 @@ def test_unknown_and_unusable_names():
             pass
 
 
-def test_a_removed_backend_says_where_it_is(monkeypatch):
-    with pytest.raises(ValueError, match="'mma_sp' .* removed"), backends.force(output="mma_sp"):
-        pass
-    monkeypatch.setenv("FST_BACKENDS", "grad_input=mma_sp")
-    with pytest.raises(ValueError, match="'mma_sp' .* removed"):
-        _choose()
-
-
-def test_an_unverified_backend_is_never_chosen_by_itself(timed, monkeypatch):
-    kept = dict(registry._BACKENDS)
-    monkeypatch.setattr(registry, "_BACKENDS", kept)
-    new = backends.Backend("grad_weight", "new", "faster", False, lambda: "")
-    backends.register_backend(new)
+def test_an_unverified_backend_is_never_chosen_by_itself(timed):
+    backends.register_backend(Toy("new", verified=False))
     timed[0]["new"] = 0.01
-    decision = _choose(names=("strided", "new"))
-    assert (decision.backend, timed[1]) == ("strided", [])
-    with backends.force(grad_weight="new"):
-        assert _choose(names=("strided", "new")).backend == "new"
+    decision = _choose(names=("first", "new"))
+    assert (decision.backend, timed[1]) == ("first", [])
+    with backends.force(number="new"):
+        assert _choose(names=("first", "new")).backend == "new"
     with pytest.raises(ValueError, match="is taken"):
-        backends.register_backend(new)
+        backends.register_backend(Toy("new"))
 
 
 def test_no_gpu_kernel_is_verified_and_the_table_says_so():
-    for operation in backends.OPERATIONS:
-        assert backends.backends(operation)[0].usable_by_default
-    for_cpus = ("torch", "strided", "dense", "cpp")
-    kernels = {b.operation: b for b in backends.backends() if b.name not in for_cpus}
-    assert kernels.keys() == {"prune_weight", "prune_grad_output"}
-    assert not any(b.verified for b in kernels.values())
-    text = backends.describe()
-    assert "unverified" in text
+    unverified = {
+        (operation, backend.name)
+        for operation in backends.OPERATIONS
+        for backend in backends.backends(operation)
+        if not backend.verified
+    }
+    assert unverified == {("prune_weight", "triton"), ("prune_grad_output", "triton")}
+    assert "unverified" in backends.describe()
 
 
-@pytest.mark.parametrize("name", ["mma", "triton"])
-def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(
-    name, monkeypatch
-):
+def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(monkeypatch):
     """`fst` has no pruned grad_output that such a backend could compute."""
     if not sources.triton_missing():
         pytest.skip("the backend can run here")
-    monkeypatch.setenv("FST_BACKENDS", f"prune_grad_output={name}")
+    monkeypatch.setenv("FST_BACKENDS", "prune_grad_output=triton")
     images, weight = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
-    with pytest.raises((ValueError, RuntimeError), match=f"prune_grad_output='{name}'"):
+    with pytest.raises(RuntimeError, match="prune_grad_output='triton'"):
         fst.sparse_conv2d(images, weight, strategy="fst")
 
 
@@ -308,3 +392,78 @@ def test_times_of_other_kernels_are_not_taken(monkeypatch):
     before = cache.path(cache.environment(device))
     monkeypatch.setattr(cache, "cpp_checksum", lambda: 0)
     assert cache.path(cache.environment(device)) != before
+
+
+# ---------------------------------------------------------------- the backends of the op
+
+STRATEGIES = {  # operation and backend -> a strategy that it serves
+    ("output", "dense"): "srste",
+    ("grad_input", "dense"): "srste",
+    ("grad_weight", "dense"): "srste",
+    ("grad_weight", "columns"): "wx",
+    ("grad_weight", "strided"): "fst",
+    ("grad_weight", "torch"): "sampled",
+    ("grad_weight", "cpp"): "sampled",
+    ("grad_input", "torch"): ("sampled", {"grad_input": 0.5}),
+    ("grad_input", "cpp"): ("sampled", {"grad_input": 0.5}),
+    ("prune_weight", "torch"): "fst",
+    ("prune_weight", "cpp"): "fst",
+    ("prune_grad_output", "torch"): "sdgp",
+    ("prune_grad_output", "cpp"): "sdgp",
+    ("prune_columns", "torch"): "wx",
+    ("prune_columns", "cpp"): "wx",
+}
+REGISTERED = [
+    (operation, backend.name)
+    for operation in backends.OPERATIONS
+    for backend in backends.backends(operation)
+]
+
+
+def _gradients(strategy: fst.Strategy) -> list[Tensor]:
+    case = Case("op", (8, 8), (6, 6), padding=1, batch=2)
+    operands = case.operands(torch.float32)
+    leaves = [t.clone().requires_grad_() for t in (operands.input, operands.weight)]
+    generator = torch.Generator().manual_seed(0)
+    output = fst.sparse_conv2d(*leaves, **case.arguments, strategy=strategy, generator=generator)
+    return [output, *torch.autograd.grad(output, leaves, operands.grad_output)]
+
+
+@pytest.mark.parametrize(("operation", "name"), REGISTERED, ids=str)
+def test_every_operation_is_computed_by_each_of_its_backends(operation, name, monkeypatch):
+    """Forced, it runs, and the results are those of the other backends."""
+    chosen = backends.backend(operation, name)
+    if chosen.missing():
+        pytest.skip(chosen.missing())
+    strategy = STRATEGIES[operation, name]
+    strategy = (strategy, {}) if isinstance(strategy, str) else strategy
+    strategy = fst.get_strategy(strategy[0], **strategy[1])
+    ran, run = [], type(chosen).run
+
+    def counted(self, operands):
+        ran.append((operands.operation, self.name))
+        return run(self, operands)
+
+    monkeypatch.setenv("FST_AUTOTUNE", "0")
+    expected = _gradients(strategy)
+    with monkeypatch.context() as patched, backends.force(**{operation: name}):
+        patched.setattr(type(chosen), "run", counted)
+        found = _gradients(strategy)
+    assert (operation, name) in ran
+    if name != "dense" or operation == "output":
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_refusal_of_the_op_says_why():
+    """float64 is nothing that the kernels read."""
+    if lists_cpp.LISTS_CPP.missing():
+        pytest.skip(lists_cpp.LISTS_CPP.missing())
+    layer = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3)).double()
+    fst.convert(layer, "sampled")
+    output = layer(torch.randn(1, 4, 8, 8, dtype=torch.float64))
+    with (
+        backends.force(grad_weight="cpp"),
+        pytest.raises(RuntimeError, match="cpp: operands of torch.float64.*torch: can compute"),
+    ):
+        output.sum().backward()

@@ -348,9 +348,9 @@ def test_wrong_arguments_are_named():
 
 def test_what_does_not_fit_is_refused():
     values = torch.ones(2, 4, 3, 3)
-    assert cpp.takes_lists(values, values.contiguous(memory_format=torch.channels_last))
-    assert not cpp.takes_lists(values.double())
-    assert not cpp.takes_lists(values, values.half())
-    assert not cpp.takes_lists(values[:, ::2])
-    assert not cpp.takes_lists(values[0])
-    assert not cpp.takes_lists(values.to("meta"))
+    assert not cpp.refuses_lists(values, values.contiguous(memory_format=torch.channels_last))
+    assert cpp.refuses_lists(values.double())
+    assert cpp.refuses_lists(values, values.half())
+    assert cpp.refuses_lists(values[:, ::2])
+    assert cpp.refuses_lists(values[0])
+    assert cpp.refuses_lists(values.to("meta"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
+import fst
 from fst import backends
-from fst.backends import dispatch
+from fst.backends.choice import draw_seed
 from fst.ops import triton as ops
+from fst.ops.prune import prune_grad_output
 
 CHECKS = ("test_schema", "test_faketensor")
 
@@ -42,21 +43,16 @@ def test_no_graph_breaks(device):
     torch.testing.assert_close(compiled(*operands), step(*operands))
 
 
-def test_dispatch_runs_what_is_forced(device):
+def test_the_op_runs_what_is_forced(device):
     """In eager mode and inside torch.compile."""
     grad_output = _gradient(device)
+    rule = fst.NM("grad_output", 2, 4)
 
-    def prune(grad_output: torch.Tensor, tunable: bool = True) -> torch.Tensor:
-        candidates = {
-            "torch": lambda: grad_output * 0,
-            "triton": lambda: ops.prune_grad_output(grad_output, 2, 4, "magnitude", "", 1, None),
-        }
-        return dispatch.compute("prune_grad_output", candidates, (grad_output,), tunable=tunable)
+    def prune(grad_output: torch.Tensor) -> torch.Tensor:
+        return prune_grad_output(grad_output, rule, "grad_input", 1, None)
 
     compiled = torch.compile(prune, fullgraph=True, backend="aot_eager")
-    for function in (prune, compiled, lambda x: prune(x, tunable=False)):
-        torch._dynamo.reset()
-        assert not function(grad_output).any()
+    for function in (prune, compiled):
         torch._dynamo.reset()
         with backends.force(prune_grad_output="triton"):
             kept = function(grad_output) != 0
@@ -64,7 +60,7 @@ def test_dispatch_runs_what_is_forced(device):
 
 
 def test_seeds_follow_the_generator(device):
-    draws = [dispatch.seed(torch.Generator().manual_seed(s), device) for s in (1, 1, 2)]
+    draws = [draw_seed(torch.Generator().manual_seed(s), device) for s in (1, 1, 2)]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert (draws[0].dtype, draws[0].shape, draws[0].device.type) == (
@@ -72,14 +68,4 @@ def test_seeds_follow_the_generator(device):
         (1,),
         device.type,
     )
-    assert dispatch.seed(None, device) != dispatch.seed(None, device)
-
-
-def test_a_forced_backend_that_does_not_fit_is_an_error(device):
-    values = torch.zeros(1, device=device)
-    with backends.force(prune_grad_output="triton"):
-        for tunable in (True, False):
-            with pytest.raises(RuntimeError, match="'triton' is forced but cannot compute"):
-                dispatch.compute(
-                    "prune_grad_output", {"torch": lambda: values}, (values,), tunable=tunable
-                )
+    assert draw_seed(None, device) != draw_seed(None, device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fst
 from fst import NM, Strategy, backends
-from fst.backends import registry, sources
+from fst.backends import sources
 from fst.ops import cpp
 from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
 from tests.kernels.values import awkward, bits, concentrated, of_patterns
@@ -254,9 +254,9 @@ def test_random_rules_and_what_does_not_fit_stay_with_torch():
         (values, 4, "channel"),
         (values.transpose(2, 3)[:, ::2], 4, "group"),
     ):
-        assert not cpp.takes_grad_output(other, m, "magnitude_rescaled", rescale)
-    assert not cpp.takes_weight(torch.randn(4, 4, 3, 3).double(), torch.float64)
-    assert not cpp.takes_weight(torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16)
+        assert cpp.refuses_grad_output(other, m, "magnitude_rescaled", rescale)
+    assert cpp.refuses_weight(torch.randn(4, 4, 3, 3).double(), torch.float64)
+    assert cpp.refuses_weight(torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16)
 
 
 def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypatch):
@@ -264,7 +264,6 @@ def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypa
     cpp.library._load.cache_clear()
     try:
         assert cpp.missing() == "not compiled: install GCC or Clang, then install FST again"
-        assert not registry.backend("prune_weight", "cpp").usable_by_default
         model, _ = _gradients("fst")
         assert model[1].state.record.decisions["prune_weight"].backend == "torch"
         with pytest.raises(RuntimeError, match="cannot be forced here: not compiled"):
