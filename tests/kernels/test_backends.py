@@ -398,7 +398,7 @@ def test_times_of_other_kernels_are_not_taken(monkeypatch):
 
 STRATEGIES = {  # operation and backend -> a strategy that it serves
     ("output", "dense"): "srste",
-    ("grad_input", "dense"): "srste",
+    ("grad_input", "dense"): "sdgp",
     ("grad_weight", "dense"): "srste",
     ("grad_weight", "columns"): "wx",
     ("grad_weight", "strided"): "fst",
