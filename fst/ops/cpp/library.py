@@ -22,7 +22,7 @@ FUNCTIONS = {  # name -> arguments: p pointer, i integer
     "fst_prune_weight": "piiiiiiiiiiipppi",
     "fst_measure_positions": "piiipppi",
     "fst_draw_positions": "piipppi",
-    "fst_list_grad_weight": "ppipppiipppiiippi",
+    "fst_list_grad_weight": "ppipppiiipppiiippi",
     "fst_list_grad_input": "ppippipiiippi",
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
@@ -76,7 +76,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     Raises:
         RuntimeError: the kernels are missing.
         MemoryError: the kernel found no memory.
-        ValueError: the list of positions is not ascending, or leaves the output map.
+        ValueError: the list of positions is not ascending, or leaves the output map; or a number is
+            none that the kernel can index with.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
@@ -85,6 +86,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
         raise MemoryError(f"{name}: no memory for what it packs")
     if status == 2:
         raise ValueError("index must be ascending positions of the output map")
+    if status == 3:
+        raise ValueError(f"{name}: its numbers describe no operands that it could read.")
 
 
 def integers(*values: int) -> ctypes.Array:
