@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
 
 #define FST_EXPORT extern "C" __attribute__((visibility("default")))
@@ -37,7 +38,7 @@ const char* arguments(int (*)(A...)) {
   return text;
 }
 
-enum Status { DONE, NO_MEMORY, NOT_ASCENDING };
+enum Status { DONE, NO_MEMORY, NOT_ASCENDING, BAD_NUMBERS };
 enum Kind { SINGLE, BRAIN, HALF };  // of elements, as fst/ops/cpp numbers them
 
 // Numbers are handled as their bits.
@@ -118,6 +119,16 @@ constexpr int V = 4, ROWS = 4, VECTORS = 2;
 constexpr int WIDTH = V * VECTORS;
 typedef float vec __attribute__((vector_size(4 * V), aligned(4), may_alias));
 
+// Numbers of a padded batch; no index into it, and no size made from it, overflows 64 bits.
+constexpr double MOST_NUMBERS = 0x1p48;
+
+inline bool within(int64_t least, int64_t most, std::initializer_list<int64_t> numbers) {
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [=](int64_t number) { return least <= number && number <= most; });
+}
+
+inline bool is_kind(int64_t kind) { return kind == SINGLE || kind == BRAIN || kind == HALF; }
+
 inline int64_t parts(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
 
 // The threads that run one call.
@@ -187,6 +198,22 @@ struct Geometry {
   int64_t positions() const { return rows * columns; }  // of an image
   int64_t span_h() const { return (kernel_h - 1) * dilation_h + 1; }
   int64_t span_w() const { return (kernel_w - 1) * dilation_w + 1; }
+
+  // Whether the output map is that of the input map, and the sizes can be indexed with.
+  bool holds(int64_t channels) const {
+    if (!within(1, INT32_MAX, {images, rows, columns, channels, kernel_h, kernel_w, stride_h,
+                               stride_w, dilation_h, dilation_w}) ||
+        !within(0, INT32_MAX, {height, width, padding_h, padding_w})) {
+      return false;
+    }
+    const int64_t padded_h = height + 2 * padding_h, padded_w = width + 2 * padding_w;
+    const double n = static_cast<double>(images);
+    const double padded = n * static_cast<double>(padded_h) * static_cast<double>(padded_w);
+    return span_h() <= padded_h && rows == (padded_h - span_h()) / stride_h + 1 &&
+           span_w() <= padded_w && columns == (padded_w - span_w()) / stride_w + 1 &&
+           n * static_cast<double>(rows) * static_cast<double>(columns) <= INT32_MAX &&
+           padded * static_cast<double>(channels) <= MOST_NUMBERS;
+  }
 };
 
 inline bool ascending(const int32_t* index, int64_t count, int64_t end) {
@@ -198,9 +225,13 @@ inline bool ascending(const int32_t* index, int64_t count, int64_t end) {
 // Calls function(format, geometry) for a list of its positions, in the format of `kind`.
 template <class Function>
 Status on_list(const int32_t* index, int64_t count, const int64_t* geometry, int64_t kind,
-               Function function) {
+               int64_t in, int64_t out, int64_t groups, Function function) {
   Geometry g;
   std::memcpy(&g, geometry, sizeof(g));
+  if (!is_kind(kind) || count < 1 || !within(1, INT32_MAX, {in, out, groups}) ||
+      !g.holds(std::max(in, out) * groups)) {
+    return BAD_NUMBERS;
+  }
   if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
   Status status = DONE;
   with_format(kind, [&](auto format) { status = function(format, g); });

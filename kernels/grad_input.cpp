@@ -250,7 +250,7 @@ FST_EXPORT int fst_list_grad_input(const void* grad_output, const void* weight, 
                                    const int32_t* index, const float* scale, int64_t count,
                                    const int64_t* geometry, int64_t in, int64_t out, int64_t groups,
                                    const int64_t* layouts, void* result, int64_t threads) {
-  return on_list(index, count, geometry, kind, [&](auto format, const Geometry& g) {
+  return on_list(index, count, geometry, kind, in, out, groups, [&](auto format, const Geometry& g) {
     using T = decltype(format);
     using Int = typename T::Int;
     const GradInput<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(weight),

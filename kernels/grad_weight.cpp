@@ -380,17 +380,26 @@ struct GradWeight {
 }  // namespace
 
 // Shapes: input (images, groups * in, height, width); grad_output (.., groups * out, places of its
-// own map); `source` (count) and `mean` (groups * in) may be null, `sums` (groups * out, kh * kw)
+// own map, of which all images together have `places_of_all`); `source` (count) and `mean` (groups * in) may be null, `sums` (groups * out, kh * kw)
 // too, and is where `mean` is; result (groups * out, in, kh, kw). `layouts`: whether input,
 // grad_output, result are channels_last.
 FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, int64_t kind,
                                     const int32_t* index, const float* weight,
                                     const int32_t* source, int64_t count, int64_t places,
-                                    const float* mean, const float* sums,
+                                    int64_t places_of_all, const float* mean, const float* sums,
                                     const int64_t* geometry, int64_t in, int64_t out,
                                     int64_t groups, const int64_t* layouts, void* result,
                                     int64_t threads) {
-  return on_list(index, count, geometry, kind, [&](auto format, const Geometry& g) {
+  if (places < 1 || places_of_all % places) return BAD_NUMBERS;
+  if (source) {
+    const auto [low, high] = std::minmax_element(source, source + count);
+    if (count < 1 || *low < 0 || *high >= places_of_all) return BAD_NUMBERS;
+  }
+  return on_list(index, count, geometry, kind, in, out, groups, [&](auto format,
+                                                                   const Geometry& g) {
+    if (!source && (places != g.positions() || places_of_all != g.images * places)) {
+      return BAD_NUMBERS;
+    }
     using T = decltype(format);
     using Int = typename T::Int;
     const GradWeight<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(input),

@@ -136,6 +136,7 @@ FST_EXPORT int fst_measure_positions(const void* grad_output, int64_t kind, int6
                                      float* sums, int64_t threads) {
   Geometry g;
   std::memcpy(&g, geometry, sizeof(g));
+  if (!is_kind(kind) || !g.holds(channels)) return BAD_NUMBERS;
   const Axis rows(g.kernel_h, g.rows, g.stride_h, g.padding_h, g.dilation_h, g.height);
   const Axis columns(g.kernel_w, g.columns, g.stride_w, g.padding_w, g.dilation_w, g.width);
   const int64_t of_rows = columns.segments * channels, all = sums ? rows.segments * of_rows : 0;
@@ -181,6 +182,9 @@ FST_ARGUMENTS(fst_measure_positions)
 FST_EXPORT int fst_draw_positions(const float* scores, int64_t count, int64_t n,
                                   const double* start, int32_t* index, float* weight,
                                   int64_t threads) {
+  if (!within(1, INT32_MAX, {n, count}) || n >= count || !(*start >= 0 && *start < 1)) {
+    return BAD_NUMBERS;
+  }
   const int64_t blocks = parts(count, BLOCK);
   Memory<double> values(count);  // a score that is not sure, or -1
   Memory<Block> now(blocks), then(blocks);

@@ -147,6 +147,8 @@ void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps
   });
 }
 
+bool is_pattern(int64_t n, int64_t m) { return 0 <= n && n <= m && m <= MOST_M; }
+
 }  // namespace
 
 // grad_output x (samples, channels, positions) into y; distances of their samples, channels and
@@ -156,6 +158,10 @@ FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64
                                      const int64_t* to, int64_t n, int64_t m, int64_t by_group,
                                      int64_t by_sample, int64_t groups, const int64_t* seed,
                                      int64_t threads) {
+  if (!is_kind(kind) || n < 1 || !is_pattern(n, m) ||
+      !within(1, INT64_MAX, {samples, channels, positions, groups}) || channels % groups) {
+    return BAD_NUMBERS;
+  }
   Rule rule{static_cast<int>(n), static_cast<int>(m)};
   rule.by_group = by_group;
   rule.seed = seed;
@@ -175,6 +181,12 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
                                 int64_t n_output, int64_t m_output, int64_t n_grad_input,
                                 int64_t m_grad_input, void* output, void* mask, void* grad_input,
                                 int64_t threads) {
+  if (!is_kind(kind) || !is_kind(result) || (kind != result && kind != SINGLE) ||
+      !is_pattern(n_output, m_output) || !is_pattern(n_grad_input, m_grad_input) ||
+      !within(1, INT64_MAX, {rows, channels, taps, groups}) ||
+      (n_output && !(output && mask)) || (n_grad_input && !grad_input)) {
+    return BAD_NUMBERS;
+  }
   const Rule along{static_cast<int>(n_output), static_cast<int>(m_output)};
   const Rule across{static_cast<int>(n_grad_input), static_cast<int>(m_grad_input)};
   const auto run = [&](auto from, auto to) {

@@ -80,6 +80,8 @@ def nm_mask(
     """
     check_pattern(n, m)
     check_rule(tensor, rule)
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"dim={dim} must be one of the {tensor.dim()} axes of the tensor.")
     if torch.compiler.is_compiling() and tensor.device.type == "cpu" and rule == "magnitude":
         return _nm_mask_on_cpu(tensor, n, m, dim)
     dim = range(tensor.dim())[dim]

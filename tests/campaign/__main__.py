@@ -36,6 +36,7 @@ from tests.campaign import (
     kills,
     masks,
     op,
+    operators,
     sharded,
     signals,
     weights,
@@ -44,6 +45,7 @@ from tests.campaign import (
 KINDS = {
     "weights": weights,
     "op": op,
+    "operators": operators,
     "masks": masks,
     "choice": choice,
     "frozen": frozen,

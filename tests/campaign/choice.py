@@ -27,6 +27,7 @@ from tests.cases import Operands, error
 from tests.ops.test_sampled import At, gradients, scores_of, starts
 from tests.oracle.rules import reference_sample
 
+DRAWS = 100  # whose variance is compared with that of all
 FEW = 160  # positions whose draws are all enumerated
 SIZES = (32, 64, 224)
 ONE_SIZE = {  # networks for images of one size, and the option that names it
@@ -42,7 +43,7 @@ STRATEGIES = (
 
 
 def checks() -> Checks:
-    """Draws, their means, resumed and recomputed trainings, networks."""
+    """Draws, their means and variances, resumed and recomputed trainings, networks."""
     networks = [
         (f"network-{name}-{size}", 1, partial(_check_network, name, size))
         for name in NETWORKS
@@ -51,6 +52,7 @@ def checks() -> Checks:
     return [
         ("draw", 300, _check_draw),
         ("mean", 150, _check_mean),
+        ("variance", 40, _check_variance),
         ("resumed", 30, _check_resumed),
         ("recomputed", 30, _check_recomputed),
         *networks,
@@ -149,6 +151,34 @@ def _check_mean(draw: random.Random) -> None:
             results.append(gradients(shape, single, rule, rule))
     for mine, theirs in zip(*results, strict=True):
         assert error(mine, theirs.double()) <= 1e-5, f"C++ and PyTorch differ: {what}"
+
+
+def _check_variance(draw: random.Random) -> None:
+    """The variance of draws from a generator is that of all draws, each with its probability."""
+    torch.manual_seed(draw.getrandbits(32))
+    shape = random_shape(draw)
+    operands = shape.operands(torch.float64)
+    operands.grad_output *= torch.randn(operands.grad_output[:, :1].shape).double().exp()
+    operands = Operands(operands.input[:1], operands.weight, None, operands.grad_output[:1])
+    scores = scores_of(operands)
+    keep, center = draw.choice((0.5, 0.25, 0.1)), draw.random() < 0.5
+    count = drawing.count_of(keep, len(scores))
+    exact = gradients(shape, operands, None)[1]
+
+    def square(rule: Sampled) -> float:
+        return float((gradients(shape, operands, rule)[1] - exact).square().sum())
+
+    with force(grad_weight="torch"):
+        known = [
+            (probability, square(At(keep=keep, center=center, start=start)))
+            for start, probability in starts(scores, count)
+        ]
+        found = [square(Sampled(keep=keep, center=center)) for _ in range(DRAWS)]
+    mean, squares = (sum(p * s**power for p, s in known) for power in (1, 2))
+    deviation = math.sqrt(max(squares - mean**2, 0) / DRAWS)
+    off = abs(sum(found) / DRAWS - mean)
+    what = f"variance {mean:.3g}, of {DRAWS} draws {off:.2g} off: keep {keep}, {shape}"
+    assert off <= 6 * deviation + 1e-9 * float(exact.square().sum()) + 1e-12, what
 
 
 # ---------------------------------------------------------------- trainings

@@ -341,9 +341,6 @@ def test_wrong_arguments_are_named():
     assert run().shape == weight.shape
     with pytest.raises(ValueError, match=r"scores torch.float64"):
         cpp.draw_positions(torch.ones(3).double(), 2, torch.tensor(0.0, dtype=torch.float64))
-    many = torch.empty(1, 1, 1, 1).expand(2**16, 1, 2**8, 2**8)
-    with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
-        cpp.lists._check_positions(*many.shape[:1], *many.shape[2:])
 
 
 def test_what_does_not_fit_is_refused():

@@ -79,7 +79,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
         RuntimeError: the kernels are missing.
         TypeError: another number or kind of arguments than the kernel declares.
         MemoryError: the kernel found no memory.
-        ValueError: the list of positions is not ascending, or leaves the output map.
+        ValueError: the list of positions is not ascending, or leaves the output map; or a number is
+            none that the kernel can index with.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
@@ -91,6 +92,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
         raise MemoryError(f"{name}: no memory for what it packs")
     if status == 2:
         raise ValueError("index must be ascending positions of the output map")
+    if status == 3:
+        raise ValueError(f"{name}: its numbers describe no operands that it could read.")
 
 
 def integers(*values: int) -> ctypes.Array:

@@ -7,6 +7,7 @@ weight.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -71,11 +72,14 @@ def measure_positions(
     """
     _check_operands(grad_output=grad_output)
     samples, channels, rows, columns = grad_output.shape
-    _check_positions(samples, rows, columns)
+    size = (samples, channels, *input_size[-2:])
+    map = _output_map(size, kernel, Geometry(stride, padding, dilation, 1))
+    if map != (rows, columns):
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     scores, sums = _like_measured(grad_output, kernel, with_sums)
     if not scores.numel():
         return scores, sums.zero_()
-    geometry = (samples, *input_size[-2:], rows, columns, *kernel, *stride, *padding, *dilation)
+    geometry = (samples, *size[2:], rows, columns, *kernel, *stride, *padding, *dilation)
     maps = (grad_output.data_ptr(), KINDS[grad_output.dtype], channels)
     call(
         "fst_measure_positions",
@@ -106,6 +110,10 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
     _check(torch.float64, (), start=start)
     if n < 0:
         raise ValueError(f"n={n} must not be negative.")
+    if not 0 <= (value := float(start)) < 1:
+        raise ValueError(f"start={value} must be in [0, 1).")
+    if len(scores) > MOST_POSITIONS:
+        raise ValueError(f"{len(scores)} scores are more than a list can name: {MOST_POSITIONS}.")
     index, weight = _like_drawn(scores, n)
     if n >= len(scores):
         torch.arange(len(scores), out=index)
@@ -159,6 +167,7 @@ def list_grad_weight(
         dW of ``weight_shape``, in the dtype of grad_output.
     """
     _check_operands(grad_output=grad_output, input=input)
+    _check_shape("weight_shape", weight_shape)
     out, inside, *kernel = weight_shape
     check_groups(groups, out)
     samples, channels, height, width = input.shape
@@ -167,17 +176,16 @@ def list_grad_weight(
             f"weight_shape={tuple(weight_shape)} with groups={groups} does not fit input "
             f"{tuple(input.shape)} and grad_output {tuple(grad_output.shape)}."
         )
-    geometry = Geometry(stride, padding, dilation, groups)
-    map = output_shape(input.shape, weight_shape, geometry)[2:]
-    _check_positions(samples, *map)
-    weight = torch.ones(len(index)) if weight is None else weight
-    _check_list(index, weight)
+    map = _output_map(input.shape, kernel, Geometry(stride, padding, dilation, groups))
+    weight = torch.ones(index.numel()) if weight is None else weight
+    _check_list(index, weight, samples * math.prod(map))
     _check(torch.float32, (channels,), mean=mean)
     _check(torch.float32, (out, *kernel), sums=sums)
-    rows = grad_output.numel() // max(out, 1)
+    places = grad_output.shape[2] * grad_output.shape[3]
+    rows = len(grad_output) * places
     if source is not None:
         _check_source(source, index, rows)
-    elif rows != samples * map[0] * map[1]:
+    elif (len(grad_output), *grad_output.shape[2:]) != (samples, *map):
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
@@ -189,7 +197,7 @@ def list_grad_weight(
         "fst_list_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
         *(index.data_ptr(), weight.data_ptr(), _pointer(source), len(index)),
-        *(grad_output[0, 0].numel(), _pointer(mean), None if mean is None else _pointer(sums)),
+        *(places, rows, _pointer(mean), None if mean is None else _pointer(sums)),
         *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
         result.data_ptr(),
     )
@@ -225,19 +233,18 @@ def list_grad_input(
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
     _check_operands(grad_output=grad_output, weight=weight)
+    _check_shape("input_size", input_size)
     out, inside, *kernel = weight.shape
     check_groups(groups, out)
     samples, channels, height, width = input_size
-    geometry = Geometry(stride, padding, dilation, groups)
-    map = output_shape(input_size, weight.shape, geometry)[2:]
+    map = _output_map(input_size, kernel, Geometry(stride, padding, dilation, groups))
     wanted = (samples, out, *map)
     if channels != inside * groups or grad_output.shape != wanted:
         raise ValueError(
             f"weight {tuple(weight.shape)} with groups={groups} and input_size={tuple(input_size)} "
             f"do not fit grad_output {tuple(grad_output.shape)}."
         )
-    _check_positions(samples, *map)
-    _check_list(index, list_weight)
+    _check_list(index, list_weight, samples * math.prod(map))
     result = _like_grad_input(grad_output, input_size)
     if not len(index) or not result.numel():
         return result.zero_()
@@ -261,12 +268,39 @@ def _check_operands(**operands: Tensor) -> None:
         check_dense(name, operand, "(N, C, H, W)")
 
 
-def _check_positions(samples: int, rows: int, columns: int) -> None:
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    if len(shape) != 4 or min(shape) < 0:
+        raise ValueError(f"{name}={tuple(shape)} must be four sizes.")
+
+
+def _output_map(
+    input_size: Sequence[int], kernel: Sequence[int], geometry: Geometry
+) -> tuple[int, int]:
+    """Rows and columns of a convolution of (N, C, H, W).
+
+    Raises:
+        ValueError: there is no such convolution, or a list cannot name its positions.
+    """
+    stride, padding, dilation, _ = geometry
+    least = {"kernel": (kernel, 1), "stride": (stride, 1), "dilation": (dilation, 1)}
+    least |= {"padding": (padding, 0), "input_size": (input_size[2:], 0)}
+    for name, (pair, low) in least.items():
+        if len(pair) != 2 or not all(low <= number <= MOST_POSITIONS for number in pair):
+            raise ValueError(
+                f"{name}={tuple(pair)} must be two numbers from {low} to {MOST_POSITIONS}."
+            )
+    samples, _, rows, columns = output_shape(input_size, (1, 1, *kernel), geometry)
+    if rows < 1 or columns < 1:
+        raise ValueError(
+            f"kernel={tuple(kernel)} with dilation={tuple(dilation)} is larger than an input of "
+            f"{tuple(input_size[2:])} with padding={tuple(padding)}."
+        )
     if samples * rows * columns > MOST_POSITIONS:
         raise ValueError(
             f"{samples} images of {rows}x{columns} output positions are more than a list can "
             f"name: {MOST_POSITIONS}."
         )
+    return rows, columns
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -281,10 +315,12 @@ def _check(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -
             raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
 
 
-def _check_list(index: Tensor, weight: Tensor) -> None:
+def _check_list(index: Tensor, weight: Tensor, positions: int) -> None:
     size = (index.numel(),)
     _check(torch.int32, size, index=index)
     _check(torch.float32, size, weight=weight)
+    if len(index) and not positions:
+        raise ValueError(f"index names {len(index)} positions of an empty batch.")
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:

@@ -1,0 +1,174 @@
+"""Numbers that the C++ kernels cannot index with: refused by the operators and by the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fst
+from fst.ops import cpp
+from fst.ops.cpp import library
+from fst.ops.geometry import Geometry
+from fst.rules.sampled import Sampled
+
+pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
+
+GRADS, IMAGES, WEIGHT = torch.ones(2, 4, 5, 5), torch.ones(2, 3, 5, 5), torch.ones(4, 3, 3, 3)
+INDEX, SCALE = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
+SHAPES = [2, 5, 5, 5, 5, 3, 3, 1, 1, 1, 1, 1, 1]  # of `Geometry` in kernels/cpu.h
+
+
+class Beside(Sampled):
+    """A rule of a user's own whose draws start behind the last place."""
+
+    def draw_start(self, generator, seed, device):
+        return torch.tensor(1.0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("start", [1.0, math.nan, math.inf, 1e300, -1e300, -0.1])
+def test_a_draw_starts_in_its_first_stretch(start):
+    with pytest.raises(ValueError, match=r"start=.* must be in \[0, 1\)"):
+        cpp.draw_positions(torch.rand(5000), 700, torch.tensor(start, dtype=torch.float64))
+
+
+def test_a_rule_of_ones_own_that_starts_elsewhere_is_an_error():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
+    fst.convert(model, fst.Strategy("test", grad_weight=Beside()))
+    with pytest.raises(ValueError, match=r"start=1.0 must be in \[0, 1\)"):
+        model(torch.randn(2, 4, 8, 8)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"stride": (0, 1)}, r"stride=\(0, 1\) must be two numbers from 1"),
+        ({"stride": (1, -1)}, r"stride=\(1, -1\) must be"),
+        ({"stride": (1,)}, r"stride=\(1,\) must be two numbers"),
+        ({"stride": (1, 2**31)}, "stride=.* to 2147483647"),
+        ({"padding": (-1, 1)}, r"padding=\(-1, 1\) must be two numbers from 0"),
+        ({"dilation": (1, 0)}, r"dilation=\(1, 0\) must be"),
+        ({"dilation": (4, 4)}, "dilation=.* is larger than an input of"),
+    ],
+)
+def test_the_numbers_of_a_convolution_are_checked(changed, message):
+    geometry = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)} | changed
+    numbers = tuple(geometry.values())
+    listed = (INDEX, SCALE, None, None, None, WEIGHT.shape)
+    for call in (
+        lambda: cpp.measure_positions(GRADS, (5, 5), (3, 3), *numbers, True),
+        lambda: cpp.list_grad_weight(GRADS, IMAGES, *listed, *numbers, 1, False),
+        lambda: cpp.list_grad_input(GRADS, WEIGHT, INDEX, SCALE, IMAGES.shape, *numbers, 1),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_shapes_are_checked():
+    geometry = ((1, 1), (1, 1), (1, 1))
+    with pytest.raises(ValueError, match=r"kernel=\(3,\) must be two numbers"):
+        cpp.measure_positions(GRADS, (5, 5), (3,), *geometry, True)
+    with pytest.raises(ValueError, match=r"input_size=\(5,\) must be two"):
+        cpp.measure_positions(GRADS, (5,), (3, 3), *geometry, True)
+    with pytest.raises(ValueError, match=r"must have an output map \(9, 9\)"):
+        cpp.measure_positions(GRADS, (9, 9), (3, 3), *geometry, True)
+    with pytest.raises(ValueError, match=r"input_size=\(2, 3, 5\) must be four sizes"):
+        cpp.list_grad_input(GRADS, WEIGHT, INDEX, SCALE, (2, 3, 5), *geometry, 1)
+    listed = (INDEX, SCALE, None, None, None)
+    with pytest.raises(ValueError, match=r"weight_shape=\(4, 3, 3\) must be four sizes"):
+        cpp.list_grad_weight(GRADS, IMAGES, *listed, (4, 3, 3), *geometry, 1, False)
+    with pytest.raises(ValueError, match="index names 2 positions of an empty batch"):
+        cpp.list_grad_weight(GRADS[:0], IMAGES[:0], *listed, WEIGHT.shape, *geometry, 1, False)
+    with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
+        cpp.lists._output_map((2**16, 1, 256, 256), (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1))
+
+
+# ---------------------------------------------------------------- the kernels themselves
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr()
+
+
+def _numbers(**changed: int) -> ctypes.Array:
+    names = "images height width rows columns kernel_h kernel_w stride_h stride_w padding_h "
+    names += "padding_w dilation_h dilation_w"
+    given = dict(zip(names.split(), SHAPES, strict=True)) | changed
+    return library.integers(*given.values())
+
+
+SIZES = [
+    {name: number}
+    for name in ("images", "rows", "columns", "kernel_h", "stride_w", "dilation_h")
+    for number in (-1, 0, 2**31)
+] + [{"padding_h": -1}, {"height": -1}, {"rows": 6}, {"width": 2**31 - 1, "columns": 2**31 - 1}]
+
+
+@pytest.mark.parametrize("changed", SIZES, ids=str)
+def test_kernels_refuse_sizes_that_are_no_convolution(changed):
+    """Whatever the operators in front of them let through."""
+    grads, images, weight, result = GRADS.clone(), IMAGES.clone(), WEIGHT.clone(), WEIGHT.clone()
+    index, scale, scores = INDEX.clone(), SCALE.clone(), torch.empty(50)
+    numbers, layouts = _numbers(**changed), library.integers(0, 0, 0)
+    operands = (_pointer(grads), _pointer(images), 0, _pointer(index), _pointer(scale))
+    for name, arguments in (
+        ("fst_measure_positions", (_pointer(grads), 0, 4, 0, numbers, _pointer(scores), None)),
+        (
+            "fst_list_grad_weight",
+            (*operands, None, 2, 25, 50, None, None, numbers, 3, 4, 1, layouts, _pointer(result)),
+        ),
+        (
+            "fst_list_grad_input",
+            (
+                *(_pointer(grads), _pointer(weight), 0, _pointer(index), _pointer(scale), 2),
+                *(numbers, 3, 4, 1, layouts, _pointer(images)),
+            ),
+        ),
+    ):
+        with pytest.raises(ValueError, match=name):
+            library.call(name, *arguments)
+
+
+def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
+    x, y, mask = torch.randn(8, 4), torch.empty(8, 4), torch.empty(8, 4, dtype=torch.bool)
+    index, weight, source = INDEX.clone(), SCALE.clone(), torch.tensor([0, 50], dtype=torch.int32)
+    strides, layouts = library.integers(32, 4, 1), library.integers(0, 0, 0)
+    grads, images, result = GRADS.clone(), IMAGES.clone(), WEIGHT.clone()
+    starts = torch.tensor([1.0, math.nan, 0.5], dtype=torch.float64)
+    outside = (_pointer(source), 2, 25, 50, None, None, _numbers(), 3, 4, 1, layouts)
+    operands = (_pointer(grads), _pointer(images), 0, _pointer(index), _pointer(weight))
+    drawn = (_pointer(index), _pointer(weight))
+    bad = [
+        ("fst_list_grad_weight", (*operands, *outside, _pointer(result))),
+        *(
+            ("fst_draw_positions", (_pointer(x), count, n, _pointer(start), *drawn))
+            for count, n, start in ((32, 2, starts[0]), (32, 2, starts[1]), (32, 0, starts[2]))
+        ),
+        *(
+            (
+                "fst_prune_grad_output",
+                (_pointer(x), _pointer(y), kind, 1, 8, 4, strides, strides, n, m, 0, 0, groups, 0),
+            )
+            for kind, n, m, groups in ((3, 2, 4, 1), (0, 0, 4, 1), (0, 5, 4, 1), (0, 2, 9, 1))
+        ),
+        (
+            "fst_prune_grad_output",
+            (_pointer(x), _pointer(y), 0, 1, 8, 4, strides, strides, 2, 4, 0, 0, 3, 0),
+        ),
+        *(
+            (
+                "fst_prune_weight",
+                (
+                    *(_pointer(x), kind, 0, 8, 4, 1, 1, 1, n, m, 0, 0),
+                    *(_pointer(y), _pointer(mask), 0),
+                ),
+            )
+            for kind, n, m in ((1, 2, 4), (0, 5, 4), (0, -1, 4), (0, 2, 9))
+        ),
+    ]
+    for name, arguments in bad:
+        with pytest.raises(ValueError, match=name):
+            library.call(name, *arguments)
