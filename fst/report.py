@@ -225,12 +225,11 @@ def describe_layer(layer: SparseLayer) -> LayerReport:
 def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     strategy, known = layer.strategy, layer.passing.decisions
     decision = known.get(gemm)
-    rule, schedule = strategy.rule(gemm), strategy.schedule
+    rule = strategy.rule(gemm)
     if gemm == "grad_weight" and not layer.weight.requires_grad:
         return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
     if rule is None:
-        remark = schedule.remark(layer, gemm) if schedule else ""
-        report = GemmReport("dense", "", remark or "the strategy prunes nothing in this GEMM")
+        report = GemmReport("dense", "", "the strategy prunes nothing in this GEMM")
     elif rule.acceleration and decision is None:
         reason = f"{rule.acceleration}, unless the output map is too small"
         report = GemmReport(MAY_BE, str(rule), reason)

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 import fst
+from fst.baselines.prunetrain import removes_channels
 from fst.integrations.distributed_checkpoint import SparsityState
 from fst.rules.strategy import Strategy
 from tests.digests import ROWS as ALL_ROWS
@@ -165,7 +166,7 @@ def _against_ddp(row: str) -> Case:
 
 
 CASES.update({n: _strategies(n) for n, what in TABLE.items() if what != REFUSED})
-MORE.update({row: _against_ddp(row) for row in ROWS if not ROWS[row]().removes_channels})
+MORE.update({row: _against_ddp(row) for row in ROWS if not removes_channels(ROWS[row]())})
 
 # ------------------------------------------------------------------ options of fully_shard
 
@@ -268,12 +269,14 @@ def evaluated_before_the_first_step(rank: int, folder: Path) -> None:
 
 @case(CASES)
 def draws(rank: int, folder: Path) -> None:
-    """Masks of weights are drawn alike on all ranks, of gradients not."""
-    strategy = ROWS["srste-random"]()
-    model, one = network(strategy, rank=rank), network(strategy)
-    Training(shard(model), part_of(rank)).train()
-    Training(one, ALL).train()
-    assert_equal(model, one)
+    """Masks of weights are drawn alike on all ranks, seeded or not; of gradients not."""
+    for row, seed in (("srste-random", SEED), ("srste-random", None), ("rigl-interval2", None)):
+        strategy = ROWS[row]()
+        model, one = network(strategy, seed, rank=rank), network(strategy, seed)
+        torch.manual_seed(rank)
+        Training(shard(model), part_of(rank)).train()
+        Training(one, ALL).train()
+        assert_equal(model, one)
     strategy = ROWS["sdgp-random"]()
     models = [network(strategy, rank=number) for number in (rank, rank, 0)]
     Training(shard(models[0]), part_of(rank)).train()
