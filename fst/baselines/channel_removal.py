@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def channel_groups(
     ]
 
 
-def _owner(model: nn.Module, name: str) -> nn.Module:
+def _owner(model: nn.Module, name: str) -> Any:
     return model.get_submodule(name.rpartition(".")[0])
 
 
@@ -201,12 +201,14 @@ def replace(
     for group in optimizer.param_groups:
         group["params"] = [new if p is old else p for p in group["params"]]
     state = optimizer.state.pop(old, {})
-    for name, value in state.items() if select is not None else ():
+    if select is None:
+        return
+    for name, value in state.items():
         is_like = isinstance(value, Tensor) and value.shape == old.shape
         optimizer.state[new][name] = select(value) if is_like else value
 
 
-def follow_shapes(module: nn.Module) -> None:
+def follow_shapes(module: Any) -> None:
     """Set what a module says about its sizes to those of its weight."""
     if isinstance(module, _BatchNorm):
         values = module.weight if module.weight is not None else module.running_mean
