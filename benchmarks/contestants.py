@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fst import Strategy
+from fst import Strategy, register_strategy
 from fst.rules.alternating import Alternating
 from fst.rules.sampled import Positions, Sampled
-from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
+from fst import get_strategy
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.command_lines.analyze import add_output
 from fst.lab.ablation.folders import RunFolder
@@ -32,7 +33,6 @@ from fst.lab.reporting.figures import COLOURS, INK, SMALL, figure, legend_below,
 from fst.lab.reporting.markdown import publish
 from fst.lab.subject import Training, from_config
 from fst.rules.strategy import Strategy
-from fst.strategies.registry import get_strategy
 
 COSTS = ("multiply-adds", "time")
 

@@ -15,6 +15,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_") or name == "__all__":
         face = importlib.import_module("fst.face")
         globals().update({name: getattr(face, name) for name in ("__all__", *face.__all__)})
+        importlib.import_module("fst.baselines")  # they register themselves with these names
     if name in globals():
         return globals()[name]
     raise AttributeError(f"module 'fst' has no attribute {name!r}")

@@ -74,7 +74,7 @@ class Attachment:
         layers = self._layers()
         if _new(layers):
             for layer in layers:
-                checks.refuse_unshardable(layer, layer.layer_name, layer.strategy, layer.state)
+                checks.refuse_flat_weight(layer, layer.layer_name)
             reshard(model)
             self._start()
 
@@ -190,7 +190,7 @@ def attach(
                     "module before the optimizer is built."
                 )
         schedule = strategy.schedule
-        if schedule is None or not schedule.acts_at_steps:
+        if schedule is None:
             continue
         if layer._parameters.get("weight") is None:
             raise ValueError(

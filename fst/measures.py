@@ -33,8 +33,7 @@ class MaskWatch:
 
     @torch.no_grad()
     def look(self, layers: Layers) -> dict[str, Scalars]:
-        """For each layer ``density``, ``mask_flip_rate`` and ``positions``, and what its schedule
-        measures.
+        """For each layer ``density``, ``mask_flip_rate`` and ``positions``.
 
         The flip rate is the share of the mask that has changed since the last look; ``positions``
         the share of the output positions that grad_weight took in the last step.
@@ -54,10 +53,6 @@ class MaskWatch:
                 if (share := share_of_positions(layer)) is not None
             },
         }
-        for name, layer in layers.items():
-            if layer.strategy.schedule is not None:
-                for what, value in layer.strategy.schedule.measure(layer).items():
-                    measured.setdefault(what, {})[name] = value
         self._seen |= masks
         return measured
 
@@ -104,8 +99,8 @@ def metrics(model: nn.Module, prefix: str = "sparsity/") -> dict[str, float]:
         "sparsity/density" and "sparsity/density/<layer>": share of weights kept in the output GEMM
         (strategies that prune weights); likewise "mask_flip_rate", the share of the mask that has
         changed since the last call (from the second on), "positions", the share of the output
-        positions that grad_weight took in the last step (strategies that draw them), "grad_norm"
-        (where there are gradients), and what the strategy's schedule counts.
+        positions that grad_weight took in the last step (strategies that draw them), and
+        "grad_norm" (where there are gradients).
 
     Raises:
         ValueError: no layer of ``model`` is converted.

@@ -82,7 +82,8 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
     """Draw random rules from (seed, layer, step) instead of torch's default generator.
 
-    Masks of the weight are then equal on all ranks. Masks of grad_output and input differ.
+    Masks of the weight are equal on all ranks; masks of grad_output and input differ. Without this
+    call several ranks draw a layer's masks from its weights, and so alike too.
 
     Raises:
         TypeError: ``seed`` or ``rank`` is no integer.

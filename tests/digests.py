@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.layers.channels import fit_channels
+from fst.baselines.channel_removal import fit_channels
 from tests.strategy_settings import DEFAULTS, SETTINGS
 
 STEPS, SAVED_AT = 5, 3
@@ -70,9 +70,8 @@ class Training:
 
     def __init__(self, row: str) -> None:
         strategy = ROWS[row]()
-        # schedules that act at steps refuse tied weights
-        acts = strategy.schedule is not None and strategy.schedule.acts_at_steps
-        self.network = "untied" if acts else "tied"
+        # schedules refuse tied weights
+        self.network = "tied" if strategy.schedule is None else "untied"
         torch.manual_seed(0)
         self.model = Net(tied=self.network == "tied")
         fst.convert(self.model, strategy, include=[nn.Conv2d, nn.Linear])

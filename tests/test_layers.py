@@ -33,6 +33,7 @@ FLOORS = (
     ("exporting", "budgets", "environment"),
     ("face",),
     ("",),  # fst/__init__.py
+    ("baselines",),
     ("detection", "integrations", "commands"),
     ("engine",),
     ("lab",),
@@ -81,6 +82,26 @@ def test_imports_point_down() -> None:
     assert not wrong
 
 
+def test_baselines_use_what_a_plug_in_may_use() -> None:
+    """The names of `fst`, and the rooms that CONTRIBUTING.md names to plug-ins."""
+    allowed, wrong = {"baselines", "basics", "rules", "channels"}, []
+    for file in sorted((ROOT / "fst" / "baselines").glob("*.py")):
+        wrong += [
+            f"{file.name} imports {module}"
+            for module in imported(file)
+            if module != "fst" and room(module) not in allowed
+        ]
+        wrong += [
+            f"{file.name} uses fst.{node.attr}"
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "fst"
+            and node.attr not in fst.__all__
+        ]
+    assert not wrong
+
+
 def test_no_module_is_hidden() -> None:
     """`fst.NAME` is a function or a module, never the one in the place of the other."""
     rooms = {path.stem for path in (ROOT / "fst").iterdir()}
@@ -95,7 +116,7 @@ assert "torch" not in sys.modules and fst.__version__
 assert not hasattr(fst, "__wrapped__") and "torch" not in sys.modules
 {}
 assert fst.NM.__module__ == "fst.rules.nm" and fst.layers.modules.SparseConv2d
-assert set(fst.__all__) <= set(dir(fst)) and "sampled" in fst.list_strategies()
+assert set(fst.__all__) <= set(dir(fst)) and {{"sampled", "meprop"}} <= set(fst.list_strategies())
 assert not hasattr(fst, "absent")
 """
     uses = ("fst.backends.force", "dir(fst)", "from fst import *; convert", "from fst import NM")

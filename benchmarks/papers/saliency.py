@@ -34,11 +34,11 @@ from record import LayerRecord, StepRecord, record_step
 from subject import Batch, Loss, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
+from fst import list_strategies
 from fst.engine.model import sparse_root
 from fst.lab.arguments import amp_dtype
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
-from fst.strategies.registry import list_strategies
 
 KINDS = (
     "local grad_weight",

@@ -43,12 +43,11 @@ ROOMS = {
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),
+    "baselines": ("fst.baselines",),
     "layers": (
         "fst.layers.modules",
         "fst.layers.weights",
         "fst.layers.remembered",
-        "fst.layers.channels",
-        "fst.channels.removal",
     ),
     "exporting": ("fst.exporting",),
     "integrations": ("fst.integrations",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 ORDER = "call fst.convert, then fully_shard, then build the optimizer, then fst.attach"
@@ -71,6 +72,12 @@ def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(tensor, mesh, copies, run_check=False).redistribute(
         placements=like.placements
     )
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of several of an initialised `torch.distributed`."""
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 def reshard(model: nn.Module) -> None:

@@ -1,1 +1,1 @@
-"""Which axes of a model's tensors hold the same channels, and the removal of channels."""
+"""The axes of a model's tensors that hold the same channels."""

@@ -8,11 +8,12 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 
 import fst
+from fst.baselines.channel_removal import fit_channels
+from fst.baselines.prunetrain import removes_channels
 from fst.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.engine.checkpoint import check_sparsity
 from fst.engine.config import read_sparsity
 from fst.engine.model import build_model, sparse_root
-from fst.layers.channels import fit_channels
 from fst.stored.notes import give_notes, notes_in
 
 
@@ -49,7 +50,7 @@ def load_weights(
     state_dict = state_dict_of(checkpoint, path)
     if hasattr(model, "adopted"):
         state_dict = model.adopted(state_dict)
-    if strategy is not None and strategy.removes_channels:
+    if strategy is not None and removes_channels(strategy):
         fit_channels(model, state_dict)
     try:
         model.load_state_dict(state_dict)

@@ -43,7 +43,7 @@ class SparsityState:
 
     def _key(self) -> str:
         layers = fst.sparse_layers(self.model).values()
-        if not any(layer.strategy.remembers_batches for layer in layers):
+        if not any(layer.strategy.has_memory for layer in layers):
             return "all_ranks"
         if not torch.distributed.is_initialized():
             return "rank0_of_1"

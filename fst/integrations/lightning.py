@@ -14,6 +14,7 @@ with extra_named():
 
 import fst
 from fst.attachment import Attachment
+from fst.baselines.prunetrain import removes_channels
 from fst.basics.values import check_integer
 from fst.conversion import Selector
 from fst.layers.step import held_by
@@ -52,7 +53,7 @@ class SparsityCallback(pl.Callback):
     ) -> None:
         check_integer("log_every", log_every, 0)
         self.strategy = fst.get_strategy(strategy, **overrides)
-        if self.strategy.removes_channels:
+        if removes_channels(self.strategy):
             raise ValueError(
                 f"strategy {self.strategy.name!r} replaces Parameters, which Lightning's "
                 "optimizers and wrappers cannot follow."

@@ -69,7 +69,7 @@ class SparseStandardised(SparseConv2d):
     @classmethod
     def obstacle(cls, strategy: Strategy) -> str | None:
         """What acts on the stored weight itself does nothing of meaning to a computed one."""
-        if strategy.schedule is not None and strategy.schedule.acts_at_steps:
+        if strategy.schedule is not None:
             return f"{STANDARDISED}, and {strategy.name} works on stored ones at each step"
         if strategy.decay and not strategy.gradient_decay:
             return f"{STANDARDISED}, and decoupled decay works on stored ones"

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from fst import get_strategy
 from fst.rules.strategy import Strategy
-from fst.strategies.registry import get_strategy
 
 
 def amp_dtype(name: str) -> torch.dtype | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fst import get_strategy
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import user_errors
 from fst.basics.text import table
@@ -42,7 +43,6 @@ from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
 from fst.lab.subject import Training, from_config
 from fst.rules.strategy import GEMMS, Strategy
-from fst.strategies.registry import get_strategy
 from fst.verification import verify
 
 TITLE = "Sparse against dense training on cluttered digits"

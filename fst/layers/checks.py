@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
 from fst.basics.sharding import is_flat, is_sharded
-from fst.layers.remembered import LayerState, PassingState
+from fst.layers.remembered import PassingState
 from fst.rules.strategy import Strategy
 
 MOST_CALLS = 1000  # of a layer in one step
@@ -15,8 +15,7 @@ MOST_CALLS = 1000  # of a layer in one step
 
 def require_attachment(name: str, strategy: Strategy, passing: PassingState) -> None:
     """Raise RuntimeError where a schedule works at steps and no optimizer is known."""
-    acts = strategy.schedule is not None and strategy.schedule.acts_at_steps
-    if acts and passing.start is None:
+    if strategy.schedule is not None and passing.start is None:
         raise UsageError(
             f"layer {name!r}: strategy {strategy.name!r} works at the optimizer's steps; "
             "call fst.attach(model, optimizer) before training."
@@ -43,17 +42,6 @@ def refuse_flat_weight(layer: nn.Module, name: str) -> None:
         )
 
 
-def refuse_unshardable(layer: nn.Module, name: str, strategy: Strategy, state: LayerState) -> None:
-    """Raise ValueError or RuntimeError where a layer managed by FSDP cannot train."""
-    refuse_flat_weight(layer, name)
-    if strategy.draws_masks and state.seed is None:
-        raise UsageError(
-            f"layer {name!r}: strategy {strategy.name!r} draws masks of the weight, which must be "
-            "equal on all ranks where it is sharded: call fst.seed_random_rules(model, seed, rank) "
-            "before training."
-        )
-
-
 def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
     if strategy.has_memory and passing.calls >= MOST_CALLS:
@@ -66,7 +54,7 @@ def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) ->
 def refuse_untraceable(name: str, strategy: Strategy) -> None:
     """Raise RuntimeError where training changes state that torch.compile cannot trace."""
     rule, what, advice = strategy.output, "", ""
-    if strategy.schedule is not None and strategy.schedule.acts_at_steps:
+    if strategy.schedule is not None:
         what = f"masks that {strategy.name!r} changes between steps are"
     elif strategy.has_memory:
         what = "the previous step's gradients are"

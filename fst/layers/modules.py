@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fst.backends import choice
 from fst.basics.errors import UsageError
-from fst.basics.sharding import is_managed
 from fst.basics.values import check_module
 from fst.layers import checks
 from fst.layers.remembered import LayerState, PassingState
@@ -104,10 +103,7 @@ class SparseLayer(PrunableWeight):
             call = Call(geometry, strategy, self._decay_of_call(trains), *draws, key)
             if trains and stored and strategy.decay and self.weight.requires_grad:
                 passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
-            output = convolve_pruned(input, weight, self.bias, pruned, call)
-        if trains and strategy.schedule is not None:
-            strategy.schedule.called(self, input, output)
-        return output
+            return convolve_pruned(input, weight, self.bias, pruned, call)
 
     def _traced_call(self, input: Tensor, where: Window) -> Tensor:
         """`_call` inside torch.compile, where a layer remembers nothing of a call."""
@@ -133,8 +129,7 @@ class SparseLayer(PrunableWeight):
     def _begin_training_call(self) -> None:
         """Start what is to start, and count the call; raises where the layer cannot train."""
         name, strategy, passing = self.layer_name, self.strategy, self.passing
-        if is_managed(self):
-            checks.refuse_unshardable(self, name, strategy, self.state)
+        checks.refuse_flat_weight(self, name)
         checks.require_attachment(name, strategy, passing)
         if passing.start is not None and "started" not in self.state.schedule_state:
             passing.start()

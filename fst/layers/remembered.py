@@ -45,14 +45,6 @@ class LayerState:
         for call in [call for call in self.memories if call >= calls]:
             del self.memories[call]
 
-    def generator(self, *where: object, device: torch.device) -> torch.Generator | None:
-        """A generator of (seed, where), equal on all ranks; None without a seed."""
-        if self.seed is None:
-            return None
-        digest = hashlib.blake2b(repr((self.seed[0], *where)).encode(), digest_size=7)
-        kind = "cpu" if device.type == "meta" else device  # which has none
-        return torch.Generator(kind).manual_seed(int.from_bytes(digest.digest(), "big"))
-
     def saved(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
         return {
@@ -70,6 +62,13 @@ class LayerState:
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
         self.record.restore(saved.get("record", {}), device)
+
+
+def seeded(*what: object, device: torch.device) -> torch.Generator:
+    """A generator whose seed is a digest of plain data."""
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=7)
+    kind = "cpu" if device.type == "meta" else device  # which has none
+    return torch.Generator(kind).manual_seed(int.from_bytes(digest.digest(), "big"))
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fst.basics.sharding import laid_out_as, whole
-from fst.layers.remembered import LayerState, PassingState
+from fst.basics.sharding import laid_out_as, several_ranks, whole
+from fst.layers.remembered import LayerState, PassingState, seeded
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.rules.strategy import Strategy
 
@@ -152,5 +152,13 @@ class PrunableWeight(nn.Module):
         return pruned
 
     def seeded_generator(self, device: torch.device, *where: int) -> torch.Generator | None:
-        """A generator of (seed, layer, step, where), equal on all ranks; None without a seed."""
-        return self.state.generator(self.layer_name, self.state.step, *where, device=device)
+        """A generator of (seed, layer, step, where), equal on all ranks.
+
+        Without a seed None in a single process. Of several ranks each may have a seed of its own,
+        as in timm's script; their weights are equal, and serve as the seed.
+        """
+        state, where = self.state, (self.layer_name, self.state.step, *where)
+        if state.seed is None and several_ranks():
+            values = whole(self.weight).detach()[0].tolist()
+            return seeded(values, *where, device=device)
+        return None if state.seed is None else seeded(state.seed[0], *where, device=device)

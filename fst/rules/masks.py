@@ -23,12 +23,6 @@ MAX_M = 32
 CPU_BLOCK = 2**22  # elements
 CPU_PART = 2**19
 RESCALES = ("sample_channel", "channel", "group")
-# ClickTrain's sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
-KERNEL_PATTERNS = (
-    *("000011011", "000110110", "011011000", "110110000"),
-    *("000001111", "000111010", "010011010", "010110010"),
-    *("111010000", "000100111", "111100000", "000101011"),
-)
 
 
 def check_pattern(n: int, m: int) -> None:
@@ -165,33 +159,9 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def kernel_scores(scores: Tensor) -> Tensor:
-    """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
-    return widened(scores).sum((2, 3), keepdim=True)
-
-
 def constant(values: Sequence[object], device: torch.device) -> Tensor:
     """A small table on ``device``, without waiting for it."""
     return torch.tensor(values, device="cpu").to(device, non_blocking=True)
-
-
-def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
-    """Mask that gives each 3x3 kernel the one of the first patterns whose ``scores`` sum highest.
-
-    ``scores`` (Cout, Cin/groups, kh, kw) are not negative; kernels of other sizes are kept whole.
-    """
-    if scores.shape[2:] != (3, 3):
-        return torch.ones_like(scores, dtype=torch.bool)
-    table = [[entry == "1" for entry in pattern] for pattern in KERNEL_PATTERNS[:patterns]]
-    kept = constant(table, scores.device).view(-1, 3, 3)
-    sums = torch.stack([kernel_scores(scores * pattern) for pattern in kept])
-    return kept[sums.squeeze((3, 4)).argmax(0)]
-
-
-def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
-    """Mask (Cout, Cin/groups, 1, 1) of the kernels whose ``scores`` sum highest."""
-    totals = kernel_scores(scores)
-    return largest_mask(totals, kept_count(totals.numel(), connectivity))
 
 
 def check_rule(tensor: Tensor, rule: str) -> None:

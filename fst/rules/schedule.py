@@ -163,18 +163,12 @@ class Schedule:
     still where a GradScaler skips a step.
 
     Attributes:
-        acts_at_steps: whether it works at the optimizer's steps, so that `fst.attach` is needed.
         needs: the arguments of `fst.attach` that the schedule requires.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
-        removes_channels: whether the model gets smaller; Parameters are then replaced.
-        draws_masks: whether it draws masks at random.
     """
 
-    acts_at_steps: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ()
     needs_trained_model: ClassVar[bool] = False
-    removes_channels: ClassVar[bool] = False
-    draws_masks: ClassVar[bool] = False
 
     def acting(self, strategy: Any, phase: Any) -> Any:
         """What ``strategy`` is in ``phase``, which `PrunedLayer.enter` left in a layer's state.
@@ -196,17 +190,6 @@ class Schedule:
 
     def after_update(self, layers: Layers, run: Run, step: int) -> None:
         """Right after the optimizer's step: the weights are new."""
-
-    def called(self, layer: PrunedLayer, input: Tensor, output: Tensor) -> None:
-        """After each training call of a layer; not in compiled code."""
-
-    def measure(self, layer: PrunedLayer) -> dict[str, Tensor]:
-        """Scalars for the log by name, over the time since the last call."""
-        return {}
-
-    def remark(self, layer: PrunedLayer, gemm: str) -> str:
-        """The report's reason for a GEMM that is dense; empty: the usual reason."""
-        return ""
 
 
 def _kept_mask(layer: PrunedLayer) -> Tensor:

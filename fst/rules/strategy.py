@@ -144,11 +144,6 @@ class Strategy:
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
 
     @property
-    def removes_channels(self) -> bool:
-        """Whether the model gets smaller in training."""
-        return self.schedule is not None and self.schedule.removes_channels
-
-    @property
     def gradient_decay(self) -> float:
         """λ as far as it is applied through the gradient."""
         return self.decay if self.decay_mode == "gradient" else 0.0
@@ -157,7 +152,7 @@ class Strategy:
     def keeps_masks(self) -> bool:
         """Whether a layer's mask is state, which a schedule or the rule's interval changes."""
         interval = self.output.keeps_mask_for if self.output else 1
-        return interval > 1 or (self.schedule is not None and self.schedule.acts_at_steps)
+        return interval > 1 or self.schedule is not None
 
     @property
     def is_random(self) -> bool:
@@ -169,14 +164,7 @@ class Strategy:
     def draws_masks(self) -> bool:
         """Whether masks of the weight are drawn at random."""
         rules = (self.output, self.grad_input)
-        drawn = any(r is not None and r.operand == "weight" and r.is_random for r in rules)
-        return drawn or (self.schedule is not None and self.schedule.draws_masks)
-
-    @property
-    def remembers_batches(self) -> bool:
-        """Whether layers remember something of their batches, which differ between ranks."""
-        counts = self.schedule is not None and not self.schedule.acts_at_steps
-        return self.has_memory or counts
+        return any(r is not None and r.operand == "weight" and r.is_random for r in rules)
 
     def __str__(self) -> str:
         rules = "; ".join(f"{gemm}: {self.rule(gemm) or 'dense'}" for gemm in GEMMS)

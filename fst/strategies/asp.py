@@ -7,11 +7,14 @@ optimizer's step and weights after it. Apex leaves layers out whose channels are
 (input) or 8 (output), in a ResNet the first one; here all convolutions are pruned, as by `fst`:
 ``exclude`` the first one for apex's choice. Apex prunes fully connected layers too: ask for them
 with ``include`` of `fst.convert`. Newer versions permute input channels before they choose the
-mask, which keeps larger weights: `fst.permute` does that here.
+mask, which keeps larger weights: `fst.permute` does that here. Apex lets weights grow that are zero
+when the mask is chosen; here they stay zero, so a model that was pruned before keeps its zeros.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
 
 from fst.rules.nm import NM, SameAsOutput
 from fst.rules.schedule import HeldMasks, Layers, Run, hold_at_zero
@@ -21,13 +24,16 @@ from fst.strategies.registry import register_strategy
 
 @dataclass(frozen=True)
 class OneShot(HeldMasks):
-    """The rule's mask of the weights that training starts from, for good."""
+    """The rule's mask of the weights that training starts from, without their zeros, for good."""
 
     needs_trained_model: ClassVar[bool] = True
 
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
-            layer.keep(layer.rule_mask())
+            kept = layer.rule_mask()
+            alive = kept & (layer.weight_as_conv() != 0)
+            # a layer of zeros alone was not trained, and could never learn with an empty mask
+            layer.keep(torch.where(alive.any(), alive, kept))
         hold_at_zero(layers, run)
 
     def __str__(self) -> str:

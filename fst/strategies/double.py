@@ -14,7 +14,7 @@ they were in the first step, which is not offered here, nor are its low-rank ada
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class Reordered(Schedule):
 
     permutations: int = 100
     interval: int = 100
-    draws_masks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("permutations", self.permutations, 1)

@@ -66,7 +66,6 @@ class DropAndGrow(HeldMasks):
     end: float = 0.75
     allocation: str = "erk"
     needs: ClassVar[tuple[str, ...]] = ("total_steps",)
-    draws_masks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)

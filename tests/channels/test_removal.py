@@ -8,9 +8,14 @@ from torch import nn
 
 import fst
 import fst.models
-from fst.channels.removal import channel_groups, channel_maxima, remove_channels, weights_of
+from fst.baselines.channel_removal import (
+    channel_groups,
+    channel_maxima,
+    fit_channels,
+    remove_channels,
+    weights_of,
+)
 from fst.lab.analysis import count_macs
-from fst.layers.channels import fit_channels
 from tests.networks import batch, small_net
 from tests.permutation.networks import Everything, unequal
 

@@ -117,18 +117,6 @@ def test_dense_outputs_have_no_mask(train):
     assert not any("density/3" in line for line in lines)
 
 
-def test_zeros_are_logged(train):
-    lines = scalars_of(train(sparsity='dict(strategy="sparsetrain", log_interval=2)'))
-    layers = [line for line in lines if "input_zeros/3" in line]
-    assert [line["step"] for line in layers] == [2, 4, 6, 8]
-    for line in layers:  # layer 3 lies behind a ReLU, and its own output goes into one
-        assert 0.2 < line["input_zeros/3"] < 0.8 and 0.2 < line["grad_output_zeros/3"] < 0.9
-        assert line["input_zeros/0"] < 0.2  # the image
-    total = next(line for line in lines if "loss" in line)
-    both = [layers[0]["input_zeros/0"], layers[0]["input_zeros/3"]]
-    assert total["input_zeros"] == pytest.approx(sum(both) / 2)
-
-
 def test_looking_changes_nothing(train, assert_same_state):
     for strategy in ('"tsm", interval=3', '"sdgp", rule="random"'):
         runs = [

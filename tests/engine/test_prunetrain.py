@@ -6,12 +6,11 @@ from torch import nn
 
 import fst
 import fst.models
-from fst.channels.removal import channel_groups, remove_channels
+from fst.baselines.channel_removal import channel_groups, fit_channels, remove_channels
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import cli
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
-from fst.layers.channels import fit_channels
 
 SPARSITY = 'dict(strategy="prunetrain", interval=1, ratio=0.7, threshold=0.27, log_interval=2)'
 

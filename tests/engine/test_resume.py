@@ -33,7 +33,6 @@ STRATEGIES = [
     'dict(strategy="rigl", interval=2, sparsity=0.8, log_interval=2)',
     'dict(strategy="clicktrain", include="*", choose=0.2, enforce=0.7)',
     'dict(strategy="resprop", threshold=1e-4, warmup=6, log_interval=3)',
-    'dict(strategy="sparsetrain", log_interval=3)',
     'dict(strategy="srste", patterns={"0": "4:4", "3": "1:8"}, log_interval=2)',
     'dict(strategy="asp", from_scratch="allow", patterns={"3": "1:8"}, log_interval=2)',
     "None",

@@ -23,12 +23,6 @@ def refused_strategies(rank: int, folder: Path) -> None:
     model = shard(network(ROWS["step"]()))
     with pytest.raises(ValueError, match="'step' holds moments of whole weights"):
         fst.attach(model, torch.optim.Adam(model.parameters()), total_steps=4)
-    for row in ("rigl", "srste-random"):
-        training = Training(shard(network(ROWS[row](), seed=None)), part_of(rank))
-        with pytest.raises(RuntimeError, match="draws masks .*fst.seed_random_rules"):
-            training.train(1)
-        remembered = [layer.state for layer in fst.sparse_layers(training.model).values()]
-        assert all(state.step == 0 and state.kept_mask is None for state in remembered)
 
 
 @case(CASES)

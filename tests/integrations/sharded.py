@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 import fst
+from fst.baselines.prunetrain import removes_channels
 from fst.integrations.distributed_checkpoint import SparsityState
 from fst.rules.strategy import Strategy
 from tests.digests import ROWS as ALL_ROWS
@@ -165,7 +166,7 @@ def _against_ddp(row: str) -> Case:
 
 
 CASES.update({n: _strategies(n) for n, what in TABLE.items() if what != REFUSED})
-MORE.update({row: _against_ddp(row) for row in ROWS if not ROWS[row]().removes_channels})
+MORE.update({row: _against_ddp(row) for row in ROWS if not removes_channels(ROWS[row]())})
 
 # ------------------------------------------------------------------ options of fully_shard
 
@@ -283,6 +284,22 @@ def draws(rank: int, folder: Path) -> None:
     assert_equal(models[0], models[1])
     with pytest.raises(AssertionError):
         assert_equal(models[0], models[2])
+
+
+@case(CASES)
+def draws_without_a_seed(rank: int, folder: Path) -> None:
+    """Masks of weights are drawn alike on all ranks, whatever each rank's own seed is."""
+    for row in ("srste-random", "rigl-interval2"):
+        model = shard(network(ROWS[row](), seed=None))
+        torch.manual_seed(rank)
+        Training(model, part_of(rank)).train()
+        layers = fst.sparse_layers(model)
+        masks = {name: layer.output_mask() for name, layer in layers.items()}
+        ranks = [None, None]
+        drawn = digest({"masks": masks, "state": fst.sparsity_state(model)})
+        torch.distributed.all_gather_object(ranks, drawn)
+        assert ranks[0] == ranks[1], row
+        assert any(not mask.all() for mask in masks.values()), row  # ERK leaves some layers whole
 
 
 @case(CASES)

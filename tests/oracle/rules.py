@@ -9,12 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fst.baselines.clicktrain import KERNEL_PATTERNS, KernelPatterns
+from fst.baselines.meprop import TopK
+from fst.baselines.resprop import Reuse
 from fst.rules.alternating import Alternating
-from fst.rules.gradient import Reuse, TopK
-from fst.rules.masks import KERNEL_PATTERNS
 from fst.rules.nm import NM, Transposable
 from fst.rules.rule import Rule
-from fst.rules.weight import KernelPatterns, Unstructured
+from fst.rules.weight import Unstructured
 from tests.oracle import methods
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import fst
-from fst.rules import masks
+from fst.baselines.clicktrain import KernelPatterns, pattern_mask
 from fst.rules.schedule import Run
-from fst.rules.weight import KernelPatterns
 from tests.oracle.rules import reference_kernel_mask
 from tests.strategies.weight_systems import (
     OPTIMIZERS,
@@ -50,7 +49,7 @@ def test_clicktrain_chooses_among_squares_too_small_for_float16():
     layer.weight.data, layer.weight.grad = weight, torch.ones_like(weight)
     layer.strategy.schedule._select(layer)
     assert torch.equal(
-        layer.state.schedule_state["patterns"], masks.pattern_mask(weight.float().square(), 4)
+        layer.state.schedule_state["patterns"], pattern_mask(weight.float().square(), 4)
     )
 
 

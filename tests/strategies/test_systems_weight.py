@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fst
-from fst.strategies.asfp import asymptotic_rate
+from fst.baselines.asfp import asymptotic_rate
 from fst.strategies.rigl import erk_densities
 from tests.networks import attach, batch, small_net
 from tests.oracle.conv import reference_nm_mask
@@ -64,6 +64,29 @@ def test_asp_takes_weights_that_are_loaded_after_attaching():
     training.step(0)
     expected = reference_nm_mask(trained["2.weight"], 2, 4, 1)
     assert torch.equal(training.layers[1].state.kept_mask, expected)
+
+
+def test_asp_keeps_the_zeros_of_a_model_that_was_pruned_before():
+    training = Training("asp")
+    layer = training.layers[1]
+    with torch.no_grad():
+        layer.weight[layer.weight.abs() < layer.weight.abs().quantile(0.7)] = 0
+    dense = layer.weight.detach().clone()
+    kept = reference_nm_mask(dense, 2, 4, 1)
+    assert (kept & (dense == 0)).any(), "zeros that the pattern leaves room for"
+    training.steps(3)
+    assert torch.equal(layer.state.kept_mask, kept & (dense != 0))
+    assert not layer.weight[dense == 0].any()
+    assert_held_at_zero(training)
+    assert fst.verify(training.net).ok and fst.verify(fst.fold(training.net)).ok
+
+
+def test_asp_lets_a_layer_of_zeros_alone_learn():
+    training = Training("asp")
+    torch.nn.init.zeros_(training.layers[1].weight)
+    training.steps(3)
+    assert training.layers[1].state.kept_mask.float().mean() == 0.5
+    assert training.layers[1].weight.any()
 
 
 def test_asp_masks_a_momentum_that_was_there_before():

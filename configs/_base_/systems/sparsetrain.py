@@ -1,3 +1,3 @@
-"""SparseTrain: dense, counting ReLU's zeros."""
+"""SparseTrain: dense; zeros of ReLU are skipped where a backend does it."""
 
 sparsity = dict(strategy="sparsetrain")

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import fst
 from fst.attachment import Attachment
+from fst.baselines.channel_removal import fit_channels
+from fst.baselines.prunetrain import removes_channels
 from fst.basics.errors import UsageError
 from fst.basics.values import check_integer, one_of
 from fst.checkpoint import state_dict_of
@@ -25,7 +27,6 @@ from fst.engine.classifier import Classifier
 from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root, unwrapped
-from fst.layers.channels import fit_channels
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
 from fst.measures import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
@@ -45,8 +46,7 @@ class SparsityHook(Hook):
 
     Logged every `log_interval` iterations, over all layers (log line, JSON, TensorBoard) and for
     each layer (JSON, TensorBoard): density, the mask flip rate (share of the mask that changed
-    since the last look), the norm of the gradient, and the share of zeros since the last look
-    (sparsetrain).
+    since the last look), and the norm of the gradient.
 
     The norm is that of the gradient with which the optimizer steps: clipped, and with the decay of
     strategies that add theirs to it (rigl and others mask it after that). In log lines it is
@@ -113,7 +113,7 @@ class SparsityHook(Hook):
         if "FullyShardedDataParallel" in type(runner.model).__name__:
             raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
         wrappers = built_wrappers(runner.optim_wrapper)
-        if self.strategy.removes_channels:
+        if removes_channels(self.strategy):
             self._check_parameters_may_change(runner)
         if self._attached or not wrappers:  # no training, or a run after it, such as a test
             return
@@ -199,7 +199,7 @@ class SparsityHook(Hook):
             runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
         else:
             self._convert(runner)
-        if self.strategy.removes_channels:
+        if removes_channels(self.strategy):
             optimizers = [wrapper.optimizer for wrapper in wrappers]
             changed = fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
             runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
@@ -307,7 +307,7 @@ class SparsityHook(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         """Say how large the model is, if channels may have been removed."""
-        if self.strategy.removes_channels:
+        if removes_channels(self.strategy):
             layers = ", ".join(
                 f"{name} {'x'.join(map(str, layer.weight.shape))}"
                 for name, layer in self._layers.items()

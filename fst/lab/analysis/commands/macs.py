@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from fst import get_strategy
 from fst.conversion import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
 from fst.lab.arguments import strategy_of
@@ -20,7 +21,6 @@ from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
 from fst.lab.subject import Training, from_config, from_name
 from fst.rules.strategy import GEMMS, Strategy
-from fst.strategies.registry import get_strategy
 
 LAYERS = [nn.Conv2d, nn.Linear]  # of --all
 CELLS = (

@@ -14,11 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import fst
 from fst.basics.values import check_number
 from fst.rules import masks
-from fst.rules.schedule import Layers, Run, Schedule
-from fst.rules.strategy import Strategy
-from fst.strategies.registry import register_strategy
+from fst.rules.schedule import Layers, Run
 
 KNEE = (1 / 8, 3 / 4)
 
@@ -37,7 +36,7 @@ def asymptotic_rate(goal: float, progress: float) -> float:
 
 
 @dataclass(frozen=True)
-class SoftFilters(Schedule):
+class SoftFilters(fst.Schedule):
     """Zeroes filters after each epoch.
 
     Attributes:
@@ -68,7 +67,7 @@ class SoftFilters(Schedule):
         return f"filters zeroed after each epoch, {self.goal:g} in the end"
 
 
-@register_strategy("asfp")
-def asfp(goal: float = 0.3) -> Strategy:
+@fst.register_strategy("asfp")
+def asfp(goal: float = 0.3) -> fst.Strategy:
     """All GEMMs dense; after each epoch the filters of smallest norm start anew from zero."""
-    return Strategy("asfp", schedule=SoftFilters(goal))
+    return fst.Strategy("asfp", schedule=SoftFilters(goal))

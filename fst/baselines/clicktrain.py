@@ -25,17 +25,82 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fst.basics.values import check_number
+import fst
+from fst.basics.values import check_number, one_of
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
-from fst.rules.strategy import Strategy
-from fst.rules.weight import KernelPatterns
-from fst.strategies.registry import register_strategy
+from fst.rules.schedule import Layers, PrunedLayer, Run, hold_at_zero, mask_gradients
+
+# The sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
+KERNEL_PATTERNS = (
+    *("000011011", "000110110", "011011000", "110110000"),
+    *("000001111", "000111010", "010011010", "010110010"),
+    *("111010000", "000100111", "111100000", "000101011"),
+)
+
+
+def kernel_scores(scores: Tensor) -> Tensor:
+    """Σ of ``scores`` (Cout, Cin/groups, kh, kw) over each kernel, at least in float32."""
+    return masks.widened(scores).sum((2, 3), keepdim=True)
+
+
+def pattern_mask(scores: Tensor, patterns: int) -> Tensor:
+    """Mask that gives each 3x3 kernel the one of the first patterns whose ``scores`` sum highest.
+
+    ``scores`` (Cout, Cin/groups, kh, kw) are not negative; kernels of other sizes are kept whole.
+    """
+    if scores.shape[2:] != (3, 3):
+        return torch.ones_like(scores, dtype=torch.bool)
+    table = [[entry == "1" for entry in pattern] for pattern in KERNEL_PATTERNS[:patterns]]
+    kept = masks.constant(table, scores.device).view(-1, 3, 3)
+    sums = torch.stack([kernel_scores(scores * pattern) for pattern in kept])
+    return kept[sums.squeeze((3, 4)).argmax(0)]
+
+
+def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
+    """Mask (Cout, Cin/groups, 1, 1) of the kernels whose ``scores`` sum highest."""
+    totals = kernel_scores(scores)
+    return masks.largest_mask(totals, masks.kept_count(totals.numel(), connectivity))
 
 
 @dataclass(frozen=True)
-class PatternSelection(Schedule):
+class KernelPatterns(fst.Rule):
+    """Four of nine entries of each 3x3 kernel, and whole kernels (Zhang et al. 2021).
+
+    Attributes:
+        patterns: size of the set that a kernel's entries are chosen from: 4, 8 or 12.
+        connectivity: share of the layer's kernels that is pruned whole, of any kernel size.
+    """
+
+    operand: str = "weight"
+    patterns: int = 4
+    connectivity: float = 0.375
+    operands = ("weight",)
+    simulation = "kernel patterns need a compiler's kernels: dense arithmetic on pruned values"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("patterns", self.patterns, (4, 8, len(KERNEL_PATTERNS)))
+        check_number("connectivity", self.connectivity, "[0, 1)")
+
+    def weight_mask(
+        self, weight: Tensor, gemm: str, groups: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        scores = masks.widened(weight).square()
+        kernels = connectivity_mask(scores, self.connectivity)
+        return pattern_mask(scores, self.patterns) & kernels
+
+    @property
+    def density(self) -> float:
+        return 4 / 9 * (1 - self.connectivity)
+
+    def __str__(self) -> str:
+        kernels = f"{self.connectivity:g} of the kernels pruned"
+        return f"{self.operand} in {self.patterns} kernel patterns, {kernels}"
+
+
+@dataclass(frozen=True)
+class PatternSelection(fst.Schedule):
     """Masks chosen by weight times gradient, approached by a group lasso, then held.
 
     Attributes:
@@ -88,14 +153,14 @@ class PatternSelection(Schedule):
     def _select(self, layer: PrunedLayer) -> None:
         weight, rule = layer.weight_as_conv().detach(), layer.strategy.output
         scores = (masks.widened(weight) * layer.gradient_as_conv()).square()
-        layer.state.schedule_state["patterns"] = masks.pattern_mask(scores, rule.patterns)
-        layer.state.schedule_state["kernels"] = masks.connectivity_mask(scores, rule.connectivity)
+        layer.state.schedule_state["patterns"] = pattern_mask(scores, rule.patterns)
+        layer.state.schedule_state["kernels"] = connectivity_mask(scores, rule.connectivity)
 
     def _add_lasso(self, layer: PrunedLayer, gradient: Tensor) -> None:
         weight, state = layer.weight_as_conv().detach(), layer.state.schedule_state
         for kept in (state["patterns"], state["kernels"]):
             pruned = masks.widened(weight) * ~kept.to(weight.device)
-            norms = (masks.kernel_scores(pruned.square()) + 1e-8).sqrt()
+            norms = (kernel_scores(pruned.square()) + 1e-8).sqrt()
             pull = (pruned / norms).to(weight.dtype)
             gradient.add_(layer.laid_out(pull), alpha=self.lasso)
 
@@ -104,16 +169,16 @@ class PatternSelection(Schedule):
         return f"masks {times}, group lasso {self.lasso:g}"
 
 
-@register_strategy("clicktrain")
+@fst.register_strategy("clicktrain")
 def clicktrain(
     patterns: int = 4,
     connectivity: float = 0.375,
     choose: float = 35 / 95,
     enforce: float = 78 / 95,
     lasso: float = 2.5e-4,
-) -> Strategy:
+) -> fst.Strategy:
     """In the end Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW and momentum masked by M."""
-    return Strategy(
+    return fst.Strategy(
         "clicktrain",
         output=KernelPatterns(patterns=patterns, connectivity=connectivity),
         grad_input=SameAsOutput(),

@@ -28,10 +28,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fst.basics.errors import UsageError
-from fst.basics.sharding import refuse_sharded
-from fst.basics.values import check_integer, check_number
-from fst.channels.removal import (
+import fst
+from fst.baselines.channel_removal import (
     ChannelGroup,
     Place,
     channel_groups,
@@ -39,15 +37,16 @@ from fst.channels.removal import (
     remove_channels,
     weights_of,
 )
-from fst.rules.schedule import Layers, Run, Schedule
-from fst.rules.strategy import Strategy
-from fst.strategies.registry import register_strategy
+from fst.basics.errors import UsageError
+from fst.basics.sharding import refuse_sharded, several_ranks
+from fst.basics.values import check_integer, check_number
+from fst.rules.schedule import Layers, Run
 
 TINY = 1e-8  # added to squared norms: the gradient of a norm of zero
 
 
 @dataclass(frozen=True)
-class ChannelLasso(Schedule):
+class ChannelLasso(fst.Schedule):
     """Group lasso on channels, and removal of those it has driven to zero.
 
     Attributes:
@@ -60,7 +59,6 @@ class ChannelLasso(Schedule):
     interval: int = 10
     threshold: float = 1e-4
     needs: ClassVar[tuple[str, ...]] = ("steps_per_epoch",)
-    removes_channels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)
@@ -71,8 +69,7 @@ class ChannelLasso(Schedule):
         refuse_sharded(
             run.model, "strategy 'prunetrain'", "it replaces Parameters; train in one process"
         )
-        ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-        if ranks or isinstance(run.model, nn.parallel.DistributedDataParallel):
+        if several_ranks() or isinstance(run.model, nn.parallel.DistributedDataParallel):
             raise ValueError(
                 "strategy 'prunetrain' replaces Parameters, which DistributedDataParallel cannot "
                 "follow: train in one process."
@@ -177,7 +174,12 @@ class TracedChannels:
         self._groups = None
 
 
-@register_strategy("prunetrain")
-def prunetrain(ratio: float = 0.2, interval: int = 10, threshold: float = 1e-4) -> Strategy:
+def removes_channels(strategy: fst.Strategy) -> bool:
+    """Whether the model gets smaller in training; Parameters are then replaced."""
+    return isinstance(strategy.schedule, ChannelLasso)
+
+
+@fst.register_strategy("prunetrain")
+def prunetrain(ratio: float = 0.2, interval: int = 10, threshold: float = 1e-4) -> fst.Strategy:
     """Dense GEMMs of a model that loses channels every ``interval`` epochs."""
-    return Strategy("prunetrain", schedule=ChannelLasso(ratio, interval, threshold))
+    return fst.Strategy("prunetrain", schedule=ChannelLasso(ratio, interval, threshold))

@@ -1,6 +1,23 @@
-"""Rules that prune grad_output as a whole, so that one selection serves both backward GEMMs."""
+"""ReSprop: output gradients are reused from the previous step except where they differ much.
 
-from __future__ import annotations
+Paper: Goli and Aamodt, "ReSprop: Reuse Sparsified Backpropagation", CVPR 2020. Official code:
+github.com/negargoli/ReSprop. As there:
+
+- What is reused is one sample of the previous batch, the same for all samples of this one, so that
+  its part of both products costs 1/N of a dense one (and the size of a batch may change).
+- What is kept of the difference is above a threshold of each layer, which starts at 1e-7 and
+  doubles or halves after each step, towards the share ``density``. The bias gradient is dense.
+- Warm-up (W-ReSprop): the share falls to ``density`` over the first steps. The code falls by 10 %
+  per epoch after two dense ones; here it falls linearly over ``warmup`` steps.
+
+Differences: the code draws the sample at random, here it is the first of the batch (batches are
+shuffled); it adds 5 % to the share; it is dense in the first and last step of each epoch, here only
+where nothing is remembered. The n-th call of a layer in a step continues the n-th of the step
+before. Layers whose weight needs no gradient are dense, and so is eval mode. With a `GradScaler`
+gradients are remembered as scaled: a change of the scale looks like a difference. Each rank of a
+distributed run remembers its own (the engine's checkpoints hold all). Memory: Cout·P·Q values per
+layer and call.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,56 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fst
 from fst.basics.values import check_integer, check_number
-from fst.rules import masks
-from fst.rules.rule import Rule
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 
 
 @dataclass(frozen=True)
-class WholeGradient(Rule):
-    """A rule of grad_output that keeps a share of it: the base of `TopK` and `Reuse`.
-
-    Attributes:
-        density: 0 < density <= 1.
-    """
-
-    operand: str = "grad_output"
-    density: float = 0.5
-    operands = ("grad_output",)
-    is_whole = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("density", self.density, "(0, 1]")
-
-
-@dataclass(frozen=True)
-class TopK(WholeGradient):
-    """Keep the largest |grad_output| of each sample (meProp, Sun et al. 2017, Eq. 6 to 8).
-
-    A sample of L = Cout·P·Q elements keeps exactly max(1, round(density·L)); ties keep the lower
-    index in the order (cout, p, q).
-    """
-
-    def prune_grad_output(
-        self,
-        grad_output: Tensor,
-        gemm: str,
-        groups: int,
-        generator: torch.Generator | None = None,
-        memory: dict[str, Any] | None = None,
-    ) -> Tensor:
-        k = max(1, round(self.density * grad_output.shape[1:].numel()))
-        return masks.apply_mask(grad_output, masks.top_k_mask(grad_output, k))
-
-    def __str__(self) -> str:
-        return f"{self.operand} top {self.density:g} per sample"
-
-
-@dataclass(frozen=True)
-class Reuse(WholeGradient):
+class Reuse(fst.Rule):
     """Keep what differs from the previous step's grad_output, reuse that elsewhere (ReSprop).
 
     Attributes:
@@ -67,12 +42,17 @@ class Reuse(WholeGradient):
         warmup: steps in which the share falls linearly from 1 to ``density``.
     """
 
+    operand: str = "grad_output"
+    density: float = 0.5
     threshold: float = 1e-7
     warmup: int = 0
+    operands = ("grad_output",)
+    is_whole = True
     has_memory = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("density", self.density, "(0, 1]")
         check_number("threshold", self.threshold, "(0, inf)")
         check_integer("warmup", self.warmup, 0)
 
@@ -134,3 +114,10 @@ def _adapted(threshold: Tensor, kept: Tensor, wanted: float) -> Tensor:
     """The threshold of the next step, computed on the device."""
     factor = torch.where(kept > wanted, 2.0, torch.where(kept < wanted, 0.5, 1.0))
     return (threshold * factor).clamp(min=LEAST_THRESHOLD)
+
+
+@fst.register_strategy("resprop")
+def resprop(density: float = 0.5, threshold: float = 1e-7, warmup: int = 0) -> fst.Strategy:
+    """dX = Wᵀ·R(dY), dW = R(dY)·Xᵀ with R(dY) = prev + P(dY − prev)."""
+    rule = Reuse(density=density, threshold=threshold, warmup=warmup)
+    return fst.Strategy("resprop", grad_input=rule, grad_weight=rule)
