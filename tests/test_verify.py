@@ -425,3 +425,12 @@ def test_bad_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"trap\.pth"):
         fst.verify(tmp_path / "trap.pth")
     assert not trap.exists(), "code from the checkpoint ran"
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_tensor_that_claims_more_than_its_file_is_refused_by_name(new, tmp_path):
+    """One number of any shape: checking it would take 8 GiB."""
+    state = {"w": torch.ones(1).expand(32768, 65536), "a.weight": torch.zeros(4, 4, 1, 1)}
+    torch.save(state, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match=r"m\.pth': the tensor 'w' .*is larger than the file"):
+        fst.verify(tmp_path / "m.pth")

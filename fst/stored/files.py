@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from fst.basics.extras import extra_named
-from fst.checkpoint import check_file, load_checkpoint_safely, state_dict_in, state_dict_of
+from fst.checkpoint import (
+    check_file,
+    check_sizes,
+    load_checkpoint_safely,
+    state_dict_in,
+    state_dict_of,
+)
 from fst.stored.notes import Notes, from_text, notes_in
 
 NOTES = "fst.json"  # a .pt2 file's extra file, and the other formats' key, that holds the notes
@@ -47,6 +53,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     if path.suffix not in READERS:
         checkpoint = load_checkpoint_safely(path)
         weights = state_dict_of(checkpoint, str(path)) | packed_weights(checkpoint)
+        check_sizes(weights, path)
         return Stored(weights, notes_in(checkpoint, str(path)))
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist or is no file.")
@@ -115,7 +122,9 @@ def _read_pt2(path: Path) -> Stored:
         config = next((name for name in names if name.endswith(PT2_CONFIG)), None)
         if config is None:
             raise ValueError("it holds no weights as torch.export.save of PyTorch 2.9 writes them")
-        return Stored(_weights_of_pt2(archive, config), notes)
+        weights = _weights_of_pt2(archive, config)
+    check_sizes(weights, path)
+    return Stored(weights, notes)
 
 
 def _weights_of_pt2(archive: zipfile.ZipFile, config: str) -> dict[str, Tensor]:
