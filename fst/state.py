@@ -57,8 +57,6 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         layer.state.restore(state[name], layer.weight.device)
         layer.passing.forget_calls()
         layer.passing.has_loaded_state = True
-        if not layer.strategy.keeps_masks:
-            layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
 
 
 def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:

@@ -42,10 +42,13 @@ class VerifyReport:
     Attributes:
         covered: all weights of convolutions and linear layers, and the others that were checked.
         min_coverage: the least `coverage` of an ok report.
+        not_pruned: how many of them were not converted, so not checked, where the target says which
+            ones were.
     """
 
     covered: Coverage
     min_coverage: float = 0.0
+    not_pruned: int = 0
 
     @property
     def layers(self) -> tuple[CoveredWeight, ...]:
@@ -59,8 +62,9 @@ class VerifyReport:
 
     @property
     def not_checked(self) -> int:
-        """How many other weights of convolutions and linear layers were not checked."""
-        return len(self.covered.weights) - len(self.layers) - len(self.quantised)
+        """How many weights were not checked for other reasons: `exclude`, or nobody asked."""
+        counted = len(self.layers) + len(self.quantised) + self.not_pruned
+        return len(self.covered.weights) - counted
 
     @property
     def pattern(self) -> str:
@@ -94,6 +98,8 @@ class VerifyReport:
             parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
         if self.quantised:
             parts.append(f"{len(self.quantised)} {QUANTISED}")
+        if self.not_pruned:
+            parts.append(f"{self.not_pruned} not pruned")
         if self.not_checked:
             parts.append(f"{self.not_checked} not checked")
         verdict = f"{', '.join(parts)}; coverage {self.coverage:.1%}"
@@ -196,7 +202,9 @@ def verify(
         if found.is_sparse_layer and counted.get(name) == 0:
             row = replace(row, reason=NOT_CALLED)
         covered.append(replace(row, is_checked=is_checked, multiply_adds=counted.get(name)))
-    return VerifyReport(Coverage(tuple(covered)), min_coverage)
+    rest = [found for k, found in everything.items() if found.is_counted and k not in weights]
+    unpruned = [found for found in rest if found.groups is None and not found.is_quantised]
+    return VerifyReport(Coverage(tuple(covered)), min_coverage, len(unpruned) if known else 0)
 
 
 class _Weight(NamedTuple):

@@ -89,8 +89,8 @@ def test_verify_calls_no_depthwise_weight_2_4() -> None:
     inside = MACS["3.weight"] * 2 / 3 + MACS["4.weight"]
     assert report.covered.multiply_adds == pytest.approx(inside / sum(MACS.values()))
     assert [w.name for w in report.layers if w.is_exempt] == ["0.weight", "2.weight"]
-    assert report.not_checked == 1  # the linear layer
-    verdict = "2 weights are 2:4, 2 exempt (groups of fewer than 4), 1 not checked"
+    assert report.not_pruned == 1  # the linear layer
+    verdict = "2 weights are 2:4, 2 exempt (groups of fewer than 4), 1 not pruned"
     assert str(report).splitlines()[-1] == f"{verdict}; coverage {1184 / ALL:.1%}"
 
 

@@ -132,7 +132,7 @@ def test_what_is_verified():
     net = trained(setting("fst"), include=["0", "3"])
     report = fst.verify(net, include=["0.weight", "3.weight"])
     assert report.ok and len(report.layers) == 2
-    assert fst.verify(net).ok and fst.verify(net).not_checked == 2  # "4" and the linear layer
+    assert fst.verify(net).ok and fst.verify(net).not_pruned == 2  # "4" and the linear layer
     assert not fst.verify(net, include=["0", "3", "4"]).ok
     assert fst.verify(net, exclude="3").layers[0].name == "0.weight"
     state = {"head.weight": _pruned_weight(4, 8), "w": _pruned_weight(4, 8, 1, 1)}
@@ -326,7 +326,7 @@ def test_the_last_line_counts_each_row_of_the_table_once(strategy, exclude):
         int(part.split()[0]) for part in said.replace("(groups of fewer than 4)", "").split(", ")
     ]
     assert sum(numbers) == len(report.covered.weights) == 5, said
-    assert len(report.layers) + report.not_checked == 5
+    assert len(report.layers) + report.not_checked + report.not_pruned == 5
 
 
 def test_lazy_layers_are_refused_by_name():
