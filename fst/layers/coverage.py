@@ -129,7 +129,7 @@ class Coverage:
                 row[:] = (a + b for a, b in zip(row, numbers, strict=True))
         totals = [sum(row[i] for row in rows.values()) for i in range(3)]
         header = ["weights", "layers", "parameters", "share"]
-        header += ["multiply-adds", "share"] if is_counted else []
+        header += ["multiply-adds of the example", "share"] if is_counted else []
         cells = []
         ordered = sorted(rows.items(), key=lambda row: not row[0][0].isdigit())  # N:M first
         for label, (layers, size, macs) in [*ordered, ("all", totals)]:
