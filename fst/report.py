@@ -14,13 +14,10 @@ from fst.backends import Decision
 from fst.basics.text import table
 from fst.layers.coverage import (
     NOT_CALLED,
-    NOT_N_M,
     Coverage,
     CoveredWeight,
-    exempt,
     gemm_weights,
-    inside_groups,
-    size_of,
+    shape_of,
 )
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.ops import cpp
@@ -167,21 +164,17 @@ def coverage_of(
     layers, found = sparse_layers(model), []
     for key, weight in gemm_weights(model).items():
         name = key.rpartition(".")[0]
-        size, inside = size_of(weight), 0
+        macs = None if multiply_adds is None else multiply_adds[key]
+        groups, reason = None, ""
         if name in layers:
             rule = layers[name].acting.output
             groups = None if rule is None else rule.weight_groups
-            label = NOT_N_M
-            if groups is not None and groups.n < groups.m:
-                inside = inside_groups(weight.shape, *groups)
-                label = f"{groups.n}:{groups.m}" if inside else exempt(groups.m)
-            if multiply_adds is not None and not multiply_adds[key]:
-                label, inside = NOT_CALLED, 0
+            if macs == 0:
+                reason = NOT_CALLED
         else:
-            reason = skipped.get(key) or skipped.get(name) or "a bare Parameter, which is no layer"
-            label = f"skipped: {reason}"
-        macs = None if multiply_adds is None else multiply_adds[key]
-        found.append(CoveredWeight(key, size, inside, label, macs))
+            why = skipped.get(key) or skipped.get(name) or "a bare Parameter, which is no layer"
+            reason = f"skipped: {why}"
+        found.append(CoveredWeight(key, shape_of(weight), groups, reason, multiply_adds=macs))
     return Coverage(tuple(found))
 
 

@@ -52,12 +52,11 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
                 f"is converted with {layer.strategy}: use the strategy that it was saved with."
             )
         _check_entry(name, layer, state[name])
+        _check_schedule(name, layer, state[name])
     for name, layer in layers.items():
         layer.state.restore(state[name], layer.weight.device)
         layer.passing.forget_calls()
         layer.passing.has_loaded_state = True
-        if not layer.strategy.keeps_masks:
-            layer.state.kept_mask = None  # version 0.1.0 saved those of interval=1 too
 
 
 def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:
@@ -77,6 +76,30 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
             raise ValueError(
                 f"layer {name!r}: {field}={found!r:.200} in the state must be {allowed}."
             )
+
+
+def _check_schedule(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:
+    """Refuse what the schedule of a started training could not go on with."""
+    schedule, state = layer.strategy.schedule, entry.get("schedule_state", {})
+    if schedule is None or "started" not in state:
+        return
+    phase = state.get("phase")
+    known = state.keys() | ({"kept_mask"} if entry["kept_mask"] is not None else set())
+    for key in schedule.remembered(phase):
+        if key not in known:
+            raise ValueError(
+                f"layer {name!r}: the state lacks {key!r}, which strategy {layer.strategy.name!r} "
+                "remembers from its first step on."
+            )
+    if phase is None:
+        return
+    try:
+        schedule.acting(layer.strategy, phase)
+    except Exception as error:  # whatever rules say of options that are none
+        raise ValueError(
+            f"layer {name!r}: phase={phase!r:.200} in the state is none of strategy "
+            f"{layer.strategy.name!r}: {type(error).__name__}: {error}."
+        ) from error
 
 
 def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,57 +15,24 @@ from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
-from fst.basics.text import counted_as, table
+from fst.basics.text import counted_as
 from fst.basics.values import check_has_values, check_number, one_of
 from fst.checkpoint import state_dict_of
 from fst.layers.coverage import (
     NOT_CALLED,
     Coverage,
     CoveredWeight,
-    exempt,
     gemm_weights,
-    inside_groups,
     multiply_adds,
 )
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
 from fst.rules.rule import WeightGroups
-from fst.stored.files import read_stored
+from fst.stored.files import packed_weights, read_stored
 from fst.stored.notes import Notes, notes_in, notes_of
 
-
-@dataclass(frozen=True)
-class LayerCheck:
-    """One weight: whether it satisfies its pattern, and where it first does not.
-
-    Attributes:
-        n, m: the pattern.
-        density: share of non-zero elements.
-        offence: the first offending group in words, or None.
-        group: elements in its longest group; fewer than m, as in depthwise layers, are exempt
-            where they are ``ok``.
-        inside: elements in full groups of m, of which the pattern prunes some.
-    """
-
-    name: str
-    n: int
-    m: int
-    shape: tuple[int, ...]
-    density: float
-    offence: str | None
-    group: int
-    inside: int
-
-    @property
-    def pattern(self) -> str:
-        """ "n:m" """
-        return f"{self.n}:{self.m}"
-
-    @property
-    def ok(self) -> bool:
-        """Whether every group has at most n non-zero elements."""
-        return self.offence is None
+QUANTISED = "quantised, not checked"
 
 
 @dataclass(frozen=True)
@@ -73,23 +40,37 @@ class VerifyReport:
     """Result of `verify`; ``str()`` is two tables and the verdict.
 
     Attributes:
-        layers: the weights that were checked, each against its pattern.
-        covered: all weights of convolutions and linear layers, checked or not.
+        covered: all weights of convolutions and linear layers, and the others that were checked.
         min_coverage: the least `coverage` of an ok report.
-        not_pruned: weights of convolutions and linear layers that were not converted, so not
-            checked, where the target says which ones were.
+        not_pruned: how many of them were not converted, so not checked, where the target says which
+            ones were.
     """
 
-    layers: tuple[LayerCheck, ...]
     covered: Coverage
     min_coverage: float = 0.0
     not_pruned: int = 0
 
     @property
+    def layers(self) -> tuple[CoveredWeight, ...]:
+        """The weights that were checked, each against its pattern."""
+        return tuple(w for w in self.covered.weights if w.is_checked and w.reason != QUANTISED)
+
+    @property
+    def quantised(self) -> tuple[str, ...]:
+        """Names of the quantised weights that should have been checked, and were not."""
+        return tuple(w.name for w in self.covered.weights if w.is_checked and w.reason == QUANTISED)
+
+    @property
+    def not_checked(self) -> int:
+        """How many weights were not checked for other reasons: `exclude`, or nobody asked."""
+        counted = len(self.layers) + len(self.quantised) + self.not_pruned
+        return len(self.covered.weights) - counted
+
+    @property
     def pattern(self) -> str:
-        """The "N:M" of the weights; where they differ, all of them: "1:4, 2:4"."""
-        patterns = sorted({(check.m, check.n) for check in self.layers})
-        return ", ".join(f"{n}:{m}" for m, n in patterns)
+        """The "N:M" of the checked weights; where they differ, all of them: "1:4, 2:4"."""
+        found = {(w.groups.m, w.groups.n) for w in self.layers if w.groups is not None}
+        return ", ".join(f"{n}:{m}" for m, n in sorted(found))
 
     @property
     def coverage(self) -> float:
@@ -98,34 +79,33 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every checked weight satisfies the pattern, and enough of the model does."""
-        return all(layer.ok for layer in self.layers) and self.coverage >= self.min_coverage
+        """Whether every weight that was to be checked has its pattern, and enough of the model."""
+        is_kept = all(w.ok for w in self.layers) and not self.quantised
+        return is_kept and self.coverage >= self.min_coverage
 
     def __str__(self) -> str:
-        bad = sum(not layer.ok for layer in self.layers)
-        short = [layer.m for layer in self.layers if layer.ok and layer.group < layer.m]
-        several = "," in self.pattern
-        rows = []
-        for check in self.layers:
-            fine = "ok" if check.group >= check.m else f"exempt: group of {check.group}"
-            shape, verdict = "x".join(map(str, check.shape)), check.offence or fine
-            if several:
-                verdict = f"{check.pattern}: {verdict}"
-            rows.append((check.name, shape, f"{check.density:.3f}", verdict))
-        parts = [f"{counted_as(len(rows) - len(short), 'weight is', 'weights are')} {self.pattern}"]
+        return f"{Coverage(self.layers).by_weight()}\n\n{self.covered}\n\n{self._verdict()}"
+
+    def _verdict(self) -> str:
+        short = [w.groups.m for w in self.layers if w.groups and w.ok and w.is_exempt]
+        bad = sum(not w.ok for w in self.layers)
+        kept = len(self.layers) - len(short) - bad
+        parts = [f"{counted_as(kept, 'weight is', 'weights are')} {self.pattern}"]
         if bad:
-            parts = [f"of {counted_as(len(rows), 'weight', 'weights')} {bad} not {self.pattern}"]
+            parts.insert(0, f"{bad} not {self.pattern}")
         if short:
             sizes = ", ".join(map(str, sorted(set(short))))
             parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
+        if self.quantised:
+            parts.append(f"{len(self.quantised)} {QUANTISED}")
         if self.not_pruned:
             parts.append(f"{self.not_pruned} not pruned")
-        verdict = ", ".join(parts)
-        verdict += f"; coverage {self.coverage:.1%}"
+        if self.not_checked:
+            parts.append(f"{self.not_checked} not checked")
+        verdict = f"{', '.join(parts)}; coverage {self.coverage:.1%}"
         if self.coverage < self.min_coverage:
             verdict += f", less than min_coverage={self.min_coverage}"
-        checked = table(("weight", "shape", "density", self.pattern), rows)
-        return f"{checked}\n\n{self.covered}\n\n{verdict}"
+        return verdict
 
 
 def verify(
@@ -145,7 +125,8 @@ def verify(
     zeros of groups shorter than m (depthwise layers, images). A weight of such groups is exempt and
     not covered; it has an offence if one of its groups has more than n non-zero values. ``include``
     and ``exclude`` choose the weights to check. The coverage counts all convolutions and linear
-    layers.
+    layers. Quantised weights are not checked, and the report is not ok unless ``exclude`` names
+    them: verify the model before it is quantised.
 
     A converted model, a folded model, its state_dict, and the files of `fst fold` and `fst.export`
     know which weights were converted to N:M: these weights are checked. Of other targets all
@@ -195,41 +176,35 @@ def verify(
         weights = {
             k: found
             for k, found in everything.items()
-            if (found.groups is not None if known else found.is_checked)
+            if found.is_quantised or (found.groups is not None if known else found.is_checked)
         }
     if exclude is not None:
         excluded = selected("exclude", exclude, layers, "weight", others=others)
         weights = {k: found for k, found in weights.items() if k not in excluded}
-    if not weights:
-        raise ValueError("target has no convolution weight to verify; name others with include.")
-    checks, covered = [], []
+    if all(found.is_quantised for found in weights.values()):
+        names = ", ".join(weights)
+        raise ValueError(
+            f"target: the weights {names} are quantised: verify the model before that."
+            if weights
+            else "target has no convolution weight to verify; name others with include."
+        )
+    covered = []
     for name, found in everything.items():
-        if name not in weights and not found.is_counted:
+        is_checked = name in weights
+        if not is_checked and not found.is_counted:
             continue
         own = found.groups or WeightGroups(2, 4, "channel")
         groups = WeightGroups(*(given or own[:2]), group_order or own.group_order)
-        check = check_weight(name, found.weight, groups)
-        label = _label(check)
-        if name in weights:
-            checks.append(check)
-        elif not check.ok:
-            label += ", not checked"
-        inside = check.inside if check.ok else 0
+        if found.is_quantised:
+            row = CoveredWeight(name, tuple(found.weight.shape), reason=QUANTISED)
+        else:
+            row = check_weight(name, found.weight, groups)
         if found.is_sparse_layer and counted.get(name) == 0:
-            label, inside = NOT_CALLED, 0
-        covered.append(CoveredWeight(name, found.weight.numel(), inside, label, counted.get(name)))
-    rest = [k for k in layers if everything[k].groups is None and k not in weights]
-    return VerifyReport(
-        tuple(checks), Coverage(tuple(covered)), min_coverage, len(rest) if known else 0
-    )
-
-
-def _label(check: LayerCheck) -> str:
-    if not check.ok:
-        return f"not {check.pattern}"
-    if check.group < check.m:
-        return exempt(check.m)
-    return check.pattern if check.n < check.m else f"{check.pattern}, which prunes nothing"
+            row = replace(row, reason=NOT_CALLED)
+        covered.append(replace(row, is_checked=is_checked, multiply_adds=counted.get(name)))
+    rest = [found for k, found in everything.items() if found.is_counted and k not in weights]
+    unpruned = [found for found in rest if found.groups is None and not found.is_quantised]
+    return VerifyReport(Coverage(tuple(covered)), min_coverage, len(unpruned) if known else 0)
 
 
 class _Weight(NamedTuple):
@@ -241,6 +216,7 @@ class _Weight(NamedTuple):
         groups: the N:M that it was converted to.
         owner: its layer, where there is a model.
         is_sparse_layer: that of a converted layer, pruned as in a call of the layer.
+        is_quantised: its values are no floating-point numbers.
     """
 
     weight: Tensor
@@ -249,13 +225,15 @@ class _Weight(NamedTuple):
     groups: WeightGroups | None = None
     owner: nn.Module | None = None
     is_sparse_layer: bool = False
+    is_quantised: bool = False
 
 
 def _weights(target: object) -> dict[str, _Weight]:
     if isinstance(target, nn.Module):
         return _of_model(target)
     if isinstance(target, Mapping):
-        return _of_state_dict(state_dict_of(target, "target"), notes_in(target, "target"))
+        state = state_dict_of(target, "target") | packed_weights(target)
+        return _of_state_dict(state, notes_in(target, "target"))
     if isinstance(target, str | os.PathLike):
         return _of_state_dict(*read_stored(target))
     raise TypeError(
@@ -276,8 +254,8 @@ def _of_model(model: nn.Module) -> dict[str, _Weight]:
             )
     notes = notes_of(model)
     found = {
-        name: _Weight(weight, weight.dim() == 4, True, notes.get(name))
-        for name, weight in gemm_weights(model).items()
+        name: _Weight(w, w.dim() == 4, True, notes.get(name), is_quantised=_is_integer(w))
+        for name, w in gemm_weights(model).items()
     }
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
@@ -290,11 +268,15 @@ def _of_model(model: nn.Module) -> dict[str, _Weight]:
             rule, weight = module.acting.output, module.effective_weight()
             groups = None if rule is None else rule.weight_groups
             found[key] = _Weight(weight, True, True, groups, is_sparse_layer=True)
+        if _is_quantised_layer(module):
+            weight = module.weight()
+            found[key] = _Weight(weight, weight.dim() == 4, True, is_quantised=_is_integer(weight))
+            found[key] = found[key]._replace(owner=module)
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         is_hidden = isinstance(module, torch.jit.ScriptModule)
         for other, held in _of_state_dict(dict(own), {}).items():
             is_checked = held.is_checked and is_hidden
-            entry = held._replace(is_checked=is_checked, is_counted=False)
+            entry = held._replace(is_checked=is_checked, is_counted=False, is_quantised=False)
             found.setdefault(f"{prefix}{other}", entry)
             found[f"{prefix}{other}"] = found[f"{prefix}{other}"]._replace(owner=module)
     return found
@@ -305,21 +287,34 @@ def _outputs_first(weight: Tensor, groups: int) -> Tensor:
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
+def _is_quantised_layer(module: nn.Module) -> bool:
+    """Whether it is one of torch.ao's convolutions and linear layers, whose weight is a method."""
+    is_known = type(module).__module__.startswith("torch.ao.nn.")
+    is_gemm = hasattr(module, "out_channels") or hasattr(module, "out_features")
+    return is_known and is_gemm and callable(module.weight)
+
+
+def _is_integer(weight: Tensor) -> bool:
+    """Whether values are integers, which stand for others: zeros need not be 0 there."""
+    return not (weight.is_floating_point() or weight.is_complex() or weight.dtype == torch.bool)
+
+
 def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]:
     """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
-    return {
-        name: _Weight(
-            value,
-            value.dim() == 4,
-            value.dim() == 4 or name.endswith("weight"),
-            notes.get(name),
-        )
-        for name, value in state.items()
-        if isinstance(value, Tensor) and value.dim() >= 2 and value.is_floating_point()
-    }
+    found = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            continue
+        is_quantised = _is_integer(value) and "weight" in name.rpartition(".")[2]
+        if value.is_floating_point() or is_quantised:
+            is_conv = value.dim() == 4
+            is_counted = is_conv or is_quantised or name.endswith("weight")
+            groups = notes.get(name)
+            found[name] = _Weight(value, is_conv, is_counted, groups, is_quantised=is_quantised)
+    return found
 
 
-def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> LayerCheck:
+def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeight:
     """Whether a weight (Cout, Cin/groups, ...) satisfies its pattern."""
     (n, m, group_order), nonzero = groups, whole(weight) != 0
     if group_order == "im2col":
@@ -334,6 +329,4 @@ def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> LayerCheck:
         flat = " of the im2col order" if group_order == "im2col" else ""
         offence = f"{int(counts[tuple(first)])} non-zero in group [{', '.join(index)}]{flat}"
     density = float(nonzero.double().mean())
-    inside = inside_groups(weight.shape, n, m, group_order)
-    group = min(m, nonzero.shape[1])
-    return LayerCheck(name, n, m, tuple(weight.shape), density, offence, group, inside)
+    return CoveredWeight(name, tuple(weight.shape), groups, density=density, offence=offence)

@@ -1,7 +1,9 @@
 """Zeros of a folded model stay, under any optimizer and in quantization-aware training."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -68,6 +70,49 @@ def test_some_weights_alone():
     fst.hold(net, include="0.*")
     step(net, torch.optim.SGD(net.parameters(), lr=0.1))
     assert fst.verify(net, include="0.*").ok and not fst.verify(net, include="2.*").ok
+
+
+def test_an_infinite_gradient_leaves_held_zeros_zero():
+    net = folded()
+    zeros = net[0].weight == 0
+    fst.hold(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    optimizer.step()
+    for tensor in (net[0].weight, optimizer.state[net[0].weight]["momentum_buffer"]):
+        assert (tensor[zeros] == 0).all() and not tensor[~zeros].isfinite().any()
+
+
+def test_a_model_that_nobody_needs_is_freed():
+    net = folded()
+    weight, handle = weakref.ref(net[0].weight), weakref.ref(fst.hold(net))
+    assert handle() is not None  # the zeros are held as long as the model exists
+    del net
+    gc.collect()
+    assert weight() is None
+    fst.hold(folded())
+    assert handle() is None
+
+
+def test_a_copy_that_is_trained_is_said():
+    net = folded()
+    handles = [fst.hold(net)]
+    step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    copied = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="SGD trains a copy of the held weight '0.weight'"):
+        step(copied, optimizer, 1)
+    copied = copy.deepcopy(net)
+    handles.append(fst.hold(copied))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(copied, torch.optim.SGD(copied.parameters(), lr=0.1))
+        step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        step(copied, optimizer, 1)
+    assert fst.verify(copied).ok
+    for handle in handles:
+        handle.remove()
 
 
 @pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="no fbgemm")

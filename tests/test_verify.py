@@ -276,6 +276,59 @@ def test_weights_without_values_are_refused_by_name(tmp_path):
     assert not path.exists()
 
 
+def _quantised(folder, form):
+    """A folded 2:4 network whose linear layer is int8, in some form."""
+    from torch.ao.quantization import quantize_dynamic
+
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 4))
+    fst.convert(net, "srste")
+    net = quantize_dynamic(fst.fold(net), {nn.Linear}, torch.qint8)
+    if form == "file":
+        torch.save(net.state_dict(), folder / "int8.pth")
+        return folder / "int8.pth"
+    return net if form == "model" else net.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="no fbgemm")
+@pytest.mark.parametrize("form", ["model", "state_dict", "file"])
+def test_quantised_layers_are_named_and_not_covered(form, tmp_path):
+    target = _quantised(tmp_path, form)
+    report = fst.verify(target)
+    rows = {w.name: w.label for w in report.covered.weights}
+    assert rows == {"0.weight": "2:4", "2.weight": "quantised, not checked"}
+    assert report.quantised == ("2.weight",) and not report.ok
+    assert report.coverage == 576 / (576 + 32)
+    report = fst.verify(target, exclude="2")
+    assert report.ok and report.not_checked == 1 and report.coverage == 576 / (576 + 32)
+    with pytest.raises(ValueError, match="the weights 2.weight are quantised"):
+        fst.verify(target, include="2")
+
+
+def test_integer_weights_are_quantised():
+    state = {"a.weight": _pruned_weight(4, 8, 3, 3), "b.qweight": torch.ones(4, 8).to(torch.int8)}
+    report = fst.verify(state | {"index": torch.ones(4, 8).long()})
+    assert [w.label for w in report.covered.weights] == ["2:4", "quantised, not checked"]
+    assert not report.ok and fst.verify(state, exclude="b.*").ok
+
+
+@pytest.mark.parametrize("exclude", [None, "3", "0"])
+@pytest.mark.parametrize("strategy", ["srste", "acdc", "sdgp"])
+def test_the_last_line_counts_each_row_of_the_table_once(strategy, exclude):
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1)),
+        *(nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8, 4)),
+    )
+    fst.convert(net, strategy)
+    report = fst.verify(net, exclude=exclude)
+    said = str(report).splitlines()[-1].partition(";")[0]
+    numbers = [
+        int(part.split()[0]) for part in said.replace("(groups of fewer than 4)", "").split(", ")
+    ]
+    assert sum(numbers) == len(report.covered.weights) == 5, said
+    assert len(report.layers) + report.not_checked + report.not_pruned == 5
+
+
 def test_lazy_layers_are_refused_by_name():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.LazyConvTranspose2d(4, 1))
     with pytest.raises(ValueError, match="'1.weight' has no shape yet: run the model once"):
@@ -372,3 +425,12 @@ def test_bad_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"trap\.pth"):
         fst.verify(tmp_path / "trap.pth")
     assert not trap.exists(), "code from the checkpoint ran"
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_tensor_that_claims_more_than_its_file_is_refused_by_name(new, tmp_path):
+    """One number of any shape: checking it would take 8 GiB."""
+    state = {"w": torch.ones(1).expand(32768, 65536), "a.weight": torch.zeros(4, 4, 1, 1)}
+    torch.save(state, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match=r"m\.pth': the tensor 'w' .*is larger than the file"):
+        fst.verify(tmp_path / "m.pth")

@@ -40,12 +40,13 @@ class ModelAxes(Axes):
 
     Attributes:
         tensors: the parameters and buffers by name.
-        unused: names of the parameters that no traced call has used.
+        unused: names of the parameters, and of buffers with channels, that no traced call has used.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.unused = [name for name, _ in model.named_parameters()]
+        self.unused += [name for name, buffer in model.named_buffers() if buffer.dim()]
         self._model = model
         self.tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self.tensors.update(model.named_buffers(remove_duplicate=False))

@@ -1,2 +1,1 @@
-"""Models in files that other programs read: `model` writes and checks, `formats` knows the files,
-`consumers` says who can use a weight's zeros."""
+"""Files that other programs read: `model` writes and checks models, `formats` the files."""

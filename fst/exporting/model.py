@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.basics.sharding import LOAD, refuse_sharded
-from fst.basics.text import counted_as, suggest, table
+from fst.basics.text import counted_as, suggest
 from fst.basics.values import check_has_values
 from fst.checkpoint import replacing
 from fst.conversion import fold
-from fst.exporting import consumers
 from fst.exporting.formats import FORMATS, Format, Inputs, held_as
+from fst.layers.coverage import Coverage, CoveredWeight
 from fst.layers.modules import folded_to_another_class, sparse_layers
 from fst.rules.rule import WeightGroups
 from fst.stored.files import read_stored
@@ -29,39 +29,15 @@ from fst.stored.notes import notes_of
 from fst.verification import check_weight
 
 LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
-NOTE = (
-    "Who can use the zeros, by these programs' own rules (fst/exporting/consumers.py), not tried "
-    "on a GPU; small: fewer than 256 channels, where dense kernels are often faster."
-)
-
-
-@dataclass(frozen=True)
-class ExportedWeight:
-    """A convolution's or linear layer's weight in the file.
-
-    Attributes:
-        groups: of the convolution; 1 for linear layers.
-        pattern: "N:M" that its layer was folded to and the file keeps, "N:M along im2col" where its
-            groups run so; "" where there is none, or no group is as long as M (depthwise).
-        is_2_4: whether the file's weight is 2:4 along input channels, in groups of 4.
-        density: share of non-zero elements in the file.
-        exempt: whether its layer was converted to N:M, but no group is as long as M.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    groups: int
-    pattern: str
-    is_2_4: bool
-    density: float
-    exempt: bool
+NOT_PRUNED = "not pruned to N:M"
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Report of `export`; ``str()`` is a table of weights and of programs that can use them.
+    """Report of `export`; ``str()`` is a table of the weights in the file, and the verdict.
 
     Attributes:
+        weights: of the convolutions and linear layers, as they are in the file.
         difference: largest difference between an output of the file and the model's, relative to
             the largest value of that output; None where the file was not run.
         not_finite: values of the model's outputs that are infinite or NaN, as the file's are.
@@ -72,36 +48,23 @@ class ExportReport:
     """
 
     path: str
-    weights: tuple[ExportedWeight, ...]
+    weights: tuple[CoveredWeight, ...]
     difference: float | None
     not_finite: int = 0
     optimised: float | None = None
     changed: str = ""
 
     def __str__(self) -> str:
-        header = ("weight", "shape", "density", "pattern", "TensorRT", "torch", "OpenVINO")
-        rows = [
-            (
-                w.name,
-                "x".join(map(str, w.shape)),
-                f"{w.density:.3f}",
-                w.pattern or "-",
-                consumers.tensorrt(w.shape, w.groups, w.is_2_4),
-                consumers.torch_semi_structured(w.shape, w.is_2_4),
-                consumers.openvino(w.shape, w.density),
-            )
-            for w in self.weights
-        ]
         run = "it was not run"
         if self.difference is not None:
             run = f"its outputs differ by {self.difference:.1e} of their largest value"
         kept = Counter(w.pattern for w in self.weights if w.pattern)
-        exempt = sum(w.exempt for w in self.weights)
+        exempt = sum(w.is_exempt for w in self.weights)
         counts = [f"{counted_as(n, 'is', 'are')} {pattern}" for pattern, n in sorted(kept.items())]
         counts += [f"{exempt} exempt"] if exempt else []
-        rest = len(rows) - kept.total() - exempt
-        counts += [f"{rest} not pruned to N:M"] if rest or not counts else []
-        of = counted_as(len(rows), "weight", "weights")
+        rest = len(self.weights) - kept.total() - exempt
+        counts += [f"{rest} {NOT_PRUNED}"] if rest or not counts else []
+        of = counted_as(len(self.weights), "weight", "weights")
         verdict = f"{self.path}: read back, of {of} {', '.join(counts)}; {run}"
         if self.not_finite:
             verdict += f"; {self.not_finite} values of the model's own outputs are not finite"
@@ -112,7 +75,7 @@ class ExportReport:
             )
         if self.changed:
             verdict += f"\nlayers of another kind than the model's: {self.changed}"
-        return f"{table(header, rows)}\n\n{NOTE}\n{verdict}"
+        return f"{Coverage(self.weights).by_weight()}\n\n{verdict}"
 
 
 def export(
@@ -132,7 +95,7 @@ def export(
             sample too.
 
     Returns:
-        The weights as they are in the file, and who can use their zeros.
+        The weights as they are in the file.
 
     Raises:
         ValueError: an unknown suffix, a folder that does not exist, or no ``example_input`` where
@@ -214,7 +177,7 @@ def _several(example_input: Tensor | Inputs | None) -> Inputs:
     return tuple(value.detach().cpu() for value in inputs)
 
 
-def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[ExportedWeight, ...]:
+def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[CoveredWeight, ...]:
     """The weights in the file, those of converted layers checked."""
     found, notes = [], notes_of(plain)
     for name, module in plain.named_modules():
@@ -228,39 +191,17 @@ def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[ExportedWeigh
         if held is None:
             raise RuntimeError(f"the file does not hold the weight {key!r}.")
         weight = stored[held[0]].mT if held[1] else stored[held[0]]
-        pattern = _check(key, weight, folded, notes[key]) if key in notes else ""
-        check = check_weight(key, weight, WeightGroups(2, 4, "channel"))
-        groups = getattr(module, "groups", 1)
-        found.append(
-            ExportedWeight(
-                key,
-                tuple(weight.shape),
-                groups,
-                pattern,
-                check.ok and check.inside > 0,
-                check.density,
-                notes.get(key) is not None and not pattern,
-            )
-        )
+        grown = int(((weight != 0) & (folded == 0)).sum()) if key in notes else 0
+        if grown:  # batch norm may be multiplied into it, so values may differ, but no zero
+            raise RuntimeError(f"the file's weight {key!r} has {grown} elements that S(W) prunes.")
+        groups = notes.get(key)
+        check = check_weight(key, weight, groups or WeightGroups(2, 4, "channel"))
+        if groups is None:
+            check = replace(check, groups=None, offence=None, reason=NOT_PRUNED)
+        if not check.ok:
+            raise RuntimeError(f"the file's weight {key!r} is {check.label}: {check.offence}.")
+        found.append(check)
     return tuple(found)
-
-
-def _check(name: str, held: Tensor, folded: Tensor, groups: WeightGroups | None) -> str:
-    """The pattern that a layer's weight was noted to have, which the file's weight keeps.
-
-    Batch norm may be multiplied into it, so values may differ, but no zero.
-    """
-    grown = int(((held != 0) & (folded == 0)).sum())
-    if grown:
-        raise RuntimeError(f"the file's weight {name!r} has {grown} elements that S(W) prunes.")
-    if groups is None:
-        return ""
-    check = check_weight(name, held, groups)
-    along = "" if groups.group_order == "channel" else f" along {groups.group_order}"
-    pattern = check.pattern + along
-    if not check.ok:
-        raise RuntimeError(f"the file's weight {name!r} is not {pattern}: {check.offence}.")
-    return pattern if check.inside else ""
 
 
 @torch.no_grad()

@@ -31,10 +31,10 @@ from fst.rules.schedule import check_descends
 Layers = list[SparseLayer]
 
 
-def decay(layer: SparseLayer, scale: Tensor | None) -> Tensor:
+def decay(layer: SparseLayer, scale: Tensor | None) -> None:
     """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
 
-    Returns W − S(W). ``scale``: by what the optimizer will divide the gradients, if it does.
+    ``scale``: by what the optimizer will divide the gradients, if it does.
     """
     weight, strategy = layer.weight, layer.acting
     mask = layer.passing.decay_mask
@@ -45,7 +45,6 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> Tensor:
     else:
         scaled = pull if scale is None else pull * scale.to(pull.device)
         weight.grad.add_(scaled, alpha=strategy.decay)
-    return pull
 
 
 def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:
@@ -126,13 +125,12 @@ def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
 
 
 def with_gradients(
-    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], Tensor | None]
+    args: tuple[Any, ...], kwargs: dict[str, Any], act: Callable[[bool], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call ``act`` where a step's gradients are complete, with whether it is the first time.
+    """Call ``act(first)`` once a step's gradients are complete.
 
-    That is now, or each time after the closure among the step's arguments, which makes them: what
-    comes back are then the arguments with such a closure, whose loss has what ``act`` returns
-    added.
+    That is now, or after each call of the closure among the step's arguments, which makes them: the
+    arguments are then returned with a closure that does both.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
@@ -145,9 +143,9 @@ def with_gradients(
         with torch.enable_grad():
             loss = closure()
         with torch.no_grad():
-            more = act(first)
+            act(first)
         first = False
-        return loss if more is None else loss + more
+        return loss
 
     if "closure" in kwargs:
         return args, {**kwargs, "closure": acting}
@@ -165,18 +163,14 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     return frame is not None
 
 
-def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Tensor | None:
+def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
     """The decay of each weight that has a gradient; layers that share one share its decay.
 
-    Returns, for an optimizer that searches along a line, the sum of λ/2·‖W − S(W)‖², of which the
-    decay is the gradient: the loss that it compares must be the one that it descends.
-
     Raises:
-        RuntimeError: the optimizer climbs the gradient that the decay is in, or "decoupled" decay
-            finds no stored weight.
+        RuntimeError: the optimizer climbs the gradient that the decay is in, or compares losses
+            that do not contain it; or "decoupled" decay finds no stored weight.
     """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
-    added = None
     for layer in layers:
         weight, strategy = layer.stored_weight(), layer.acting
         if weight.grad is None:
@@ -184,6 +178,12 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Ten
         layer.passing.has_gradient = True
         if strategy.gradient_decay:
             check_descends(optimizer, weight)
+            if isinstance(optimizer, LBFGS):
+                raise UsageError(
+                    f"LBFGS compares losses, which lack the decay of layer {layer.layer_name!r} "
+                    "that decay_mode='gradient' adds to gradients: convert the model with "
+                    "decay_mode='decoupled' or decay=0."
+                )
         elif strategy.decay and not layer.multiplies_parameter:
             raise UsageError(
                 f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
@@ -193,11 +193,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Ten
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))
-            pull = decay(layer, scale)
-            if isinstance(optimizer, LBFGS) and strategy.decay_mode == "gradient":
-                penalty = strategy.decay / 2 * pull.square().sum()
-                added = penalty if added is None else added + penalty
-    return added
+            decay(layer, scale)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -60,8 +60,8 @@ def permute(
 
     Raises:
         RuntimeError: the model cannot be traced, no channels of it can be permuted (the message
-            names what stands in the way), training has begun, or the outputs on the example change
-            by more than rounding does: then everything is put back.
+            names what stands in the way), training has begun, or the outputs on the example are
+            infinite or NaN, or change by more than rounding does: then everything is put back.
         ValueError: no layer of ``model`` is converted, or ``attempts`` is no integer >= 0.
         TypeError: ``model`` is not a module, or ``example_input`` neither a tensor nor a tuple.
     """
@@ -74,6 +74,11 @@ def permute(
     with traceable(model), torch.enable_grad():  # without gradients attention takes a shortcut
         axes = traced(model, inputs)
         earlier = _outputs(model, inputs)
+    if not all(bool(output.isfinite().all()) for output in earlier):
+        raise UsageError(
+            f"permute: outputs of {type(model).__name__} on the example are infinite or NaN: no "
+            "change of them could be seen."
+        )
     readings, stays = find_readings(layers, axes)
     if not readings:
         reasons = [f"{name!r}: {reason}" for name, reason in stays.items()]
@@ -167,6 +172,7 @@ def _difference(earlier: Sequence[Tensor], later: Sequence[Tensor]) -> tuple[flo
     for one, other in zip(earlier, later, strict=True):
         norm = torch.linalg.vector_norm(one.double())
         change = torch.linalg.vector_norm((other - one).double())
-        found = max(found, (change / norm).item() if norm else change.item())
+        relative = (change / norm).item() if norm else change.item()
+        found = relative if not relative <= found else found  # NaN is a change too
         allowed = max(allowed, TOLERANCES.get(one.dtype, 0.1))
     return found, allowed

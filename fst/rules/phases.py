@@ -33,6 +33,9 @@ class Phases(Schedule):
                 "the training to prune in: their sum must be below 1."
             )
 
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return ("phase",)
+
     def borders(self, run: Run) -> tuple[int, int]:
         """The first step that prunes, and the first of the dense tail, counted from 0."""
         total = run.total_steps

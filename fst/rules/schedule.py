@@ -179,6 +179,12 @@ class Schedule:
             return strategy
         return replace(strategy, output=None, grad_input=None, grad_weight=None, decay=0.0)
 
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        """Keys that the state of a started layer has in ``phase``: of `Remembered.schedule_state`,
+        or "kept_mask". States that lack one are refused.
+        """
+        return ()
+
     def attached(self, layers: Layers, run: Run) -> None:
         """At the end of `fst.attach`: refuse now what cannot work, register hooks."""
 
@@ -215,6 +221,9 @@ def hold_at_zero(layers: Layers, run: Run) -> None:
 
 class HeldMasks(Schedule):
     """Pruned weights, their gradients and their momentum are exactly zero."""
+
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return () if phase == DENSE else ("kept_mask",)
 
     def before_update(self, layers: Layers, run: Run, step: int) -> None:
         mask_gradients(layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,20 @@ import torch
 from torch import Tensor
 
 from fst.basics.extras import extra_named
-from fst.checkpoint import check_file, load_checkpoint_safely, state_dict_of
+from fst.checkpoint import (
+    check_file,
+    check_sizes,
+    load_checkpoint_safely,
+    state_dict_in,
+    state_dict_of,
+)
 from fst.stored.notes import Notes, from_text, notes_in
 
 NOTES = "fst.json"  # a .pt2 file's extra file, and the other formats' key, that holds the notes
 NAMES = "fst.names.json"  # an .onnx file's key: weight -> initializer, and whether it is transposed
 PT2_CONFIG = "/data/weights/model_weights_config.json"
-PT2_NOTES = (f"/extra/{NOTES}", f"extra_files/{NOTES}")
-OLD_PT2_WEIGHTS = ("/data/weights/model.pt", "serialized_state_dict.pt")  # PyTorch 2.8, 2.7
+PT2_NOTES = f"/extra/{NOTES}"
+PACKED = "_packed_params._packed_params"  # a quantised linear layer's key of (weight, bias)
 PT2_DTYPES = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloat16}
 
 
@@ -47,7 +52,9 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
     path = Path(path).expanduser()
     if path.suffix not in READERS:
         checkpoint = load_checkpoint_safely(path)
-        return Stored(state_dict_of(checkpoint, str(path)), notes_in(checkpoint, str(path)))
+        weights = state_dict_of(checkpoint, str(path)) | packed_weights(checkpoint)
+        check_sizes(weights, path)
+        return Stored(weights, notes_in(checkpoint, str(path)))
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist or is no file.")
     try:
@@ -62,6 +69,15 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         raise ValueError(
             f"{str(path)!r} is no {path.suffix} file, or damaged: {reason}."
         ) from error
+
+
+def packed_weights(checkpoint: Any) -> dict[str, Tensor]:
+    """The weights that torch.ao's quantised linear layers keep in one entry with their biases."""
+    return {
+        key.removeprefix("module.").replace(PACKED, "weight"): value[0]
+        for key, value in state_dict_in(checkpoint).items()
+        if isinstance(key, str) and key.endswith(PACKED) and isinstance(value, tuple)
+    }
 
 
 def _read_safetensors(path: Path) -> Stored:
@@ -103,15 +119,12 @@ def _read_pt2(path: Path) -> Stored:
         names = archive.namelist()
         noted = next((name for name in names if name.endswith(PT2_NOTES)), None)
         notes = from_text(archive.read(noted).decode() if noted else None)
-        for name in names:
-            if name.endswith(PT2_CONFIG):
-                return Stored(_weights_of_pt2(archive, name), notes)
-            if name.endswith(OLD_PT2_WEIGHTS):
-                with tempfile.NamedTemporaryFile() as file:
-                    file.write(archive.read(name))
-                    file.flush()
-                    return Stored(state_dict_of(load_checkpoint_safely(file.name)), notes)
-    raise ValueError("it holds no weights as torch.export.save writes them")
+        config = next((name for name in names if name.endswith(PT2_CONFIG)), None)
+        if config is None:
+            raise ValueError("it holds no weights as torch.export.save of PyTorch 2.9 writes them")
+        weights = _weights_of_pt2(archive, config)
+    check_sizes(weights, path)
+    return Stored(weights, notes)
 
 
 def _weights_of_pt2(archive: zipfile.ZipFile, config: str) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ The recipe prunes the classifier too: ask for it with ``include`` of `fst.conver
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fst.basics.values import check_number
 from fst.rules.nm import NM, SameAsOutput
@@ -64,6 +64,9 @@ class Alternation(HeldMasks):
                 raise ValueError(
                     f"total_steps={run.total_steps}: {name}={share} of them is less than one step."
                 )
+
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return ("phase", *super().remembered(phase))
 
     def start(self, layers: Layers, run: Run) -> None:
         self._enter(layers, run, 0)

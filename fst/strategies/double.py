@@ -41,6 +41,9 @@ class Reordered(Schedule):
         check_integer("permutations", self.permutations, 1)
         check_integer("interval", self.interval, 1)
 
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return ("phase",)
+
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
             layer.enter({"order": self._best(layer)})

@@ -26,6 +26,9 @@ from fst.strategies.registry import register_strategy
 class FirstFactor(Phases):
     """The factor β of the weights that training starts from, for good."""
 
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return ("factor", *super().remembered(phase))
+
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
             rule, weight = layer.strategy.output, layer.weight_as_conv().detach()

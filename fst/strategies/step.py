@@ -67,6 +67,9 @@ class HeldMoment(Schedule):
                 "shards them, is not supported; use DistributedDataParallel."
             )
 
+    def remembered(self, phase: Any) -> tuple[str, ...]:
+        return ("phase",) if phase == DENSE else ("phase", "moment")
+
     def start(self, layers: Layers, run: Run) -> None:
         for layer in layers:
             layer.enter(dict(DENSE))

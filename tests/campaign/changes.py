@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -345,6 +346,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 def _step(name: str, options: dict[str, Any], s: Situation) -> None:
     if name == "LBFGS":
         s.weight.data = s.weight.data.contiguous()  # PyTorch flattens no other
+        for layer in fst.sparse_layers(s.net).values():  # it refuses a decay in gradients
+            layer.strategy = replace(layer.strategy, decay=0.0)
     if name == "SGD" and "fused" in options:
         s.net.float()  # in 16 bits, PyTorch 2.11 changes the last few elements alone
     optimizer = getattr(torch.optim, name)(s.net.parameters(), **{"lr": 0.3} | options)

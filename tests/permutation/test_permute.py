@@ -197,6 +197,42 @@ def test_what_only_the_training_uses():
     assert fst.permute(model, x).families == 1
 
 
+class TrainingScale(nn.Module):
+    """Channels are scaled by a buffer in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 4, 1)
+        self.register_buffer("scale", torch.rand(16) + 0.5)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x * self.scale.view(1, -1, 1, 1) if self.training else x)
+
+
+def test_buffers_that_only_the_training_reads_move():
+    model, x = unequal(TrainingScale()).double(), images()
+    fst.convert(model, "asp")
+    with traceable(model):
+        before = model.train()(x)
+    assert fst.permute(model, x).families == 1
+    with traceable(model):
+        assert_equal_outputs([model.train()(x)], [before])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_outputs_that_are_not_finite_are_refused(value):
+    model = two_layers()
+    fst.convert(model, "asp")
+    with torch.no_grad():
+        model[1].bias[0] = value
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UsageError, match="outputs of Sequential on the example are infinite or"):
+        fst.permute(model, images(dtype=torch.float32))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
+
+
 def test_training_goes_on_as_it_would():
     """Dense steps in both orders of the channels make the same function."""
     x, model, outputs = images(count=4), unequal(Branches()), []
