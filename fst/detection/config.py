@@ -1,4 +1,4 @@
-"""What fst.engine does to a detector's config: checked data sets, classes, the check of heads."""
+"""Prepares a detector's config for fst.engine: checked data sets, classes, the check of heads."""
 
 from __future__ import annotations
 
