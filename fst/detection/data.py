@@ -80,14 +80,15 @@ class _Checked(ABC):
             )
         images = list(self._read())
         if self._faults:
-            count, first = len(self._faults), self._faults[0]
+            first = self._faults[0]
+            count = counted_as(len(self._faults), "fault", "faults")
             if self.bad_annotations == "error":
                 raise ValueError(
-                    f"{self.ann_file!r} has {counted_as(count, 'fault', 'faults')}, the first: "
-                    f"{first}. Repair them, or leave them out with bad_annotations='skip'."
+                    f"{self.ann_file!r} has {count}, the first: {first}. Repair them, or leave "
+                    "them out with bad_annotations='skip'."
                 )
-            text = f"{self.ann_file}: {counted_as(count, 'fault', 'faults')} left out: {first}"
-            print_log(text + ", ..." * (count > 1), "current", logging.WARNING)
+            text = f"{self.ann_file}: {count} left out or clipped, the first: {first}"
+            print_log(text, "current", logging.WARNING)
         boxes = sum(len(info["instances"]) for info in images)
         print_log(f"{self.ann_file}: {len(images)} images, {boxes} boxes", "current")
         return images
