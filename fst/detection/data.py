@@ -28,6 +28,7 @@ from fst.detection.annotations import (
 )
 from fst.detection.images import find_image, image_size
 
+_NAMED = 20  # classes whose boxes are counted one by one in the log
 _UNREADABLE = (  # raised by ElementTree and by mmdet for an XML file that lacks what they read
     AttributeError,
     LookupError,
@@ -89,8 +90,12 @@ class _Checked(ABC):
                 )
             text = f"{self.ann_file}: {count} left out or clipped, the first: {first}"
             print_log(text, "current", logging.WARNING)
-        boxes = sum(len(info["instances"]) for info in images)
-        print_log(f"{self.ann_file}: {len(images)} images, {boxes} boxes", "current")
+        boxes = Counter(box["bbox_label"] for info in images for box in info["instances"])
+        text = f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes"
+        names = self._metainfo["classes"]
+        if len(names) <= _NAMED:
+            text += ": " + ", ".join(f"{name} {boxes[label]}" for label, name in enumerate(names))
+        print_log(text, "current")
         return images
 
     def filter_data(self) -> list[dict[str, Any]]:
