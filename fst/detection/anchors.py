@@ -1,4 +1,4 @@
-"""Whether a head's anchors are as large as the boxes of the training data."""
+"""Compares the sizes of a head's anchors with those of the boxes in the training data."""
 
 from __future__ import annotations
 

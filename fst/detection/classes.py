@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os.path as osp
-from collections.abc import Iterator, Mapping
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from typing import Any
 
-from fst.detection.annotations import names_of_split, read_coco, read_voc
+from fst.detection.annotations import classes_in_xml, names_of_split, read_coco
 
 _OTHER_CLASSES = ("RPNHead", "FusedSemanticHead")  # whose num_classes are not the data set's
 
@@ -26,27 +27,22 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
     path = osp.join(root, dataset["ann_file"])
     if not osp.isfile(path):
         raise FileNotFoundError(
-            f"classes='auto': annotation file {path!r} does not exist, nor one of another known "
-            "layout; set data_root to the folder of the data set, or link it there."
+            f"classes='auto': annotation file {path!r} does not exist; set data_root to the folder "
+            "of the data set, or train_dataloader.dataset.ann_file to its file there."
         )
     if layout == "coco":
         return [str(category["name"]) for category in read_coco(path)["categories"]]
     prefix = dataset.get("data_prefix", {}).get("sub_data_root", "")
     folder = osp.join(root, prefix, dataset.get("ann_subdir", "Annotations"))
-    files = [osp.join(folder, f"{name}.xml") for name in names_of_split(path)]
-    names = sorted({name for file in files for name in _names(file)})
+    names: set[str] = set()
+    for name in names_of_split(path):
+        try:
+            names |= classes_in_xml(osp.join(folder, f"{name}.xml"))
+        except (LookupError, OSError, ET.ParseError):
+            continue  # it is reported when the data set is built
     if not names:
         raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")
-    return names
-
-
-def _names(path: str) -> Iterator[str]:
-    """Names of one file's objects; what is wrong with the file is told when the data is built."""
-    try:
-        objects = read_voc(path)[1]
-    except (FileNotFoundError, ValueError):
-        return
-    yield from (item.name for item in objects if not isinstance(item, str))
+    return sorted(names)
 
 
 def set_num_classes(model: Any, count: int) -> None:

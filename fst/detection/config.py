@@ -1,4 +1,4 @@
-"""What fst.engine does to a detector's config: checked data sets, classes, the check of heads."""
+"""Prepares a detector's config for fst.engine: checked data sets, classes, the check of heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prepare(
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
     - ``data_root`` goes to those that have none of their own. Where their annotation file does not
-      exist below it, other layouts are tried: `fst.detection.layouts`.
+      exist below it, VOC's and COCO's own layouts are tried: `fst.detection.layouts`.
     - ``classes`` ("auto" or names) goes to all data sets and all heads.
     - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
 

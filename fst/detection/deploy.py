@@ -1,4 +1,4 @@
-"""What of a detector can be exported: all up to the head's outputs."""
+"""The part of a detector that can be exported: all up to the head's outputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HeadOutputs(nn.Module):
         return [f"{what}_{level}" for what in ("scores", "boxes") for level in range(count // 2)]
 
     def metadata(self, classes: Sequence[str]) -> dict[str, str]:
-        """What a program needs to decode the outputs, each as JSON; empty unless there are anchors.
+        """Everything that decodes the outputs, each as JSON; empty unless the head has anchors.
 
         - classes: names in the order of the scores; none for the regions of a two-stage detector.
         - scores: "softmax" (after the classes comes the background) or "sigmoid".

@@ -1,4 +1,4 @@
-"""The image files of a data set: where they are, and how large."""
+"""The image files of a data set."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from fst.detection.annotations import EXTENSIONS, Size
+from fst.detection.annotations import Size
 
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 _SPELLINGS = [spelling for e in EXTENSIONS for spelling in (e, e.upper(), e.title())]
 _ORIENTATION = 0x0112  # EXIF's tag: from 5 on the image is turned by 90 degrees
 
@@ -31,10 +32,6 @@ def image_size(path: str) -> Size:
 
 
 def find_image(folder: str, name: str) -> str:
-    """Path of the image ``name`` in any known format; the .jpg's if there is none."""
-    stem = Path(folder, name)
-    for extension in _SPELLINGS:
-        path = stem.with_name(stem.name + extension)
-        if path.is_file():
-            return str(path)
-    return str(stem.with_name(stem.name + EXTENSIONS[0]))
+    """The file in ``folder`` that is ``name`` with a known extension; ``name``.jpg if none is."""
+    files = (name + spelling for spelling in _SPELLINGS)
+    return next((file for file in files if Path(folder, file).is_file()), name + EXTENSIONS[0])

@@ -11,7 +11,7 @@ from mmdet.registry import METRICS
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
 
-from fst.detection.annotations import Annotation, Image, category_ids, read_coco, usable
+from fst.detection.annotations import category_ids, read_coco
 
 
 @METRICS.register_module()
@@ -19,8 +19,7 @@ class COCOFormatMetric(CocoMetric):
     """mmdet's CocoMetric where labels follow ``classes``, not the file's order of categories.
 
     It evaluates the images that were seen, and says so if the annotation file lists more. Boxes
-    that a data set left out still count as objects to find, if they are boxes at all; other
-    malformed entries do not count. ``area`` and ``iscrowd`` may be absent.
+    that a data set left out still count as objects to find. ``area`` and ``iscrowd`` may be absent.
 
     Raises:
         ValueError: ``ann_file`` is no COCO file.
@@ -64,15 +63,8 @@ class COCOFormatMetric(CocoMetric):
 
 
 def _indexed(data: dict[str, Any]) -> COCO:
-    """What can be used of an annotation file: of each id the first entry, as data sets take it."""
-    images = list(usable(data["images"], Image))
-    annotations = list(usable(data["annotations"], Annotation))
-    for annotation in annotations:
-        annotation["iscrowd"] = int(bool(annotation.get("iscrowd")))
-        if annotation.get("area") is None:
-            annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
     api = COCO()
-    api.dataset = {**data, "images": images, "annotations": annotations}
+    api.dataset = data
     api.createIndex()
     api.img_ann_map, api.cat_img_map = api.imgToAnns, api.catToImgs
     return api

@@ -1,4 +1,4 @@
-"""What SSD and Faster R-CNN need of mmcv's compiled operators, made of torchvision's.
+"""mmcv's operators that SSD and Faster R-CNN need, made of torchvision's.
 
 mmcv installed from its source package without a compiler has no `mmcv._ext`, and then neither
 `mmcv.ops` nor mmdet can be imported. `install` puts a module in its place: NMS and RoIAlign

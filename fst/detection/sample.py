@@ -9,7 +9,7 @@ from torch import nn
 
 
 def random_batch(model: nn.Module, batch_size: int, height: int, width: int) -> dict[str, Any]:
-    """What a dataloader of mmdet gives a detector: always the same random batch for a size.
+    """Make a batch as mmdet's dataloaders do, always the same random one for a size.
 
     Args:
         model: a detector, whose heads know the number of classes.

@@ -96,16 +96,8 @@ def train(tmp_path, write_config):
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """The text logged so far: a summary of each data set, and what is wrong with it."""
-    lines = []
-    monkeypatch.setattr(data, "print_log", lambda text, *_: lines.append(text))
-    return lines
-
-
-@pytest.fixture
-def log(monkeypatch):
-    """What was logged as wrong so far."""
+def warned(monkeypatch):
+    """The warnings of data sets so far."""
     lines = []
     monkeypatch.setattr(
         data, "print_log", lambda text, _, level=None: lines.append(text) if level else None

@@ -1,4 +1,4 @@
-"""What mmcv's operators compute, written down literally: slow, and sharing no code with them."""
+"""mmcv's operators written down literally: slow, and sharing no code with them."""
 
 import math
 from fractions import Fraction

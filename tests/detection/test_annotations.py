@@ -1,27 +1,33 @@
-"""Single boxes, images and files; the report."""
+"""Single boxes, images and COCO files."""
+
+import json
+import math
 
 import cv2
 import pytest
 from PIL import Image
 
-from fst.detection.annotations import Kind, Problems, check_box, read_coco
+from fst.detection.annotations import check_box, read_coco
 from fst.detection.images import image_size
 
 
 @pytest.mark.parametrize(
-    ("box", "expected"),
+    ("box", "usable", "is_wrong"),
     [
-        ((0, 0, 10, 10), ((0, 0, 10, 10), None)),
-        ((3, 3, 3.5, 9), (None, Kind.NO_AREA)),
-        ((5, 5, 4, 9), (None, Kind.NO_AREA)),
-        ((-9, 0, 0, 5), (None, Kind.OUTSIDE)),
-        ((0, 20, 5, 25), (None, Kind.OUTSIDE)),
-        ((-5, -5, 25, 15), ((0, 0, 20, 10), Kind.REACHING)),
-        ((0, 0, 21, 11), ((0, 0, 21, 11), None)),
+        ((0, 0, 10, 10), (0, 0, 10, 10), False),
+        ((3, 3, 3.5, 9), None, True),
+        ((5, 5, 4, 9), None, True),
+        ((-9, 0, 0, 5), None, True),
+        ((0, 20, 5, 25), None, True),
+        ((-5, -5, 25, 15), (0, 0, 20, 10), True),
+        ((0, 0, 21, 11), (0, 0, 21, 11), False),
+        ((math.nan, 0, 10, 10), None, True),
+        ((0, 0, 10, math.nan), None, True),
     ],
 )
-def test_check_box(box, expected):
-    assert check_box(box, (20, 10)) == expected
+def test_check_box(box, usable, is_wrong):
+    result, fault = check_box(box, (20, 10))
+    assert result == usable and bool(fault) == is_wrong
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tiff", "gif"])
@@ -44,18 +50,52 @@ def test_the_size_is_that_of_the_loaded_image(tmp_path, orientation):
     assert image_size(path) == cv2.imread(path).shape[1::-1]
 
 
-def test_report_counts_by_kind():
-    problems = Problems("a.json")
-    problems.raise_if_any()
-    for number in range(5):
-        problems.add(Kind.MISSING_IMAGE, f"{number}.jpg")
-    with pytest.raises(FileNotFoundError, match="5 x image missing: 0.jpg; 1.jpg; 2.jpg; and 2 mo"):
-        problems.raise_if_any()
-    problems.add(Kind.NO_AREA, "box")
-    with pytest.raises(ValueError, match="6 problems"):
-        problems.raise_if_any()
+IMAGE = {"id": 1, "file_name": "a.jpg"}
+CATEGORY = {"id": 1, "name": "a"}
+ANNOTATION = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}
 
 
-def test_read_coco_adds_absent_annotations(tmp_path):
-    (tmp_path / "a.json").write_text('{"images": [{}], "categories": [{"id": 1, "name": "a"}]}')
-    assert read_coco(str(tmp_path / "a.json"))["annotations"] == []
+def coco_file(folder, images=(IMAGE,), categories=(CATEGORY,), **more):
+    path = folder / "a.json"
+    path.write_text(json.dumps({"images": images, "categories": categories, **more}))
+    return str(path)
+
+
+def test_read_coco_adds_what_is_absent(tmp_path):
+    assert read_coco(coco_file(tmp_path))["annotations"] == []
+    (annotation,) = read_coco(coco_file(tmp_path, annotations=[ANNOTATION]))["annotations"]
+    assert annotation == {**ANNOTATION, "area": 12, "iscrowd": 0}
+    given = {**ANNOTATION, "area": 5, "iscrowd": 1}
+    assert read_coco(coco_file(tmp_path, annotations=[given]))["annotations"] == [given]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"images": [IMAGE, IMAGE]}, r"at images\[1\]: id 1 is used twice"),
+        ({"annotations": [ANNOTATION] * 2}, r"at annotations\[1\]: id 1 is used twice"),
+        ({"categories": [CATEGORY, {"id": 1, "name": "b"}]}, r"at categories\[1\]: id 1 is used"),
+        ({"images": [{"id": 1}]}, r"at images\[0\]: no file_name"),
+        ({"images": [3]}, r"at images\[0\]: "),
+        ({"images": [{**IMAGE, "id": [2]}]}, r"at images\[0\]: "),
+        ({"categories": [{"id": 1}]}, r"at categories\[0\]: no name"),
+        ({"annotations": [{"id": 1}]}, r"at annotations\[0\]: no bbox, category_id, image_id"),
+        ({"annotations": [{**ANNOTATION, "bbox": [1, 2, 3]}]}, r"at annotations\[0\]: "),
+        ({"annotations": [{**ANNOTATION, "bbox": [1, 2, None, 4]}]}, r"at annotations\[0\]: "),
+        ({"annotations": [{**ANNOTATION, "bbox": [1, 2, "x", 4]}]}, r"at annotations\[0\]: .*'x'"),
+        ({"annotations": 3}, "'int' object is not iterable"),
+    ],
+)
+def test_coco_files_of_another_form(tmp_path, content, expected):
+    with pytest.raises(ValueError, match=f"COCO annotation file '.*a.json'.*{expected}"):
+        read_coco(coco_file(tmp_path, **content))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "Expecting value"), ("[]", "mapping"), ("{}", "no 'images'"), ("{", "Expecting")],
+)
+def test_other_files(tmp_path, text, expected):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=f"COCO annotation file '.*a.json': .*{expected}"):
+        read_coco(str(tmp_path / "a.json"))

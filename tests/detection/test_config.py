@@ -233,7 +233,7 @@ def test_missing_data(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"classes='auto'.*nowhere.*set data_root"):
         options(tmp_path / "nowhere", "coco")
     (tmp_path / "train.json").write_text("{")
-    with pytest.raises(ValueError, match="is no COCO annotation file"):
+    with pytest.raises(ValueError, match="COCO annotation file"):
         options(tmp_path, "coco")
     (tmp_path / "ImageSets" / "Main").mkdir(parents=True)
     (tmp_path / "ImageSets" / "Main" / "train.txt").write_text("a\nb\n")

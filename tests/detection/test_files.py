@@ -8,7 +8,6 @@ import pytest
 from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 
 from fst.detection import data
-from fst.detection.annotations import Kind
 from fst.detection.classes import classes_of
 from tests.detection import toy
 from tests.detection.damage import coco, edit_json, edit_xml, image_path, infos, voc
@@ -23,127 +22,47 @@ def test_voc_images_of_other_formats(own_drawn, extension):
     assert voc(own_drawn).get_data_info(0)["img_path"] == str(path)
 
 
-def test_voc_annotation_files(own_drawn, log):
+def test_voc_annotation_files(own_drawn, warned):
     (own_drawn / "Annotations" / "drawn_000.xml").unlink()
-    with pytest.raises(FileNotFoundError, match="1 x annotation file missing: .*drawn_000.xml"):
+    with pytest.raises(ValueError, match="No such file .*drawn_000.xml"):
         voc(own_drawn)
-    (own_drawn / "Annotations" / "drawn_001.xml").write_text("<annotation><object>")
-    with pytest.raises(ValueError, match="1 x annotation file malformed: .*drawn_001.xml"):
+    (own_drawn / "Annotations" / "drawn_000.xml").write_text("<annotation><object>")
+    with pytest.raises(ValueError, match="drawn_000.xml: ParseError"):
         voc(own_drawn)
     split = own_drawn / "ImageSets" / "Main" / "train.txt"
-    split.write_text(split.read_text() + "\ndrawn_002\n\n")
-    with pytest.raises(ValueError, match="1 x id used twice: .*train.txt: drawn_002"):
+    split.write_text("drawn_002\n" + split.read_text() + "\n\n")
+    with pytest.raises(ValueError, match="train.txt.* drawn_002 is listed 2 times"):
         voc(own_drawn)
-    assert len(voc(own_drawn, bad_annotations="skip")) == 6
-    assert "3 problems" in log[-1]
+    assert len(voc(own_drawn, bad_annotations="skip")) == 7
+    assert "2 faults" in warned[-1]
     split.write_text("\n")
-    with pytest.raises(ValueError, match="no usable image"):
+    with pytest.raises(ValueError, match="no image with an object"):
         voc(own_drawn)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("old", "new"),
     [
-        ("<name>.*?</name>", "", "<object> without <name>"),
-        ("<bndbox>.*?</bndbox>", "", "without a <bndbox> of four numbers"),
-        ("<xmin>.*?</xmin>", "<xmin>left</xmin>", "without a <bndbox> of four numbers"),
-        ("<ymax>.*?</ymax>", "<ymax>inf</ymax>", "without a <bndbox> of four numbers"),
+        ("<name>.*?</name>", ""),
+        ("<bndbox>.*?</bndbox>", ""),
+        ("<xmin>.*?</xmin>", "<xmin>left</xmin>"),
+        ("<ymax>.*?</ymax>", "<ymax>inf</ymax>"),
+        ("<ymax>.*?</ymax>", "<ymax>nan</ymax>"),
     ],
 )
-def test_malformed_voc_objects(own_drawn, old, new, expected, log):
-    boxes = len(voc(own_drawn).get_data_info(0)["instances"])
+def test_malformed_voc_objects(own_drawn, old, new, warned):
     edit_xml(own_drawn, old, new)
-    with pytest.raises(ValueError, match=f"annotation malformed: .*object 1: .*{expected}"):
+    with pytest.raises(ValueError, match="drawn_000.xml: "):
         voc(own_drawn)
-    info = voc(own_drawn, bad_annotations="skip").get_data_info(0)
-    assert len(info["instances"]) == boxes - 1
+    assert len(voc(own_drawn, bad_annotations="skip")) == 7
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "truncated"),
-        ('{"images": ' + "[" * 200_000, "recursion"),
-        ('{"images": [' + "1" * 5000 + "]}", "out of range"),
-        (
-            '{"images": [{"id": 1}], "categories": [{"id": [1], "name": "a"}]}',
-            r"Expected `int \| str`, got `array` - at `\$.categories\[0\].id`",
-        ),
-        ('{"images": [', "truncated"),
-        ("[]", "Expected `object`, got `array`"),
-        ('{"images": [], "categories": [{"id": 1, "name": "RBC"}]}', "length >= 1 - at `.*images"),
-        ('{"images": [{"id": 1}]}', "missing required field `categories`"),
-        (
-            '{"images": [{"id": 1}], "categories": [{"id": 1, "name": "a"}], "annotations": 3}',
-            "Expected `array`, got `int` - at `.*annotations`",
-        ),
-        (
-            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
-            "id 1 twice",
-        ),
-        (
-            '{"images": [{}], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
-            "name a twice",
-        ),
-        ('{"images": [{}], "categories": [{"id": 1}]}', "missing required field `name`"),
-    ],
-)
-def test_coco_files(own_drawn, content, expected):
-    (own_drawn / "train.json").write_text(content)
+@pytest.mark.parametrize("what", ["images", "annotations", "categories"])
+def test_ids_that_are_used_twice(own_drawn, what):
+    edit_json(own_drawn, lambda c: c[what].append(dict(c[what][0])))
     for policy in ("error", "skip"):
-        with pytest.raises(ValueError, match=f"train.json.*{expected}"):
+        with pytest.raises(ValueError, match=f"train.json' at {what}.*: id 1 is used twice"):
             coco(own_drawn, bad_annotations=policy)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "expected", "images"),
-    [
-        (lambda c: c["images"].append(dict(c["images"][0])), Kind.DUPLICATE, "image id 1", 8),
-        (
-            lambda c: c["annotations"].append(dict(c["annotations"][2])),
-            Kind.DUPLICATE,
-            "annotation id 3",
-            8,
-        ),
-        (lambda c: c["images"].pop(0), Kind.ORPHAN, "annotation 1 of image 1", 7),
-        (lambda c: c["images"][1].pop("file_name"), Kind.MALFORMED, "image number 1", 7),
-        (lambda c: c["annotations"][0].pop("bbox"), Kind.MALFORMED, "field `bbox`", 8),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, None, 4]), Kind.MALFORMED, "bbox[2]", 8),
-        (
-            lambda c: c["annotations"][0].update(category_id=77),
-            Kind.MALFORMED,
-            "annotation 1 of drawn_000.jpg: category_id=77 is in no category",
-            8,
-        ),
-        (lambda c: c["annotations"][0].update(area=0), Kind.NO_AREA, "annotation 1", 8),
-        (lambda c: c["annotations"].append("text"), Kind.MALFORMED, "annotation number", 8),
-        (lambda c: c["images"][1].update(id=[2]), Kind.MALFORMED, "image number 1: {'f", 7),
-        (lambda c: c["images"][1].update(file_name=7), Kind.MALFORMED, "$.file_name", 7),
-        (lambda c: c["images"][1].update(width="wide"), Kind.MALFORMED, "$.width", 7),
-        (lambda c: c["annotations"][0].update(id=[1]), Kind.MALFORMED, "annotation number 0", 8),
-        (lambda c: c["annotations"][0].update(image_id=[1]), Kind.MALFORMED, "$.image_id", 8),
-        (lambda c: c["annotations"][0].update(category_id=[1]), Kind.MALFORMED, "$.category_id", 8),
-        (lambda c: c["annotations"][0].update(area="big"), Kind.MALFORMED, "$.area", 8),
-        (lambda c: c["annotations"][0].update(iscrowd="x"), Kind.MALFORMED, "$.iscrowd", 8),
-        (lambda c: c["annotations"][0].update(ignore="x"), Kind.MALFORMED, "$.ignore", 8),
-        (
-            lambda c: c["annotations"][0].update(segmentation={"counts": 1}),
-            Kind.MALFORMED,
-            "segmentation",
-            8,
-        ),
-        (lambda c: c["annotations"][0].update(id=10**30), Kind.MALFORMED, "number 0: {", 8),
-        (lambda c: c["annotations"][0].update(segmentation=[1]), Kind.MALFORMED, "segmentation", 8),
-        (lambda c: c["images"][1].pop("width"), Kind.NO_SIZE, "train.json: image 2", 8),
-    ],
-)
-def test_coco_entries(own_drawn, change, kind, expected, images, log):
-    edit_json(own_drawn, change)
-    with pytest.raises(ValueError) as raised:
-        coco(own_drawn)
-    assert kind.value[0] in str(raised.value) and expected in str(raised.value)
-    assert len(coco(own_drawn, bad_annotations="skip")) == images
-    assert kind.value[0] in log[-1]
 
 
 def test_a_class_without_a_category(drawn):
@@ -153,7 +72,7 @@ def test_a_class_without_a_category(drawn):
 
 
 @pytest.mark.parametrize("filter_cfg", [None, dict(filter_empty_gt=True, min_size=100)])
-def test_voc_equals_mmdet(own_drawn, filter_cfg, log):
+def test_voc_equals_mmdet(own_drawn, filter_cfg, warned):
     edit_xml(own_drawn, "<difficult>0", "<difficult>1")
     edit_xml(own_drawn, "<height>96", "<height>96.0", name="drawn_001")
     edit_xml(own_drawn, "<height>96.0", "<height>96", name="drawn_001")
@@ -222,10 +141,10 @@ def test_pascal_voc_and_coco_keep_their_classes(own_drawn):
     assert dataset[0]["instances"][0]["bbox_label"] == 7
 
 
-def test_voc_files_of_unknown_encoding(own_drawn, log):
+def test_voc_files_of_unknown_encoding(own_drawn, warned):
     path = own_drawn / "Annotations" / "drawn_000.xml"
     path.write_text(f"<?xml version='1.0' encoding='klingon'?>{path.read_text()}")
-    with pytest.raises(ValueError, match="malformed: .*000.xml .unknown encoding: klingon"):
+    with pytest.raises(ValueError, match="000.xml: .*unknown encoding: klingon"):
         voc(own_drawn)
     assert len(voc(own_drawn, bad_annotations="skip")) == 7
 
@@ -239,9 +158,5 @@ def test_split_files(own_drawn):
     assert [info["img_id"] for info in infos(voc(own_drawn))] == names
     assert classes_of(config, "voc") == sorted(toy.CLASSES)
     split.write_text(f"{names[0]}.jpg\n")
-    with pytest.raises(FileNotFoundError, match=f"annotation file missing: .*{names[0]}.jpg.xml"):
+    with pytest.raises(ValueError, match=f"{names[0]}.jpg.xml"):
         voc(own_drawn)
-    split.write_bytes("größe".encode("latin-1"))
-    for read in (lambda: voc(own_drawn), lambda: classes_of(config, "voc")):
-        with pytest.raises(ValueError, match="split file .*train.txt' is no UTF-8"):
-            read()

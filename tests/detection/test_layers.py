@@ -1,4 +1,4 @@
-"""What detectors do to converted layers: freeze them, share them over levels, shrink their maps."""
+"""Detectors freeze converted layers, share them over levels, and shrink their maps to a pixel."""
 
 from collections import Counter
 
@@ -107,7 +107,7 @@ def levels():
 
 @pytest.fixture
 def prunings(monkeypatch):
-    """How often each weight was pruned."""
+    """Counts the prunings of each weight."""
     counts = Counter()
     original = fst.layers.weights.prune_weight
 

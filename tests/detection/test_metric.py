@@ -9,7 +9,6 @@ from mmdet.registry import DATASETS, METRICS
 
 from fst.engine.config import load_config
 from tests.detection import toy
-from tests.detection.damage import coco
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "detection"
 
@@ -70,38 +69,6 @@ def test_metric_follows_the_order_of_classes(own_drawn, classes, caplog):
     values = metric.evaluate(toy.VAL)
     for label, name in enumerate(classes):
         assert values[f"coco/{name}_precision"] == (1 if label else 0)
-
-
-def damaged_val(root, what, change):
-    """Puts a damaged copy of an entry last in a list of the file."""
-    path = root / "val.json"
-    content = json.loads(path.read_text())
-    content[what].append({**content[what][0], "id": 999, **change})
-    content[what][-1] = {k: v for k, v in content[what][-1].items() if v != "absent"}
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("what", "change"),
-    [
-        ("annotations", {"bbox": "absent"}),
-        ("annotations", {"bbox": None}),
-        ("annotations", {"bbox": [1, 2, 3]}),
-        ("annotations", {"bbox": [1, 1, "x", 5]}),
-        ("annotations", {"id": "absent"}),
-        ("annotations", {"category_id": "absent"}),
-        ("annotations", {"image_id": "absent"}),
-        ("annotations", {"bbox": None, "area": "absent"}),
-        ("images", {"id": "absent"}),
-    ],
-)
-def test_bad_entries_do_not_count(own_drawn, what, change):
-    damaged_val(own_drawn, what, change)
-    dataset = coco(own_drawn, split="val", test_mode=True, bad_annotations="skip")
-    metric = METRICS.build(dict(type="COCOFormatMetric", ann_file=str(own_drawn / "val.json")))
-    metric.dataset_meta = dataset.metainfo
-    metric.process({}, found(dataset, toy.CLASSES))
-    assert metric.evaluate(toy.VAL)["coco/bbox_mAP"] == pytest.approx(1, abs=1e-3)
 
 
 def test_images_left_out_do_not_count(own_drawn, monkeypatch):

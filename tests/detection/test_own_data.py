@@ -26,40 +26,6 @@ def coco_2017(root):
         shutil.move(root / f"{split}.json", root / "annotations" / f"instances_{split}2017.json")
 
 
-def coco_in_folders(root):
-    for split, folder in (("train", "train"), ("val", "valid")):
-        (root / folder).mkdir()
-        for image in json.loads((root / f"{split}.json").read_text())["images"]:
-            shutil.move(root / "JPEGImages" / image["file_name"], root / folder)
-        shutil.move(root / f"{split}.json", root / folder / "_annotations.coco.json")
-
-
-def coco_annotations_and_images(root):
-    (root / "annotations").mkdir()
-    for split in ("train", "val"):
-        shutil.move(root / f"{split}.json", root / "annotations" / f"{split}.json")
-    (root / "JPEGImages").rename(root / "images")
-
-
-def coco_with_images_by_split(root):
-    for split in ("train", "val"):
-        (root / split).mkdir()
-        for image in json.loads((root / f"{split}.json").read_text())["images"]:
-            shutil.move(root / "JPEGImages" / image["file_name"], root / split)
-    shutil.rmtree(root / "JPEGImages")
-
-
-def coco_with_images_beside(root):
-    for image in (root / "JPEGImages").iterdir():
-        shutil.move(image, root)
-    (root / "JPEGImages").rmdir()
-
-
-def voc_renamed_folders(root):
-    (root / "JPEGImages").rename(root / "images")
-    (root / "Annotations").rename(root / "annotations")
-
-
 def voc_devkit(root):
     folder = root / "VOCdevkit" / "VOC2012"
     folder.mkdir(parents=True)
@@ -67,27 +33,12 @@ def voc_devkit(root):
         shutil.move(root / part, folder / part)
 
 
-def voc_small_letters(root):
-    (root / "JPEGImages").rename(root / "images")
-    (root / "Annotations").rename(root / "annotations")
-    voc_nested = root / "VOC2007"
-    voc_nested.mkdir()
-    for part in ("images", "annotations", "ImageSets"):
-        shutil.move(root / part, voc_nested / part)
-
-
 @pytest.mark.parametrize(
     ("suffix", "arrange"),
     [
         ("_coco", lambda root: None),
         ("_coco", coco_2017),
-        ("_coco", coco_in_folders),
-        ("_coco", coco_annotations_and_images),
-        ("_coco", coco_with_images_by_split),
-        ("_coco", coco_with_images_beside),
-        ("", voc_renamed_folders),
         ("", voc_devkit),
-        ("", voc_small_letters),
     ],
 )
 @pytest.mark.usefixtures("mmdet_scope")

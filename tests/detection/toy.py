@@ -67,7 +67,7 @@ def write_xml(path, width, height, boxes):
 
 
 def read_xml(path):
-    """What `write_xml` wrote: (width, height), boxes."""
+    """Reads what `write_xml` wrote: (width, height), boxes."""
     root = ET.parse(path).getroot()
     size = tuple(int(root.findtext(f"size/{name}")) for name in ("width", "height"))
     boxes = [

@@ -1,4 +1,4 @@
-"""How batches are made of any data set."""
+"""The loaders of any data set."""
 
 train_dataloader = dict(
     batch_size=8,
