@@ -12,7 +12,6 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
-from fst.engine.config import read_sparsity
 from fst.engine.data import ImageDataset
 from fst.engine.data_root import datasets_of
 
@@ -34,7 +33,7 @@ _CONSTRUCTOR = "DefaultOptimWrapperConstructor"
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Check what can be checked without building anything: sparsity, ignored keys, missing files.
+    """Check what can be checked without building anything: ignored keys, missing files.
 
     Args:
         config: The whole config.
@@ -46,7 +45,6 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     """
     if config.get("model") is None:
         raise ValueError(f"config {config.filename!r} has no `model`.")
-    read_sparsity(config)
     refuse_unknown("env_cfg", config.get("env_cfg"), ENV_CFG)
     refuse_unknown("auto_scale_lr", config.get("auto_scale_lr"), AUTO_SCALE_LR)
     wrapper = config.get("optim_wrapper") or {}

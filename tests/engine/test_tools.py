@@ -257,15 +257,6 @@ def test_a_signal_while_the_config_is_printed(
     assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
 
 
-def test_the_console_starts_with_the_sparse_layers(train, capsys):
-    work_dir = train()
-    console = capsys.readouterr().out
-    log = next(work_dir.glob("*/*.log")).read_text()
-    for text in ("Runtime environment", "train_dataloader = dict", "Hooks will be executed"):
-        assert text in log and text not in console
-    assert console.index("Machine, config and hooks: ") < console.index("2 converted, 1 skipped")
-
-
 def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
     save_file = pytest.importorskip("safetensors.torch").save_file
     path = tmp_path / "model.safetensors"

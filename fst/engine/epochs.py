@@ -1,0 +1,66 @@
+"""The number of epochs of a config, and the schedules that it has to agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mmengine.config import Config
+
+from fst.basics.values import check_integer
+
+
+def set_epochs(config: Config, epochs: int) -> None:
+    """Shorten or stretch a training: schedules that last to its end last to the new end.
+
+    Raises:
+        ValueError: the loop counts no epochs, or a schedule that ends earlier, such as a warm-up,
+            does not fit into the new number.
+    """
+    check_integer("epochs", epochs, 1)
+    last = (config.get("train_cfg") or {}).get("max_epochs")
+    if last is None:
+        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
+    for scheduler in _by_epochs(config):
+        begin = scheduler.get("begin", 0)
+        milestones = scheduler.get("milestones", [])
+        ends_early = scheduler.get("end", last) != last
+        if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
+            raise ValueError(
+                f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
+                "change param_scheduler too."
+            )
+        if not ends_early:
+            if "end" in scheduler:
+                scheduler.end = epochs
+            if "T_max" in scheduler:
+                scheduler.T_max = epochs - begin
+    config.train_cfg.max_epochs = epochs
+
+
+def schedule_mismatch(config: Config) -> str:
+    """The sentence that schedules end at another epoch than the training; empty if they do not."""
+    epochs = (config.get("train_cfg") or {}).get("max_epochs")
+    ends = []
+    for scheduler in _by_epochs(config):
+        anneals, end = scheduler.get("T_max"), scheduler.get("end")
+        if anneals is not None and end is None:
+            end = scheduler.get("begin", 0) + anneals
+        ends.append((end or 0, anneals is not None))
+        ends += [(milestone + 1, False) for milestone in scheduler.get("milestones", [])]
+    end, anneals = max(ends, default=(0, False))
+    # what ends earlier and anneals nothing is a warm-up
+    if epochs is None or end == epochs or (end < epochs and not anneals):
+        return ""
+    return (
+        f"train_cfg.max_epochs={epochs}, but param_scheduler ends at epoch {end}: "
+        f"--epochs {epochs} sets both."
+    )
+
+
+def _by_epochs(config: Config) -> Iterator[Any]:
+    """The schedulers that count epochs; those of several optimizers are left out."""
+    schedulers = config.get("param_scheduler") or []
+    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+        if "type" in scheduler and scheduler.get("by_epoch", True):
+            yield scheduler
