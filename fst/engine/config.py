@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mmengine.config import Config
 
 from fst.basics.text import nearest
@@ -134,6 +135,8 @@ def _is_detector(config: Config) -> bool:
 
 def _read(path: str) -> Config:
     try:
+        if Path(path).suffix in (".yaml", ".yml"):  # MMEngine's reader crashes on deep nesting
+            yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
         return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
         if "mmdet" in str(error):

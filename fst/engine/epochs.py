@@ -18,9 +18,9 @@ def set_epochs(config: Config, epochs: int) -> None:
             does not fit into the new number.
     """
     check_integer("epochs", epochs, 1)
-    last = (config.get("train_cfg") or {}).get("max_epochs")
-    if last is None:
+    if _epochs(config) is None:
         raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
+    last = _schedules_end(config)
     for scheduler in _by_epochs(config):
         begin = scheduler.get("begin", 0)
         milestones = scheduler.get("milestones", [])
@@ -40,8 +40,22 @@ def set_epochs(config: Config, epochs: int) -> None:
 
 def schedule_mismatch(config: Config) -> str:
     """The sentence that schedules end at another epoch than the training; empty if they do not."""
-    epochs = (config.get("train_cfg") or {}).get("max_epochs")
-    ends = []
+    epochs = _epochs(config)
+    if epochs is None or (end := _schedules_end(config)) == epochs:
+        return ""
+    return (
+        f"train_cfg.max_epochs={epochs}, but param_scheduler ends at epoch {end}: "
+        f"--epochs {epochs} sets both."
+    )
+
+
+def _epochs(config: Config) -> int | None:
+    return (config.get("train_cfg") or {}).get("max_epochs")
+
+
+def _schedules_end(config: Config) -> int:
+    """The epoch to which the schedules last; that of the training where they are warm-ups alone."""
+    epochs, ends = _epochs(config), []
     for scheduler in _by_epochs(config):
         anneals, end = scheduler.get("T_max"), scheduler.get("end")
         if anneals is not None and end is None:
@@ -49,13 +63,7 @@ def schedule_mismatch(config: Config) -> str:
         ends.append((end or 0, anneals is not None))
         ends += [(milestone + 1, False) for milestone in scheduler.get("milestones", [])]
     end, anneals = max(ends, default=(0, False))
-    # what ends earlier and anneals nothing is a warm-up
-    if epochs is None or end == epochs or (end < epochs and not anneals):
-        return ""
-    return (
-        f"train_cfg.max_epochs={epochs}, but param_scheduler ends at epoch {end}: "
-        f"--epochs {epochs} sets both."
-    )
+    return end if anneals or end > epochs else epochs
 
 
 def _by_epochs(config: Config) -> Iterator[Any]:

@@ -85,7 +85,7 @@ def test_image_folder(folder):
     with pytest.raises(ValueError, match="several sizes"):
         ImageFolder(str(folder), "train").__getitems__([0, 1])
     (folder / "train" / "fox").mkdir()
-    with pytest.raises(FileNotFoundError, match="no valid file for the classes fox"):
+    with pytest.raises(FileNotFoundError, match="has no image of fox"):
         ImageFolder(str(folder), "train")
 
 

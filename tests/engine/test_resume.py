@@ -173,7 +173,7 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
             '"weight_decay": 0.5',
         ),
         ("optim_wrapper['optimizer']['lr'] = 0.5\n", '"lr": 0.05, .*"lr": 0.5, '),
-        ("optim_wrapper['paramwise_cfg'] = dict(norm_decay_mult=0)\n", "paramwise_cfg is null"),
+        ("optim_wrapper['paramwise_cfg'] = dict(bias_lr_mult=2.0)\n", "paramwise_cfg is null"),
     ):
         with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
             train("other", "--resume", str(work_dir / "epoch_1.pth"), extra=extra)
