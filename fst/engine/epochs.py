@@ -57,10 +57,10 @@ def _schedules_end(config: Config) -> int:
     """The epoch to which the schedules last; that of the training where they are warm-ups alone."""
     epochs, ends = _epochs(config), []
     for scheduler in _by_epochs(config):
-        anneals, end = scheduler.get("T_max"), scheduler.get("end")
-        if anneals is not None and end is None:
-            end = scheduler.get("begin", 0) + anneals
-        ends.append((end or 0, anneals is not None))
+        begin, end = scheduler.get("begin", 0), scheduler.get("end")
+        if "T_max" in scheduler and end is None:
+            end = begin + scheduler["T_max"]
+        ends.append((end or 0, "T_max" in scheduler or begin > 0))
         ends += [(milestone + 1, False) for milestone in scheduler.get("milestones", [])]
     end, anneals = max(ends, default=(0, False))
     return end if anneals or end > epochs else epochs

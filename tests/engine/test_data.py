@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from mmengine.registry import DATASETS
 from PIL import Image
 from timm.data import create_transform
 
@@ -343,3 +344,22 @@ def test_keys_are_well_mixed():
         ).max()
         < 0.03
     )
+
+
+@DATASETS.register_module(force=True)
+class PlainImages(torch.utils.data.Dataset):
+    """A data set that knows nothing of FST, as docs/training_options.md has one."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        image = torch.full((1, 8, 8), 3 * index, dtype=torch.uint8)
+        return {"inputs": image, "labels": index % 10}
+
+
+def test_a_registered_data_set_trains(train):
+    plain = dict(type="PlainImages")
+    loaders = "".join(f'{name}_dataloader["dataset"] = {plain}\n' for name in ("train", "val"))
+    loaders += 'val_dataloader["sampler"] = dict(type="DefaultSampler", shuffle=False)\n'
+    assert (train(extra=loaders) / "epoch_2.pth").is_file()

@@ -6,7 +6,8 @@ import pytest
 from mmengine.config import Config
 
 from fst.engine.config import load_config, read_sparsity
-from fst.lab.ablation.configs import make_runs, set_epochs, write_config
+from fst.engine.epochs import set_epochs
+from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
 
 GRIDS = Path(__file__).resolve().parents[3] / "configs" / "ablation"
@@ -64,6 +65,12 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
 def test_bad_grids_are_refused(write_grid, keys, message):
     with pytest.raises(ValueError, match=message):
         load_grid(write_grid(**keys))
+
+
+def test_deep_nesting_is_an_error_of_one_line(tmp_path):
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 50_000)
+    with pytest.raises(ValueError, match="deep.yaml is no valid YAML: [^\n]*$"):
+        load_grid(tmp_path / "deep.yaml")
 
 
 @pytest.mark.parametrize("keys", [{"base": "nowhere.py"}, {"extends": "nowhere.yaml"}])
