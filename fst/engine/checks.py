@@ -86,7 +86,9 @@ def skip_broken_images(config: Config) -> None:
         dataset["skip_broken"] = True
 
 
-def _own_datasets(config: Config, dataloaders: Sequence[str]) -> Iterator[tuple[type, Any]]:
+def _own_datasets(
+    config: Config, dataloaders: Sequence[str]
+) -> Iterator[tuple[type[ImageDataset], Any]]:
     """The configs of FST's own data sets, wrapped or not, each with its class."""
     for name, datasets in datasets_of(config).items():
         for dataset in datasets if name in dataloaders else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
@@ -69,6 +69,8 @@ def _schedules_end(config: Config) -> int:
 def _by_epochs(config: Config) -> Iterator[Any]:
     """The schedulers that count epochs; those of several optimizers are left out."""
     schedulers = config.get("param_scheduler") or []
-    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
-        if "type" in scheduler and scheduler.get("by_epoch", True):
+    if isinstance(schedulers, Mapping):
+        schedulers = [schedulers] if "type" in schedulers else []
+    for scheduler in schedulers:
+        if isinstance(scheduler, Mapping) and scheduler.get("by_epoch", True):
             yield scheduler

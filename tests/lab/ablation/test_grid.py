@@ -235,12 +235,12 @@ def test_learning_rates_of_a_grid():
 
 @pytest.mark.parametrize("data", ["cifar10", "imagenet"])
 def test_table3_agrees_with_the_recipes(data):
-    """A system is the same in the grid, in its own recipe and in the grid of the digits, but for
+    """A system is the same in the grid, in its own file and in the grid of the digits, but for
     what has to happen more often there and for shortcuts that network does not have.
     """
     grid = load_grid(GRIDS / f"{data}_table3.yaml").settings
     digits = load_grid(GRIDS / "digits_table3.yaml")
-    recipes = {p.name.split("_resnet18_")[0]: p for p in GRIDS.parent.glob(f"*_resnet18_{data}.py")}
+    recipes = {p.stem: p for p in (GRIDS.parent / "_base_" / "systems").glob("*.py")}
     names = sorted(set(recipes) & set(grid))
     assert len(names) >= 12
     runs = {run.setting: run for run in make_runs(digits, names, [0], check=False)}
