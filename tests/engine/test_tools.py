@@ -31,7 +31,6 @@ from fst.lab.reporting.cli import main as report
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     work_dir = train()
-    assert "deprecated" not in capsys.readouterr().out  # of MMEngine's parts, by itself
     checkpoint, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
     config = write_config()
     assert cli.fold([config, checkpoint, folded]) == 0
