@@ -10,8 +10,10 @@ from mmengine.registry import MODELS, PARAM_SCHEDULERS
 
 import fst
 from fst.engine import SparsityHook
-from fst.engine.config import load_config
+from fst.engine.config import load_config, read_sparsity
 from fst.engine.data.transforms import build_transforms
+from fst.engine.epochs import schedule_mismatch
+from tests.strategy_settings import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = {"_base_", "detection", "ablation"}  # have tests of their own
@@ -21,6 +23,7 @@ RECIPES = sorted(
     for path in ROOT.rglob("*.py")
     if not OTHERS & set(path.relative_to(ROOT).parts)
 )
+TASKS = ("cifar10", "imagenet")
 SDGP_CIFAR = ["dense", "random_2_4", "magnitude_2_4"] + [
     f"rescaled_{n}_{m}"
     for n, m in [(1, 4), (2, 4), (1, 8), (2, 8), (4, 8), (2, 16), (4, 16), (8, 16)]
@@ -37,22 +40,8 @@ def load(name: str) -> Config:
 
 
 def test_no_recipe_is_missing() -> None:
-    imagenet = {
-        f"{strategy}_{model}_imagenet.py"
-        for strategy in ("dense", "srste", "fst", "fst_w")
-        for model in ("resnet18", "resnet50")
-    }
-    cifar = {f"{s}_resnet18_cifar10.py" for s in ("dense", "srste", "fst", "fst_w", "sdgp")}
-    systems = {
-        f"{s}_resnet18_{data}.py"
-        for s in (
-            *("asp", "asfp", "dpf", "rigl", "clicktrain"),
-            *("meprop", "resprop", "sparsetrain", "prunetrain"),
-            *("mvue", "sste", "tsrste", "acdc", "sdgf", "mdgf", "maxq"),
-            *("fst_w_double", "rigl_nm"),
-        )
-        for data in ("cifar10", "imagenet")
-    }
+    resnet18 = {f"{s}_resnet18_{data}.py" for s in ("dense", "fst") for data in TASKS}
+    resnet50 = {f"{s}_resnet50_imagenet.py" for s in ("dense", "srste", "fst", "fst_w")}
     sdgp = {
         f"sdgp/sdgp_{model}_imagenet_{rule}.py"
         for model in ("resnet18", "resnet50", "regnetx400mf")
@@ -65,7 +54,7 @@ def test_no_recipe_is_missing() -> None:
         for strategy in ("dense", "srste", "fst", "fst_w", "sdgp")
         for model in OTHER_NETWORKS
     }
-    assert set(RECIPES) >= imagenet | cifar | systems | sdgp | sdgp_cifar | others | {
+    assert set(RECIPES) >= resnet18 | resnet50 | sdgp | sdgp_cifar | others | {
         "demo_digits.py",
         "step_vit_small_imagenet.py",
     }
@@ -96,6 +85,25 @@ def test_recipe_builds_and_trains_a_step(name: str) -> None:
     }
     losses = model.train_step(batch, optimizer)
     assert losses["loss"].isfinite()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_any_strategy_is_an_option_of_a_recipe(task: str, name: str) -> None:
+    path = str(ROOT / f"dense_resnet18_{task}.py")
+    strategy, _ = read_sparsity(load_config(path, {"sparsity.strategy": name}))
+    assert strategy.name == name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_schedules_end_with_the_training(name: str) -> None:
+    config = load(name)
+    assert schedule_mismatch(config) == ""
+    config = load_config(str(ROOT / name), {"epochs": 40})
+    assert config.train_cfg.max_epochs == 40 and schedule_mismatch(config) == ""
+    config = load_config(str(ROOT / name), {"train_cfg.max_epochs": 40})
+    if config.get("param_scheduler"):
+        assert "--epochs 40 sets both" in schedule_mismatch(config)
 
 
 @pytest.mark.parametrize("name", RECIPES)

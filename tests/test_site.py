@@ -98,7 +98,7 @@ def test_every_strategy_has_a_page(site, pages):
         assert str(fst.get_strategy(name).output or "dense") in text
     srste = pages[site / "strategies" / "srste.html"].text
     assert "Zhou et al." in srste and "backward" in srste
-    assert "71.2" in srste and "fst::configs/srste_resnet18_imagenet.py" in srste
+    assert "71.2" in srste and "fst::configs/srste_resnet50_imagenet.py" in srste
 
 
 def public_names() -> Iterator[tuple[str, str, ast.AST]]:

@@ -6,7 +6,7 @@ matrices and convolutions alone (not on biases, norms and layer scales), 20 epoc
 0, a cosine to 1e-6, stochastic depth 0.1, layer scale from 1e-6, EMA 0.9999. The decay of the
 learning rate by layer belongs to its fine-tuning, not to this training. With k GPUs, set
 train_dataloader.batch_size to 4096 / k; with fewer images at once, add
-optim_wrapper.accumulative_counts.
+optim_wrapper.accumulative_counts, and the same number as the EMAHook's interval.
 """
 
 _base_ = "deit_augmentation.py"
@@ -14,7 +14,7 @@ _base_ = "deit_augmentation.py"
 model = dict(
     architecture=dict(source="timm", name="convnext_tiny", drop_path_rate=0.1),
 )
-ema = dict(decay=0.9999)
+custom_hooks = [dict(type="EMAHook", momentum=1e-4)]  # 1 - 0.9999
 
 train_dataloader = dict(batch_size=4096)
 optim_wrapper = dict(

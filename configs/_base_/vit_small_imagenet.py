@@ -3,11 +3,11 @@ transformers & distillation through attention", ICML 2021, Table 9; DeiT-S witho
 
 300 epochs, 1,024 images per step over all GPUs, AdamW with learning rate 1e-3 (5e-4 per 512
 images), weight decay 0.05 on matrices alone (not on biases, norms, position and class tokens),
-five epochs of warm-up from 1e-6, a cosine to 1e-5, stochastic depth 0.1, each image in three
-augmentations at a time (repeated augmentation), EMA 0.99996. With k GPUs, set
-train_dataloader.batch_size to 1024 / k. There is no decay of the learning rate by layer.
+five epochs of warm-up from 1e-6, a cosine to 1e-5, stochastic depth 0.1, EMA 0.99996. With k GPUs,
+set train_dataloader.batch_size to 1024 / k. There is no decay of the learning rate by layer.
 
-What differs: the official code validates the trained weights, here the averaged ones are validated;
+What differs: DeiT trains on each image in three augmentations at a time (repeated augmentation),
+here on one; the official code validates the trained weights, here the averaged ones are validated;
 its cosine begins at epoch 0 and has steps of an epoch, here it begins after the warm-up and has
 steps of an iteration.
 """
@@ -17,12 +17,9 @@ _base_ = "deit_augmentation.py"
 model = dict(
     architecture=dict(source="timm", name="vit_small_patch16_224", drop_path_rate=0.1),
 )
-ema = dict(decay=0.99996)
+custom_hooks = [dict(type="EMAHook", momentum=4e-5)]  # 1 - 0.99996
 
-train_dataloader = dict(
-    batch_size=1024,
-    sampler=dict(type="RepeatedAugmentationSampler", repeats=3),
-)
+train_dataloader = dict(batch_size=1024)
 optim_wrapper = dict(
     optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999), eps=1e-8),
     paramwise_cfg=dict(

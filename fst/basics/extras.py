@@ -11,7 +11,6 @@ EXTRA_OF = {
         "scipy tensorboard matplotlib rich jinja2 msgspec".split(),
         "train",
     ),
-    **dict.fromkeys(("webdataset", "datasets"), "data"),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     **dict.fromkeys(("sphinx", "furo", "myst_parser", "myst_nb", "sphinx_design"), "docs"),

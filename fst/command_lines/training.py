@@ -24,6 +24,14 @@ def train() -> argparse.ArgumentParser:
         "likewise, but start if there is none",
     )
     parser.add_argument(
+        "--epochs", type=positive, help="length of the training and of its schedules"
+    )
+    parser.add_argument(
+        "--skip-broken",
+        action="store_true",
+        help="leave out images in folders that cannot be read, and count them",
+    )
+    parser.add_argument(
         "--amp",
         action="store_true",
         help="mixed precision, bfloat16 unless the config says float16",
@@ -125,7 +133,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     )
     add_cfg_options(
         parser,
-        "changes to the config, such as train_cfg.max_epochs=3 "
+        "changes to the config, such as train_dataloader.batch_size=8 "
         "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
     )
 

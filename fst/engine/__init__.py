@@ -9,12 +9,10 @@ with extra_named():
         ClutteredDigits,
         Digits,
         ImageFolder,
-        TimmDataset,
     )
     from fst.engine.hooks import (
         CrashSafeCheckpointHook,
         LossMonitorHook,
-        ModelEMAHook,
         RandomStateHook,
         SparsityHook,
     )
@@ -34,9 +32,7 @@ __all__ = [
     "ImagePreprocessor",
     "LossMonitorHook",
     "MixedPrecisionOptimWrapper",
-    "ModelEMAHook",
     "RandomStateHook",
     "Runner",
     "SparsityHook",
-    "TimmDataset",
 ]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,34 +165,29 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
                 f"{start}it holds no {key!r}{hint}, so that training would not go on as it was. To "
                 "start from its weights use load_from without resume."
             )
-    both = (checkpoint.get("param_schedulers"), runner.param_schedulers)
-    saved, own = ({name: len(of) for name, of in _by_optimizer(s).items()} for s in both)
-    if own != saved:
-        counts = (of if len(of) > 1 else sum(of.values()) for of in (saved, own))
+    counts = [len(s or ()) for s in (checkpoint.get("param_schedulers"), runner.param_schedulers)]
+    if counts[0] != counts[1]:  # MMEngine would take as many as both have
         raise ValueError(
-            "{}it holds {} param_schedulers, and the run has {}.".format(start, *counts)
+            f"{start}it holds {counts[0]} param_schedulers, and the run has {counts[1]}."
         )
-    compared = {"optimizer": _groups}
-    if not by_epoch or iteration == epoch * len(loop.dataloader):
-        compared["schedule"] = _schedules
-    for what, settings in compared.items():
-        own, saved = settings(runner, None), settings(runner, checkpoint)
-        changed = [k for k in {**saved, **own} if _differs(k, saved, own)]
-        if changed:
-            name = changed[0]
+    saved = meta.get("restored_settings") or {}
+    own = restored_settings(runner.cfg)
+    for key in own:
+        if saved.get(key, own[key]) != own[key]:
             raise ValueError(
-                f"{start}its {what} has {name}={saved.get(name)!r}, and this run's "
-                f"{own.get(name)!r} would be ignored. Undo that change, or start from its weights "
-                "with load_from and without resume."
+                f"{start}its {key} is {saved[key]}, and this run's {own[key]} would be ignored. "
+                "Undo that change, or start from its weights with load_from and without resume."
             )
 
 
-def _differs(key: str, saved: dict[str, Any], own: dict[str, Any]) -> bool:
-    """Whether a setting is another; a flag that one lacks is of another version of PyTorch."""
-    if key in saved and key in own:
-        return bool(saved[key] != own[key])
-    value = saved.get(key, own.get(key))
-    return value is not None and not isinstance(value, bool)
+def restored_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that a resumed run takes from its checkpoint, whatever its config says."""
+    wrapper = config.get("optim_wrapper") or {}
+    settings = {f"optim_wrapper.{key}": wrapper.get(key) for key in ("optimizer", "paramwise_cfg")}
+    settings["param_scheduler"] = schedulers = config.get("param_scheduler") or []
+    if any("end" not in s for s in ([schedulers] if "type" in schedulers else schedulers)):
+        settings["train_cfg"] = config.get("train_cfg")  # whose length is their end
+    return {key: json.dumps(value, default=str, sort_keys=True) for key, value in settings.items()}
 
 
 def check_sparsity(checkpoint: Any, path: object, is_sparse: bool) -> None:
@@ -217,44 +212,6 @@ def check_sparsity(checkpoint: Any, path: object, is_sparse: bool) -> None:
             f"{str(path)!r} comes from a dense training, but the config has `sparsity`, which "
             "would prune it: --cfg-options sparsity=None takes it as it was trained."
         )
-
-
-_PROGRESS = ("last_step", "_global_step", "_last_value", "base_values", "verbose")
-
-
-def _schedules(runner: Any, checkpoint: Any) -> dict[str, Any]:
-    """What the schedulers of a run, or of a checkpoint, are set to, progress left out."""
-    found = {}
-    for name, built in _by_optimizer(runner.param_schedulers).items():
-        states = [scheduler.state_dict() for scheduler in built]
-        if checkpoint is not None:
-            states = _by_optimizer(checkpoint.get("param_schedulers"))[name]
-        for index, (scheduler, state) in enumerate(zip(built, states, strict=True)):
-            label = f"{name}{type(scheduler).__name__}[{index}]"
-            found |= {f"{label}.{k}": v for k, v in state.items() if k not in _PROGRESS}
-    return found
-
-
-def _groups(runner: Any, checkpoint: Any) -> dict[str, Any]:
-    """What a run's optimizer, or a checkpoint's, is set to, but for what schedulers change."""
-    built = itertools.chain(*_by_optimizer(runner.param_schedulers).values())
-    changing = {scheduler.param_name for scheduler in built} | {"params"}
-    if "momentum" in changing:
-        changing.add("betas")
-    state = runner.optim_wrapper.state_dict() if checkpoint is None else checkpoint["optimizer"]
-    optimizers = {"": state} if "param_groups" in state else state
-    return {
-        f"{name}param_groups[{index}].{key}": value
-        for name, state in optimizers.items()
-        for index, group in enumerate(state["param_groups"])
-        for key, value in group.items()
-        if key not in changing
-    }
-
-
-def _by_optimizer(schedulers: Any) -> dict[str, Any]:
-    """The schedulers of each optimizer; a single optimizer has no name."""
-    return schedulers if isinstance(schedulers, dict) else {"": schedulers or []}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
-from fst.engine.config import read_sparsity
-from fst.engine.data import ImageDataset
-from fst.engine.data_root import datasets_of
+from fst.engine.data import ImageDataset, ImageFolder
+from fst.engine.data_root import LOADERS, datasets_of
 
 # The keys that MMEngine asks a config for by name: it ignores all others.
 ENV_CFG = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit")
@@ -34,7 +33,7 @@ _CONSTRUCTOR = "DefaultOptimWrapperConstructor"
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Check what can be checked without building anything: sparsity, ignored keys, missing files.
+    """Check what can be checked without building anything: ignored keys, missing files.
 
     Args:
         config: The whole config.
@@ -46,23 +45,57 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     """
     if config.get("model") is None:
         raise ValueError(f"config {config.filename!r} has no `model`.")
-    read_sparsity(config)
     refuse_unknown("env_cfg", config.get("env_cfg"), ENV_CFG)
     refuse_unknown("auto_scale_lr", config.get("auto_scale_lr"), AUTO_SCALE_LR)
     wrapper = config.get("optim_wrapper") or {}
     if wrapper.get("constructor", _CONSTRUCTOR) == _CONSTRUCTOR:  # others have keys of their own
         _check_paramwise(wrapper)
-    for name, datasets in datasets_of(config).items():
-        for dataset in datasets if name in dataloaders else ():
-            kind = dataset.get("type")
-            kind = DATASETS.get(kind) if isinstance(kind, str) else kind
-            if isinstance(kind, type) and issubclass(kind, ImageDataset):
-                kind.check(**{key: dataset[key] for key in dataset if key != "type"})
+    for kind, dataset in _own_datasets(config, dataloaders):
+        kind.check(**{key: dataset[key] for key in dataset if key != "type"})
     source = config.get("load_from")
     if source and "://" not in str(source) and not Path(source).expanduser().is_file():
         raise FileNotFoundError(
             f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
         )
+
+
+def check_images(config: Config, dataloaders: Sequence[str]) -> None:
+    """Read the headers of all images in folders that these dataloaders use.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
+    checked: list[tuple[Any, ...]] = []
+    for kind, dataset in _own_datasets(config, dataloaders):
+        key = tuple(dataset.get(name) for name in ("data_root", "split", "skip_broken"))
+        if issubclass(kind, ImageFolder) and key not in checked:
+            checked.append(key)
+            kind.check_images(**{key: dataset[key] for key in dataset if key != "type"})
+
+
+def skip_broken_images(config: Config) -> None:
+    """Let every ImageFolder of a config leave out what cannot be read.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folders = [d for kind, d in _own_datasets(config, LOADERS) if issubclass(kind, ImageFolder)]
+    if not folders:
+        raise ValueError("--skip-broken changes nothing: no data set of the config is ImageFolder.")
+    for dataset in folders:
+        dataset["skip_broken"] = True
+
+
+def _own_datasets(
+    config: Config, dataloaders: Sequence[str]
+) -> Iterator[tuple[type[ImageDataset], Any]]:
+    """The configs of FST's own data sets, wrapped or not, each with its class."""
+    for name, datasets in datasets_of(config).items():
+        for dataset in datasets if name in dataloaders else ():
+            kind = dataset.get("type")
+            kind = DATASETS.get(kind) if isinstance(kind, str) else kind
+            if isinstance(kind, type) and issubclass(kind, ImageDataset):
+                yield kind, dataset
 
 
 def _check_paramwise(wrapper: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from fst.checkpoint import save_atomically
 from fst.command_lines import training as command_lines
 from fst.command_lines.training import NEWEST
 from fst.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
-from fst.engine.checks import check_config
+from fst.engine.checks import check_config, check_images, skip_broken_images
 from fst.engine.config import load_config
 from fst.engine.model import sparse_root
 from fst.engine.runner import Runner
@@ -32,7 +32,10 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 def _configured(arguments: argparse.Namespace) -> Config:
     checkpoint = getattr(arguments, "checkpoint", None)
-    config = load_config(arguments.config, arguments.cfg_options, checkpoint)
+    options = dict(arguments.cfg_options)
+    if getattr(arguments, "epochs", None) is not None:
+        options["epochs"] = arguments.epochs
+    config = load_config(arguments.config, options, checkpoint)
     if arguments.work_dir is not None:
         config.work_dir = arguments.work_dir
     elif config.get("work_dir") is None:
@@ -75,7 +78,10 @@ def train(argv: Sequence[str] | None = None) -> int:
                 raise ValueError(f"config {arguments.config!r} has no {key}.")
         if arguments.amp:
             _use_mixed_precision(config)
+        if arguments.skip_broken:
+            skip_broken_images(config)
         check_config(config, ("train_dataloader", "val_dataloader"))
+        check_images(config, ("train_dataloader", "val_dataloader"))
         _run(config, Runner.train)
     return 0
 
@@ -132,6 +138,7 @@ def test(argv: Sequence[str] | None = None) -> int:
                     f"config {arguments.config!r} has neither test_{part} nor val_{part}."
                 )
         check_config(config, ("test_dataloader",))
+        check_images(config, ("test_dataloader",))
         _run(config, Runner.test)
     return 0
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mmengine.config import Config
 
 from fst.basics.text import nearest
 from fst.basics.values import check_integer
 from fst.command_lines.paths import config_path
 from fst.engine import data_root
+from fst.engine.epochs import set_epochs
 from fst.engine.hooks import SparsityHook
 from fst.engine.packaged import drop_scope
 from fst.rules.strategy import Strategy
@@ -24,12 +26,12 @@ KNOWN_KEYS = frozenset(
     auto_scale_lr optim_wrapper param_scheduler val_evaluator test_evaluator default_hooks
     custom_hooks data_preprocessor load_from resume launcher env_cfg log_processor log_level
     visualizer default_scope randomness experiment_name model_wrapper_cfg custom_imports
-    sparsity ema compile sync_bn find_unused_parameters activation_checkpointing
+    sparsity compile sync_bn find_unused_parameters activation_checkpointing
     efficient_conv_bn_eval data_root""".split()
 )
 DICTS = tuple(  # what Runner reads by key, so that a number would end in a traceback
     """model train_dataloader val_dataloader test_dataloader train_cfg val_cfg test_cfg
-    optim_wrapper default_hooks env_cfg randomness auto_scale_lr ema model.architecture
+    optim_wrapper default_hooks env_cfg randomness auto_scale_lr model.architecture
     model.data_preprocessor optim_wrapper.optimizer train_dataloader.dataset
     val_dataloader.dataset test_dataloader.dataset""".split()
 )
@@ -39,11 +41,11 @@ DETECTION_KEYS = frozenset({"classes", "bad_annotations"})  # default_scope "mmd
 def load_config(
     path: str, options: Mapping[str, Any] | None = None, checkpoint: str | None = None
 ) -> Config:
-    """Read a config and apply ``options`` ("train_cfg.max_epochs" -> 3) to it.
+    """Read a config and apply ``options`` ("train_dataloader.batch_size" -> 3) to it.
 
     Args:
         path: The config file, or the name of one of the package's ("fst::configs/...").
-        options: Changes to it.
+        options: Changes to it. "epochs" sets the training and its schedules, see `set_epochs`.
         checkpoint: Path of the checkpoint that will be used with it. Where classes are counted,
             they are the checkpoint's if it names them.
 
@@ -55,7 +57,9 @@ def load_config(
     """
     config = read_config(path)
     known = known_keys(config)
-    for option in options or {}:
+    options = dict(options or {})
+    epochs = options.pop("epochs", None)
+    for option in options:
         root = option.split(".")[0]
         if root in known:
             continue
@@ -67,7 +71,7 @@ def load_config(
             f"{nearest(root, known)}"
         )
     try:
-        config.merge_from_dict(dict(options or {}))
+        config.merge_from_dict(options)
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"--cfg-options: {error}") from error
     for key in DICTS:
@@ -78,6 +82,8 @@ def load_config(
     # MMEngine divides by the interval after the first epoch, and compares the rest later
     for key, least in (("max_epochs", 1), ("max_iters", 1), ("val_interval", 1), ("val_begin", 0)):
         check_integer(f"train_cfg.{key}", (config.get("train_cfg") or {}).get(key, 1), least)
+    if epochs is not None:
+        set_epochs(config, epochs)
     if _is_detector(config):
         _require_mmdet(path)
         from fst.detection.config import prepare
@@ -85,7 +91,7 @@ def load_config(
         prepare = data_root.prepare
     counted = {"data_root", "classes"} & config.keys()
     trained = data_root.classes_of_checkpoint(checkpoint) if counted else []
-    prepare(config, data_root.datasets_of(config), trained, options or {})
+    prepare(config, data_root.datasets_of(config), trained, options)
     for helper in set(config) - known:
         config.pop(helper)  # used by now; in the copy in the work dir it would be refused
     return config
@@ -129,6 +135,8 @@ def _is_detector(config: Config) -> bool:
 
 def _read(path: str) -> Config:
     try:
+        if Path(path).suffix in (".yaml", ".yml"):  # MMEngine's reader crashes on deep nesting
+            yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
         return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
         if "mmdet" in str(error):
@@ -162,9 +170,7 @@ def check_names(path: Path, known: Collection[str]) -> None:
     A name counts as read in its own file, and where an heir refers to it as ``{{_base_.name}}``.
     Configs of packages (`mmdet::...`) are trusted.
     """
-    unread = _unread_names(path.resolve(), known)
-    if unread:
-        name, file = next(iter(unread.items()))
+    for name, file in _unread_names(path.resolve(), known).items():
         raise ValueError(
             f"{file}: nothing reads {name!r}, so setting it changes nothing.{nearest(name, known)}"
         )
@@ -177,39 +183,34 @@ def _unread_names(path: Path, known: Collection[str]) -> dict[str, Path]:
         if path.suffix != ".py":
             return {str(key): path for key in Config._file2dict(str(path))[0] if key not in known}
         text = path.read_text(encoding="utf-8")
-        # {{_base_.name}} and {{ fileBasename }} are no Python until mmengine has substituted them
-        tree = ast.parse(re.sub(r"\{\{.*?\}\}", "0", text), filename=str(path))
+        names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+        bases = Config._get_base_files(str(path))
     except Exception as error:
         raise _unreadable(path, error) from error
-    references = set(re.findall(r"_base_\.(\w+)", text))
-    assigned = {name for node in tree.body for name in _assigned_names(node)}
-    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    inherited: dict[str, Path] = {}
-    for base in _bases(path, tree):
-        inherited |= _unread_names(base, known)
-    own = dict.fromkeys(assigned - read - {*known, "_base_"}, path)
-    return {name: file for name, file in inherited.items() if name not in references} | own
+    read = {name.id for name in names if isinstance(name.ctx, ast.Load)} | {*known, "_base_"}
+    unread = {name.id: path for name in names if name.id not in read}
+    referred = set(re.findall(r"_base_\.(\w+)", text))
+    for base in bases:
+        if "::" not in base:
+            inherited = _unread_names((path.parent / base).resolve(), known)
+            unread |= {name: file for name, file in inherited.items() if name not in referred}
+    return unread
 
 
-def _assigned_names(node: ast.stmt) -> Iterator[str]:
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)):
-        targets = [node.target]
-    for target in targets:
-        for part in ast.walk(target):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                yield part.id
+def sparsity_hook(config: Mapping[str, Any]) -> SparsityHook | None:
+    """The hook of a config's ``sparsity``; None if it has none.
 
-
-def _bases(path: Path, tree: ast.Module) -> Iterator[Path]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and list(_assigned_names(node)) == ["_base_"]:
-            value = ast.literal_eval(node.value)
-            for name in [value] if isinstance(value, str) else value:
-                if "::" not in name:
-                    yield (path.parent / name).resolve()
+    Raises:
+        ValueError: an unknown key, strategy or value.
+    """
+    sparsity = config.get("sparsity")
+    if sparsity is None:
+        return None
+    if not isinstance(sparsity, Mapping) or "strategy" not in sparsity:
+        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'.")
+    if "type" in sparsity:
+        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
+    return SparsityHook(**sparsity)
 
 
 def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str, Any]]:
@@ -218,12 +219,5 @@ def read_sparsity(config: Mapping[str, Any]) -> tuple[Strategy | None, dict[str,
     Raises:
         ValueError: an unknown key, strategy or value in the config's ``sparsity``.
     """
-    sparsity = config.get("sparsity")
-    if sparsity is None:
-        return None, {}
-    if not isinstance(sparsity, Mapping) or "strategy" not in sparsity:
-        raise ValueError(f"sparsity={sparsity!r} must be a dict with the key 'strategy'.")
-    if "type" in sparsity:
-        raise ValueError("sparsity takes the arguments of SparsityHook, but no 'type'.")
-    hook = SparsityHook(**sparsity)
-    return hook.strategy, hook.choice
+    hook = sparsity_hook(config)
+    return (None, {}) if hook is None else (hook.strategy, hook.choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +11,6 @@ import mmengine.runner
 import torch
 from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
-from mmengine.logging import MMLogger
 from mmengine.runner import BaseLoop, CheckpointLoader
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
@@ -28,8 +26,10 @@ from fst.engine.checkpoint import (
     training_position,
 )
 from fst.engine.classifier import Classifier
+from fst.engine.config import sparsity_hook
 from fst.engine.data import ImageFolder, build_dataloader
-from fst.engine.hooks import ModelEMAHook, RandomStateHook, SparsityHook, ValidateOnResumeHook
+from fst.engine.epochs import schedule_mismatch
+from fst.engine.hooks import RandomStateHook, SparsityHook
 from fst.engine.model import unwrapped
 from fst.environment import code
 
@@ -37,38 +37,25 @@ _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
     "RuntimeInfoHook": "LossMonitorHook",
 }
-# Of MMEngine's own parts, which it uses itself in every run.
-OWN_WARNINGS = ('"FileClient" will be deprecated', '"HardDiskBackend" is the alias')
 
 
 class Runner(mmengine.runner.Runner):
-    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)`` and
-    ``ema=dict(decay=...)``.
+    """A runner for mmengine's configs, and in addition ``sparsity=dict(strategy="fst", ...)``.
 
     - A checkpoint is complete or absent, whenever the process is killed; resuming takes the newest
       that can be read, and continues bit for bit (on a CPU, where epochs end with a step).
     - Loading never runs code from a file.
     - A loss that is not finite stops the run, and is never saved.
     - Augmentation differs in every epoch, whatever the number of workers.
-    - The machine, the config and the hooks are listed in the log file alone: on the console a run
-      starts with its data and its sparse layers.
     """
 
     build_dataloader = staticmethod(build_dataloader)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # built before the work dir is made: a wrong argument leaves no trace
+        self._sparsity = sparsity_hook(kwargs.get("cfg") or {})
         super().__init__(*args, **kwargs)
-        for console in _consoles(self.logger):
-            console.removeFilter(_is_warning)
-        self.logger.info(f"{code()}. Machine, config and hooks: {self.logger.log_file}")
-
-    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """Also keep the console quiet until the runner is built, and warnings of no use away."""
-        logger = super().build_logger(*args, **kwargs)
-        logger.addFilter(_is_of_use)
-        for console in _consoles(logger):
-            console.addFilter(_is_warning)
-        return logger
+        self.logger.info(code())
 
     def setup_env(self, env_cfg: dict[str, Any]) -> None:
         """Also starts gloo where there is no GPU."""
@@ -113,22 +100,16 @@ class Runner(mmengine.runner.Runner):
     def register_hooks(
         self, default_hooks: dict | None = None, custom_hooks: list | None = None
     ) -> None:
-        """Add the hooks of sparsity, averaging, random states and, on several ranks, statistics."""
+        """Add the hooks of sparsity, random states and, on several ranks, statistics."""
         super().register_hooks(default_hooks, custom_hooks)
-        sparsity = self.cfg.get("sparsity")
-        if sparsity is not None:
-            self.register_hook({"type": "SparsityHook", **sparsity})
+        if self._sparsity is not None:
+            self.register_hook(self._sparsity)
         if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
-        if self.cfg.get("ema") is not None:
-            self.register_hook({"type": "ModelEMAHook", **self.cfg.ema})
-        if sum(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks) > 1:
-            raise ValueError("the config averages weights twice: use `ema` alone.")
         if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
             self.register_hook(SyncBuffersHook())
         self._random_state = RandomStateHook()
         self.register_hook(self._random_state)
-        self.register_hook(ValidateOnResumeHook())
 
     def build_train_loop(self, loop: Any) -> Any:
         """Also checks that the model can tell the classes apart."""
@@ -187,6 +168,8 @@ class Runner(mmengine.runner.Runner):
         with sole_run(self.work_dir) if is_main_process() else nullcontext():
             if not self._resume:
                 check_unused(self.work_dir)
+            if mismatch := schedule_mismatch(self.cfg):
+                self.logger.warning(mismatch)
             if self._resume and self._load_from is None:
                 self._load_from = newest_checkpoint(self.work_dir)
                 if self._load_from is None:
@@ -238,8 +221,12 @@ class Runner(mmengine.runner.Runner):
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
                 f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."
             )
-        if self._resume and "ema_state_dict" in checkpoint and not self._averages:
-            raise ValueError(f"cannot resume without `ema`: {filename!r} comes from a run with it.")
+        averages = any(isinstance(hook, EMAHook) for hook in self._hooks)
+        if self._resume and averages != ("ema_state_dict" in checkpoint):
+            raise ValueError(
+                f"cannot resume {'with' if averages else 'without'} EMAHook: {filename!r} comes "
+                f"from a run {'without' if averages else 'with'} it."
+            )
         self._check_overlap(checkpoint["state_dict"], filename)
         if not self._is_training:
             check_sparsity(checkpoint, filename, has_hook)
@@ -257,10 +244,6 @@ class Runner(mmengine.runner.Runner):
         self._has_loaded = True
         self.logger.info(f"Loaded checkpoint {filename}")
         return checkpoint
-
-    @property
-    def _averages(self) -> bool:
-        return any(isinstance(hook, ModelEMAHook | EMAHook) for hook in self._hooks)
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
         shapes = {name.removeprefix("module."): value.shape for name, value in state_dict.items()}
@@ -293,15 +276,3 @@ class Runner(mmengine.runner.Runner):
 
 def _classes(metainfo: Any) -> tuple[str, ...]:
     return tuple((metainfo or {}).get("classes") or ())
-
-
-def _consoles(logger: MMLogger) -> list[logging.Handler]:
-    return [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
-
-
-def _is_of_use(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(OWN_WARNINGS)
-
-
-def _is_warning(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING

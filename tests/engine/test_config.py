@@ -123,6 +123,8 @@ def test_hooks_must_be_a_list(capsys, tmp_path, write_config):
         ("binary.json", b"\x80\x81"),
         ("half.json", b'{"model": '),
         ("binary.yaml", b"\x80\x81"),
+        ("nested.yaml", b"a: " + b"[" * 50_000),
+        ("nested.json", b"[" * 50_000),
         ("exits.py", b"import sys\nsys.exit(0)\n"),
     ],
 )

@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from mmengine.registry import DATASETS
 from PIL import Image
 from timm.data import create_transform
 
 from fst.engine import CIFAR10, ClutteredDigits, Digits, ImageFolder
 from fst.engine.data import EpochSampler, build_dataloader
 from fst.engine.data.base import balanced_subset
-from fst.engine.data.sampler import REPETITION, RepeatedAugmentationSampler
 from fst.engine.data.transforms import ProgressiveRandomResizedCrop, build_transforms
 from fst.engine.random_state import isolated, sample_keys, uniform
 
@@ -86,7 +86,7 @@ def test_image_folder(folder):
     with pytest.raises(ValueError, match="several sizes"):
         ImageFolder(str(folder), "train").__getitems__([0, 1])
     (folder / "train" / "fox").mkdir()
-    with pytest.raises(FileNotFoundError, match="no valid file for the classes fox"):
+    with pytest.raises(FileNotFoundError, match="has no image of fox"):
         ImageFolder(str(folder), "train")
 
 
@@ -306,31 +306,6 @@ def test_endless_epochs_are_those_of_all_ranks():
     assert [sample.epoch for sample in samples] == [0, 0, 1, 1, 2, 2]
 
 
-def test_ranks_augment_a_repeated_image_differently(monkeypatch):
-    found = []
-    for rank in range(2):
-        monkeypatch.setattr("fst.engine.data.sampler.get_dist_info", lambda rank=rank: (rank, 2))
-        found += list(RepeatedAugmentationSampler(range(12), repeats=3, seed=0))
-    assert len(set(found)) == len(found) == 12
-    assert len({index % REPETITION for index in found}) == 4
-
-
-def test_repeated_augmentation(folder):
-    """Each image three times in a row, each time augmented differently; ranks share them."""
-    dataset = dict(type="ImageFolder", data_root=str(folder), split="train", transforms=CROP)
-    sampler = dict(type="RepeatedAugmentationSampler", repeats=3)
-    built = build_dataloader(dict(dataset=dataset, batch_size=12, sampler=sampler), 0)
-    first, second, again = (epoch_of(built, epoch) for epoch in (0, 1, 0))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert len(first["keys"].unique()) == 12 and not torch.equal(first["keys"], second["keys"])
-    rows = [sample.index % REPETITION for sample in built.sampler]
-    assert rows == [row for row in rows[::3] for _ in range(3)] and len(set(rows)) == 4
-    assert not torch.equal(first["inputs"][0], first["inputs"][1])
-    with pytest.raises(ValueError, match="sampler repeats=0"):
-        bad = dict(dataset=dataset, sampler=dict(sampler, repeats=0))
-        build_dataloader(bad, 0)
-
-
 def test_fewer_images_than_a_batch():
     config = dict(dataset=dict(type="Digits", subset=20), batch_size=30, drop_last=True)
     with pytest.raises(ValueError, match="batch_size=30 is more than the 20 images"):
@@ -369,3 +344,22 @@ def test_keys_are_well_mixed():
         ).max()
         < 0.03
     )
+
+
+@DATASETS.register_module(force=True)
+class PlainImages(torch.utils.data.Dataset):
+    """A data set that knows nothing of FST, as docs/training_options.md has one."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        image = torch.full((1, 8, 8), 3 * index, dtype=torch.uint8)
+        return {"inputs": image, "labels": index % 10}
+
+
+def test_a_registered_data_set_trains(train):
+    plain = dict(type="PlainImages")
+    loaders = "".join(f'{name}_dataloader["dataset"] = {plain}\n' for name in ("train", "val"))
+    loaders += 'val_dataloader["sampler"] = dict(type="DefaultSampler", shuffle=False)\n'
+    assert (train(extra=loaders) / "epoch_2.pth").is_file()

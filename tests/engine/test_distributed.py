@@ -72,6 +72,7 @@ torch.distributed.destroy_process_group()
 """
 
 PROBE = 'custom_hooks = [dict(type="Probe")]\n'
+AVERAGED = 'custom_hooks = [dict(type="Probe"), dict(type="EMAHook", momentum=0.4)]\n'
 
 
 def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
@@ -81,7 +82,7 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
         'dict(strategy="resprop", threshold=1e-4)',
         'dict(strategy="srste", permute=True)',
     )
-    extras = (PROBE + "ema = dict(decay=0.6)\n", PROBE, PROBE, PROBE)
+    extras = (AVERAGED, PROBE, PROBE, PROBE)
     settings = list(zip(strategies, extras, strict=True))
     configs = [[write_config(*setting) for _ in range(3)] for setting in settings]
     script = tmp_path / "script.py"

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from fst.checkpoint import load_checkpoint_safely
 from fst.engine import Classifier, ClutteredDigits
-from fst.engine.hooks import ModelEMAHook
 from fst.engine.hooks.monitor import LossMonitorHook
 from fst.engine.metrics import Accuracy
 from fst.engine.preprocessor import ImagePreprocessor
@@ -232,7 +231,6 @@ def test_sparsity_hook_in_the_stock_runner(tmp_path):
     "build",
     [
         lambda: LossMonitorHook(interval=True),
-        lambda: ModelEMAHook(update_after_step=True),
         lambda: Accuracy(topk=True),
         lambda: ImagePreprocessor([100.0], [50.0], translate=True),
         lambda: ClutteredDigits(split="train", noise=True),

@@ -60,7 +60,7 @@ def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_pat
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("share", [0, 0.5])
+@pytest.mark.parametrize("share", [0, 0.9])
 def test_a_broken_image_is_named_in_one_line(images, config, tmp_path, capsys, share, workers):
     """Copied in part, or not at all; also where a process of its own reads it."""
     broken = images / "train" / "cats" / "1.jpg"
@@ -101,3 +101,55 @@ def test_a_folder_without_splits_says_how_to_sort_it(images, config, tmp_path, c
     with pytest.raises(SystemExit):
         cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
     assert "sort them into data_root/train/<class>/" in capsys.readouterr().err
+
+
+def refused(capsys, command, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        command(list(arguments))
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_broken_image_stops_before_the_training_or_is_left_out(images, config, tmp_path, capsys):
+    (images / "train" / "cats" / "1.jpg").write_text("no image")
+    (images / "val" / "raccoons" / "0.jpg").write_text("no image")
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    message = refused(capsys, cli.train, config, *options)
+    assert f"{images / 'train' / 'cats' / '1.jpg'}" in message and "--skip-broken" in message
+    assert not work_dir.exists()
+    assert cli.train([config, *options, "--skip-broken"]) == 0
+    said = capsys.readouterr().out
+    assert f"{images}/train: 1 of 8 images left out" in said
+    assert f"{images}/train: 7 images of 2 classes (cats 2, raccoons 5)" in said
+    assert f"{images}/val: 2 images of 2 classes (cats 1, raccoons 1)" in said
+    kept = str(work_dir / "own_images_tiny.py")
+    tested = ["--work-dir", str(tmp_path / "test")]
+    assert cli.test([kept, str(work_dir / "epoch_1.pth"), *tested]) == 0
+    digits = ["fst::configs/demo_digits.py", "--work-dir", str(tmp_path / "digits")]
+    assert "--skip-broken changes nothing" in refused(capsys, cli.train, *digits, "--skip-broken")
+
+
+def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
+    data = {"data_root": str(images)}
+    loaded = load_config("fst::configs/own_images.py", {**data, "epochs": 12})
+    assert loaded.train_cfg.max_epochs == 12
+    assert (loaded.param_scheduler[1].T_max, loaded.param_scheduler[1].end) == (11, 12)
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    assert cli.train([config, "--epochs", "2", *options]) == 0
+    assert (work_dir / "epoch_2.pth").is_file()
+    kept = load_config(str(work_dir / "own_images_tiny.py"))
+    assert kept.train_cfg.max_epochs == 2 and kept.param_scheduler[1].end == 2
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert "sets both" not in log
+
+
+def test_epochs_alone_are_said_before_the_training(images, config, tmp_path):
+    """The schedules of the config last 30 epochs, its training one."""
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    assert cli.train([config, *options]) == 0
+    log = next(work_dir.glob("*/*.log")).read_text()
+    said = log.index("train_cfg.max_epochs=1, but param_scheduler ends at epoch 30: --epochs 1 se")
+    assert said < log.index("Epoch(train)")

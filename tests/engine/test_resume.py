@@ -1,6 +1,5 @@
 """Two epochs equal one epoch, a stop, and one more: bit for bit."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -166,9 +165,14 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
         with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
             train("other", "--resume", path)
     for extra, reason in (
-        ("train_cfg['max_epochs'] = 3\n", r"T_max=8, and this run's 12 would be ignored"),
-        ("optim_wrapper['optimizer']['weight_decay'] = 0.5\n", r"\[0\].weight_decay=0, .* 0.5"),
-        ("optim_wrapper['optimizer']['lr'] = 0.5\n", r"\[0\].initial_lr=0.05, .* 0.5"),
+        ("train_cfg['max_epochs'] = 3\n", r"train_cfg is .*: 2}, .* .*: 3} would be ignored"),
+        ("param_scheduler['eta_min'] = 0.01\n", 'param_scheduler is .* "eta_min": 0.01'),
+        (
+            "optim_wrapper['optimizer']['weight_decay'] = 0.5\n",
+            '"weight_decay": 0.5',
+        ),
+        ("optim_wrapper['optimizer']['lr'] = 0.5\n", '"lr": 0.05, .*"lr": 0.5, '),
+        ("optim_wrapper['paramwise_cfg'] = dict(bias_lr_mult=2.0)\n", "paramwise_cfg is null"),
     ):
         with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
             train("other", "--resume", str(work_dir / "epoch_1.pth"), extra=extra)
@@ -176,21 +180,10 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
     constant = "param_scheduler = None\n"
     train("longer", extra=constant)
     adam = constant + "optim_wrapper['optimizer'] = dict(type='Adam', lr=0.05)\n"
-    with pytest.raises(ValueError, match=r"has param_groups\[0\].momentum=0.9, .* None"):
+    with pytest.raises(ValueError, match='optimizer is .*"SGD"}, .* "Adam"}'):
         train("longer", "--resume", extra=adam)
     longer = train("longer", "--resume", extra=constant + "train_cfg['max_epochs'] = 3\n")
     assert (longer / "epoch_3.pth").exists()
-
-
-def test_a_flag_of_another_version_of_pytorch_is_no_change(train, tmp_path):
-    saved = train("run") / "epoch_1.pth"
-    optimizer = load_checkpoint_safely(saved)["optimizer"]
-    optimizer["param_groups"][0]["flag"] = True
-    train("other", "--resume", _copy(saved, tmp_path / "flag.pth", optimizer=optimizer))
-    optimizer["param_groups"][0]["number"] = 0.5
-    path = _copy(saved, tmp_path / "number.pth", optimizer=optimizer)
-    with pytest.raises(ValueError, match=r"has param_groups\[0\].number=0.5, .* None"):
-        train("third", "--resume", path)
 
 
 def test_a_run_does_not_start_among_the_checkpoints_of_another(train, write_config):
@@ -245,32 +238,6 @@ def test_checkpoints_that_are_not_found_are_announced(train):
     named = 'default_hooks["checkpoint"]["filename_tmpl"] = "ck_{}.pth"\n'
     log = next(train("run", extra=named).glob("*/*.log")).read_text()
     assert "--resume does not find" in log and "filename_tmpl='ck_{}.pth'" in log
-
-
-def test_a_validation_that_a_kill_prevented_is_made_up_for(train, monkeypatch, assert_same_state):
-    from mmengine.runner import ValLoop
-
-    whole = train("whole", extra=BEST)
-    run = ValLoop.run
-
-    def stops_at_the_end(self):
-        if self.runner.epoch == 2:
-            raise Stopped
-        return run(self)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(ValLoop, "run", stops_at_the_end)
-        train("parts", extra=BEST)
-    parts = train("parts", "--resume", extra=BEST)
-    assert _accuracies(parts) == _accuracies(whole)
-    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
-    assert {path.name for path in parts.glob("best*")} == {p.name for p in whole.glob("best*")}
-
-
-def _accuracies(work_dir):
-    scalars = [path.read_text() for path in sorted(work_dir.glob("*/vis_data/scalars.json"))]
-    lines = [json.loads(line) for text in scalars for line in text.splitlines()]
-    return [line["accuracy/top1"] for line in lines if "accuracy/top1" in line]
 
 
 def test_the_newest_has_the_largest_step(train, tmp_path):

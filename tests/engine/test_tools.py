@@ -31,7 +31,6 @@ from fst.lab.reporting.cli import main as report
 
 def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
     work_dir = train()
-    assert "deprecated" not in capsys.readouterr().out  # of MMEngine's parts, by itself
     checkpoint, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
     config = write_config()
     assert cli.fold([config, checkpoint, folded]) == 0
@@ -255,15 +254,6 @@ def test_a_signal_while_the_config_is_printed(
     assert stopped.value.code == status
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
-
-
-def test_the_console_starts_with_the_sparse_layers(train, capsys):
-    work_dir = train()
-    console = capsys.readouterr().out
-    log = next(work_dir.glob("*/*.log")).read_text()
-    for text in ("Runtime environment", "train_dataloader = dict", "Hooks will be executed"):
-        assert text in log and text not in console
-    assert console.index("Machine, config and hooks: ") < console.index("2 converted, 1 skipped")
 
 
 def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):

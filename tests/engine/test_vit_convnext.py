@@ -112,7 +112,9 @@ def test_weight_decay_leaves_out_what_timm_leaves_out(network):
 )
 def test_published_hyper_parameters(network, batch, peak, warm_up, start, end, ema):
     config = load("fst", network)
-    assert config.train_dataloader.batch_size == batch and config.ema.decay == ema
+    assert config.train_dataloader.batch_size == batch
+    (averaging,) = config.custom_hooks
+    assert averaging == dict(type="EMAHook", momentum=pytest.approx(1 - ema))
     assert config.model.architecture.drop_path_rate == 0.1
     optimizer = config.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.weight_decay) == ("AdamW", 0.05)

@@ -3,10 +3,9 @@
 from fst.engine.data.base import ImageDataset, InMemoryDataset
 from fst.engine.data.cifar import CIFAR10
 from fst.engine.data.digits import ClutteredDigits, Digits
-from fst.engine.data.factory import TimmDataset
 from fst.engine.data.folder import ImageFolder
 from fst.engine.data.loader import build_dataloader
-from fst.engine.data.sampler import EpochSampler, RepeatedAugmentationSampler, Sample
+from fst.engine.data.sampler import EpochSampler, Sample
 
 __all__ = [
     "CIFAR10",
@@ -16,8 +15,6 @@ __all__ = [
     "ImageDataset",
     "ImageFolder",
     "InMemoryDataset",
-    "RepeatedAugmentationSampler",
     "Sample",
-    "TimmDataset",
     "build_dataloader",
 ]

@@ -10,15 +10,14 @@ import torch
 from torch.utils.data import Dataset
 
 from fst.basics.values import is_integer, one_of
-from fst.engine.data.sampler import REPETITION, Sample
+from fst.engine.data.sampler import Sample
 from fst.engine.random_state import sample_keys
 
 
 class ImageDataset(Dataset):
     """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
 
-    A subclass sets ``labels`` and ``classes`` and implements `load_images`, or `load` and
-    ``__len__`` where labels are read with the images.
+    A subclass sets ``labels`` and ``classes`` and implements `load_images`.
     """
 
     labels: torch.Tensor
@@ -37,13 +36,6 @@ class ImageDataset(Dataset):
         """The images at ``indices``, augmented as ``keys`` say."""
         raise TypeError(f"{type(self).__name__} does not implement load_images.")
 
-    def load(
-        self, indices: Sequence[int], epoch: int, keys: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The images at ``indices``, augmented as ``keys`` say, and their labels."""
-        labels = self.labels[rows_on(indices, self.labels.device)]
-        return self.load_images(indices, epoch, keys), labels
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -55,10 +47,9 @@ class ImageDataset(Dataset):
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             keys[chosen] = sample_keys(samples[0].seed, int(epoch), np.array(indices)[chosen])
-        indices = [index % REPETITION for index in indices]
-        images, labels = self.load(indices, samples[0].epoch, keys)
+        labels = self.labels[rows_on(indices, self.labels.device)]
         return {
-            "inputs": images,
+            "inputs": self.load_images(indices, samples[0].epoch, keys),
             "labels": labels,
             "keys": torch.from_numpy(keys.view(np.int64)),
         }

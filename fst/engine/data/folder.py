@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.logging import print_log
 from mmengine.registry import DATASETS
-from PIL import Image
-from torchvision.datasets.folder import find_classes, make_dataset
+from torchvision.datasets.folder import find_classes
 
 from fst.engine.data.base import ImageDataset, balanced_subset
+from fst.engine.data.images import faults, opened
 from fst.engine.data.transforms import Transforms
 
 NAMED = 20  # classes whose images are counted one by one in the log
@@ -33,6 +35,7 @@ class ImageFolder(ImageDataset):
             `fst.engine.data.transforms`. They must end with images of one size; conversion to
             uint8 tensors is added, normalisation is the preprocessor's.
         subset, skip: See `InMemoryDataset`.
+        skip_broken: Leave out images whose header cannot be read, and count them in the log.
     """
 
     def __init__(
@@ -42,13 +45,25 @@ class ImageFolder(ImageDataset):
         transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
         skip: int = 0,
+        skip_broken: bool = False,
     ) -> None:
         self.check(data_root=data_root, split=split)
         self.root = _root(data_root, split)
-        names, numbers = find_classes(str(self.root))
-        self.classes = tuple(names)
-        found = make_dataset(str(self.root), numbers, EXTENSIONS)
+        self.classes = tuple(find_classes(str(self.root))[0])
+        found = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            for path in _images_below(self.root / name)
+        ]
+        if skip_broken:
+            found = self._whole(found)
         labels = torch.tensor([label for _, label in found])
+        empty = sorted(set(range(len(self.classes))) - set(labels.tolist()))
+        if empty:
+            raise FileNotFoundError(
+                f"{str(self.root)!r} has no image of {', '.join(self.classes[i] for i in empty)}: "
+                f"expected <class>/<image> with one of the extensions {', '.join(EXTENSIONS)}."
+            )
         rows = torch.arange(len(found))
         if subset is not None or skip:
             rows = balanced_subset(labels, subset, skip)
@@ -73,6 +88,26 @@ class ImageFolder(ImageDataset):
                 f"one of the extensions {', '.join(EXTENSIONS)}."
             )
 
+    @classmethod
+    def check_images(cls, **config: Any) -> None:
+        """Raise ValueError, with its name, if the header of an image cannot be read."""
+        if config.get("skip_broken"):
+            return
+        root = _root(config["data_root"], config.get("split"))
+        paths = [path for entry in sorted(root.iterdir()) for path in _images_below(entry)]
+        found = list(faults(paths, str(root)).values())
+        if found:
+            others = f" And {len(found) - 1} more." if len(found) > 1 else ""
+            raise ValueError(f"{found[0]}{others} --skip-broken leaves such images out.")
+
+    def _whole(self, found: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        broken = faults([path for path, _ in found], str(self.root))
+        if broken:
+            first = next(iter(broken.values()))
+            message = f"{self.root}: {len(broken)} of {len(found)} images left out. {first}"
+            print_log(message, logger="current", level=logging.WARNING)
+        return [(path, label) for path, label in found if path not in broken]
+
     def __str__(self) -> str:
         """Where the images lie, how many of each class there are, and their size."""
         counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
@@ -88,7 +123,7 @@ class ImageFolder(ImageDataset):
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Read, decode and transform the images."""
-        readers = [partial(_open, self.paths[index]) for index in indices]
+        readers = [partial(opened, self.paths[index]) for index in indices]
         source = f"ImageFolder({self.paths[indices[0]]!r}, ...)"
         return self.transforms.batch(readers, epoch, keys, source)
 
@@ -100,18 +135,19 @@ def class_folders(data_root: str, split: str | None = None) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in entries if entry.is_dir()))
 
 
-def _open(path: str) -> Image.Image:
-    try:
-        with Image.open(path) as file:
-            file.load()
-            return file
-    except (OSError, SyntaxError, ValueError) as error:  # as Pillow's decoders raise
-        raise ValueError(f"image {path!r} cannot be read: {error}.") from error
-
-
 def _images_below(folder: Path) -> Iterator[str]:
-    for parent, _, names in os.walk(folder, followlinks=True):
-        for name in names:
+    """Sorted paths; what links lead to more than once counts once, a link to a parent never."""
+    seen = set(map(str, Path(os.path.realpath(folder)).parents))
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if (place := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders.sort()
+        found.append((parent, names))
+    for parent, names in sorted(found):
+        for name in sorted(names):
             if name.lower().endswith(EXTENSIONS):
                 yield os.path.join(parent, name)
 

@@ -1,19 +1,11 @@
-"""Samplers: the epoch and the seed travel with every index; images repeated within an epoch."""
+"""Samplers whose indices carry the epoch and the seed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mmengine.dist import get_dist_info, sync_random_seed
-from mmengine.registry import DATA_SAMPLERS
-from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import Sampler
-
-from fst.basics.values import check_integer
-from fst.engine.random_state import mixed_seed
-
-REPETITION = 1 << 40  # an index plus r times this is the image's repetition r, drawn anew
 
 
 class Sample(NamedTuple):
@@ -63,42 +55,3 @@ class EpochSampler(Sampler):
     def _skip(self, num_samples: int) -> None:
         self.sampler.skip(num_samples)
         self._position = num_samples
-
-
-@DATA_SAMPLERS.register_module()
-class RepeatedAugmentationSampler(Sampler):
-    """Each image in several augmentations at a time (Hoffer et al. 2020), by timm's sampler.
-
-    An epoch has as many images as without: of DeiT's three repetitions, a third of the data set.
-    The order depends on (seed, epoch), and each repetition has a key of its own.
-
-    Args:
-        dataset: What is sampled.
-        repeats: How often an image follows itself; over all ranks.
-        shuffle: Whether the images are shuffled.
-        seed: It fixes the order; None: drawn once for all ranks.
-    """
-
-    def __init__(
-        self, dataset: Sized, repeats: int = 3, shuffle: bool = True, seed: int | None = None
-    ) -> None:
-        check_integer("sampler repeats", repeats, 1)
-        self.rank, self.world_size = get_dist_info()
-        self.repeats = repeats
-        self.seed = sync_random_seed() if seed is None else seed
-        self.order = RepeatAugSampler(dataset, self.world_size, self.rank, shuffle, repeats)
-        self.num_samples = len(self.order)
-        self.set_epoch(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called before each epoch."""
-        self.epoch = epoch
-        self.order.set_epoch(mixed_seed(self.seed, epoch))
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __iter__(self) -> Iterator[int]:
-        for number, index in enumerate(self.order):
-            place = self.rank + number * self.world_size
-            yield index + place % self.repeats * REPETITION

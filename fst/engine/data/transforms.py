@@ -1,6 +1,6 @@
 """Transforms of single images, named in configs: torchvision's v2, timm's, progressive resizing.
 
-Own is only what torchvision lacks: a crop whose size follows the epoch.
+Only the crop whose size follows the epoch is defined here, because torchvision lacks it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from fst.basics.text import nearest
@@ -73,31 +74,25 @@ class ProgressiveRandomResizedCrop:
         return self._crop(image)
 
 
-class TimmTransform:
+def timm_transform(**options: Any) -> Callable[[Any], Any]:
     """timm's `create_transform`, without the normalisation, which the preprocessor does.
 
-    Args:
-        **kwargs: Arguments of `timm.data.create_transform`, such as input_size, is_training,
-            auto_augment.
+    Raises:
+        ValueError: erasing is asked for, which timm would leave out here.
     """
+    from timm.data import create_transform
 
-    def __init__(self, **kwargs: Any) -> None:
-        from timm.data import create_transform
-
-        if kwargs.get("re_prob"):
-            raise ValueError(
-                f"re_prob={kwargs['re_prob']!r}: erasing needs normalised images; use the "
-                "preprocessor's random_erasing=dict(probability=...)."
-            )
-        self._transform = create_transform(**kwargs, use_prefetcher=True)
-
-    def __call__(self, image: Any) -> torch.Tensor:
-        return torch.as_tensor(self._transform(image))
+    if options.get("re_prob"):
+        raise ValueError(
+            f"re_prob={options['re_prob']!r}: erasing needs normalised images; use the "
+            "preprocessor's random_erasing=dict(probability=...)."
+        )
+    return create_transform(**options, use_prefetcher=True)
 
 
 _OWN: dict[str, Callable[..., Any]] = {
     "ProgressiveRandomResizedCrop": ProgressiveRandomResizedCrop,
-    "timm": TimmTransform,
+    "timm": timm_transform,
 }
 
 
@@ -176,7 +171,8 @@ def _resolved(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_uint8(image: Any) -> torch.Tensor:
-    tensor = image if torch.is_tensor(image) else v2.functional.pil_to_tensor(image)
+    pil = isinstance(image, Image.Image)
+    tensor = v2.functional.pil_to_tensor(image) if pil else torch.as_tensor(image)
     if tensor.dtype != torch.uint8 or tensor.dim() != 3:
         raise ValueError(
             f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "

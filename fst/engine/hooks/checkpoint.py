@@ -73,7 +73,7 @@ class CrashSafeCheckpointHook(CheckpointHook):
             )
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
-        meta = {**meta, "by_epoch": self.by_epoch, "validated": self._best_before is not None}
+        meta = {**meta, "by_epoch": self.by_epoch}
         outdated: list[int] = []
         if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
             steps = [*self.keep_ckpt_ids, step]

@@ -10,6 +10,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from fst.engine.checkpoint import restored_settings
 from fst.engine.random_state import get_random_state, mixed_seed, set_random_state
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -34,8 +35,9 @@ class RandomStateHook(Hook):
         self._collected = all_gather_object(self._before_validation or get_random_state())
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the states; keep what, of mmengine's message hub, a resumed run needs."""
+        """Add the states and settings; keep what of the message hub a resumed run needs."""
         checkpoint["random_state"] = self._collected
+        checkpoint["meta"]["restored_settings"] = restored_settings(runner.cfg)
         hub = checkpoint["message_hub"]
         info = {k: _as_number(v) for k, v in hub["runtime_info"].items() if k != "cfg"}
         info = {k: v for k, v in info.items() if _is_plain(v)}

@@ -24,7 +24,6 @@ from fst.basics.values import check_integer, one_of
 from fst.checkpoint import state_dict_of
 from fst.conversion import check_layers, check_patterns
 from fst.engine.classifier import Classifier
-from fst.engine.hooks.ema import ModelEMAHook
 from fst.engine.hooks.monitor import is_logged
 from fst.engine.model import built_wrappers, sparse_root, unwrapped
 from fst.layers.modules import SparseLayer
@@ -141,10 +140,10 @@ class SparsityHook(Hook):
                 f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
                 "cannot follow: train in one process, without a launcher."
             )
-        if any(isinstance(hook, EMAHook | ModelEMAHook) for hook in runner._hooks):
+        if any(isinstance(hook, EMAHook) for hook in runner._hooks):
             raise ValueError(
                 f"strategy {name!r} removes channels, which the averaged copy of the model keeps: "
-                "leave `ema` (or the EMAHook) out."
+                "leave EMAHook out."
             )
 
     def _warn_untrained(self, runner: Any, why: str) -> None:

@@ -24,7 +24,9 @@ from fst.engine.config import (
     known_keys,
     load_config,
     read_config,
+    read_sparsity,
 )
+from fst.engine.epochs import set_epochs
 from fst.engine.model import build_model
 from fst.lab.ablation.grid import Grid
 
@@ -139,6 +141,7 @@ def _configured(grid: Grid, name: str, check: bool) -> Config:
         if name in grid.lengths:
             config.train_cfg.val_interval = max(1, epochs // VALIDATIONS)
         config.work_dir = None
+        read_sparsity(config)
         if check:
             check_config(as_trained(config), ("train_dataloader", "val_dataloader"))
         _length(config)
@@ -166,36 +169,6 @@ def _named(grid: Grid, name: str) -> Iterator[None]:
         raise FileNotFoundError(f"{where}: {error}") from error
     except Exception as error:  # a config can be wrong in any way
         raise ValueError(f"{where}: {error}") from error
-
-
-def set_epochs(config: Config, epochs: int) -> None:
-    """Shorten or stretch a training: schedules that last to its end last to the new end.
-
-    Raises:
-        ValueError: the loop counts no epochs, or a schedule that ends earlier, such as a warm-up,
-            does not fit into the new number.
-    """
-    last = config.get("train_cfg", {}).get("max_epochs")
-    if last is None:
-        raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
-    schedulers = config.get("param_scheduler") or []
-    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
-        if not scheduler.get("by_epoch", True):  # counts iterations
-            continue
-        begin = scheduler.get("begin", 0)
-        milestones = scheduler.get("milestones", [])
-        ends_early = scheduler.get("end", last) != last
-        if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
-            raise ValueError(
-                f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
-                "change param_scheduler too."
-            )
-        if not ends_early:
-            if "end" in scheduler:
-                scheduler.end = epochs
-            if "T_max" in scheduler:
-                scheduler.T_max = epochs - begin
-    config.train_cfg.max_epochs = epochs
 
 
 def _length(config: Config) -> int:

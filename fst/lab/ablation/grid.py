@@ -204,7 +204,7 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path}: extends={path.name!r} leads back to the file itself.")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} is no valid YAML: {message}") from error
     if isinstance(raw, dict) and "heatmap" in raw:

@@ -6,7 +6,8 @@ import pytest
 from mmengine.config import Config
 
 from fst.engine.config import load_config, read_sparsity
-from fst.lab.ablation.configs import make_runs, set_epochs, write_config
+from fst.engine.epochs import set_epochs
+from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
 
 GRIDS = Path(__file__).resolve().parents[3] / "configs" / "ablation"
@@ -64,6 +65,12 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
 def test_bad_grids_are_refused(write_grid, keys, message):
     with pytest.raises(ValueError, match=message):
         load_grid(write_grid(**keys))
+
+
+def test_deep_nesting_is_an_error_of_one_line(tmp_path):
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 50_000)
+    with pytest.raises(ValueError, match="deep.yaml is no valid YAML: [^\n]*$"):
+        load_grid(tmp_path / "deep.yaml")
 
 
 @pytest.mark.parametrize("keys", [{"base": "nowhere.py"}, {"extends": "nowhere.yaml"}])
@@ -228,12 +235,12 @@ def test_learning_rates_of_a_grid():
 
 @pytest.mark.parametrize("data", ["cifar10", "imagenet"])
 def test_table3_agrees_with_the_recipes(data):
-    """A system is the same in the grid, in its own recipe and in the grid of the digits, but for
+    """A system is the same in the grid, in its own file and in the grid of the digits, but for
     what has to happen more often there and for shortcuts that network does not have.
     """
     grid = load_grid(GRIDS / f"{data}_table3.yaml").settings
     digits = load_grid(GRIDS / "digits_table3.yaml")
-    recipes = {p.name.split("_resnet18_")[0]: p for p in GRIDS.parent.glob(f"*_resnet18_{data}.py")}
+    recipes = {p.stem: p for p in (GRIDS.parent / "_base_" / "systems").glob("*.py")}
     names = sorted(set(recipes) & set(grid))
     assert len(names) >= 12
     runs = {run.setting: run for run in make_runs(digits, names, [0], check=False)}

@@ -1,3 +1,0 @@
-"""SdGf: 3:4, then 2:4 weights."""
-
-sparsity = dict(strategy="sdgf")

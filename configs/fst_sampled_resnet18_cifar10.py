@@ -1,6 +1,0 @@
-"""Weight gradients from half of the positions, 2:4 weights; ResNet-18 on CIFAR-10, 60 epochs."""
-
-_base_ = "dense_resnet18_cifar10.py"
-
-# On a CPU a layer samples only where that is faster; with FST_AUTOTUNE=0 every layer samples.
-sparsity = dict(strategy="fst_sampled")

@@ -1,6 +1,0 @@
-"""MdGf: 2:4 weights, the others fading to zero.
-
-ResNet-18 on CIFAR-10, 60 epochs.
-"""
-
-_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/mdgf.py"]

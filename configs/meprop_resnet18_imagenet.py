@@ -1,3 +1,0 @@
-"""meProp, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 32.5 %)."""
-
-_base_ = ["_base_/fst_imagenet.py", "_base_/systems/meprop.py"]

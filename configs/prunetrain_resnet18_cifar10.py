@@ -1,3 +1,0 @@
-"""PruneTrain: channels removed every 5 epochs; ResNet-18 on CIFAR-10, 60 epochs."""
-
-_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/prunetrain.py"]

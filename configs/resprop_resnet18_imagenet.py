@@ -1,3 +1,0 @@
-"""ReSprop, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 69.8 %)."""
-
-_base_ = ["_base_/fst_imagenet.py", "_base_/systems/resprop.py"]

@@ -1,3 +1,0 @@
-"""SR-STE: 2:4 weights in the output GEMM; ResNet-18 on CIFAR-10, 60 epochs."""
-
-_base_ = ["_base_/resnet18_cifar10.py", "_base_/systems/srste.py"]

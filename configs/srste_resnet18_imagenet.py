@@ -1,3 +1,0 @@
-"""SR-STE, ResNet-18 on ImageNet, 120 epochs (FST Table 3: 71.2 %)."""
-
-_base_ = ["_base_/fst_imagenet.py", "_base_/systems/srste.py"]

@@ -1,0 +1,68 @@
+"""Image files: reading one as 8-bit pixels, and which of many cannot be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+
+UNSCALED = ("I", "F")  # modes of 32 bits, whose largest value no file names
+CHUNK = 256  # images of a thread's turn
+
+
+def opened(path: str) -> Image.Image:
+    """The image of a file, with pixels of 8 bits: those of 16 are divided by 257.
+
+    Raises:
+        ValueError: it cannot be read, or its mode is one of `UNSCALED`.
+    """
+    with _named(path), Image.open(path) as file:
+        _check_mode(file)
+        file.load()
+        if not file.mode.startswith("I;16"):
+            return file
+        wide = np.asarray(file).astype(np.uint32)
+        return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+
+
+def faults(paths: Sequence[str], what: str) -> dict[str, str]:
+    """Of the images whose headers cannot be read the reasons, by path; ``what`` names progress."""
+    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda chunk: [(path, _fault(path)) for path in chunk], chunks)
+        shown = track(found, f"headers of {what}", len(chunks), console=console, transient=True)
+        return {path: fault for chunk in shown for path, fault in chunk if fault}
+
+
+def _fault(path: str) -> str:
+    try:
+        with _named(path), Image.open(path) as file:
+            _check_mode(file)
+            file.verify()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        if not os.path.isfile(path):  # opening a FIFO would wait for ever
+            raise ValueError("it is no regular file")
+        yield
+    except Exception as error:  # Pillow's decoders raise many kinds
+        raise ValueError(f"image {path!r} cannot be read: {error}.") from error
+
+
+def _check_mode(image: Image.Image) -> None:
+    if image.mode in UNSCALED:
+        raise ValueError(
+            f"its mode {image.mode!r} has 32 bits and no known scale; save it with 8 or 16 bits"
+        )
