@@ -50,7 +50,7 @@ COMMANDS = {
         "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
     ),
     "analyze": Command(
-        "fst.lab.analysis.cli", "main", "multiply-adds, coverage, gradients", analyze.parser
+        "fst.lab.analysis.cli", "main", "multiply-adds of a training step", analyze.parser
     ),
     "report": Command(
         "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
