@@ -99,7 +99,7 @@ def _computed(layer: LayerTimes, gemm: str, strategy: str, operation: str) -> st
 def rows_of(
     layer: LayerTimes, strategies: dict[str, Strategy], dtype: torch.dtype, rates: Rates
 ) -> list[list[str]]:
-    """A row for each GEMM and contestant of one timed layer."""
+    """A row for each GEMM and candidate of one timed layer."""
     rows = []
     for gemm in GEMMS:
         plain = layer.times[gemm][PLAIN].median
@@ -167,7 +167,7 @@ def main() -> int:
                 for where, gemm, name, *cells in rows_of(other, strategies, dtype, rates)
                 if name in strategies and _computed(other, gemm, name, operation) == backend
             ]
-    titles = ["layer", "GEMM", "contestant", "ms (quartiles)", "dense time / time"]
+    titles = ["layer", "GEMM", "candidate", "ms (quartiles)", "dense time / time"]
     print(table([*titles, "share of the bound"], rows, markdown=True))
     print("\n".join(f"{name} did not run: {reason}" for name, reason in failed.items()))
     return 0

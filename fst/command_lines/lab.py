@@ -8,19 +8,21 @@ from pathlib import Path
 from fst.basics.arguments import positive
 from fst.command_lines.options import DTYPES, Gone, Size, add_cfg_options, command
 
-MEASURED = ("layers", "steps", "profile", "memory")
-MEASURES = (*MEASURED, "compiled")
+MEASURES = ("layers", "steps", "memory", "compiled")
+BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
+ROUNDS = 15  # of every comparison, where --repeats does not say it
+STEP_SECONDS = 60.0  # of training steps, likewise
 BENCH = """\
 Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
 
-    fst bench --batch 16
+    fst bench
+    fst bench --batch 16 --measure layers steps memory
     fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
     fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, and all times
-to OUT.json."""
+backends chosen and why, and memory. Writes them to OUT.md, and all times to OUT.json."""
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
@@ -88,7 +90,7 @@ def bench() -> argparse.ArgumentParser:
         choices=("conv", "linear", "all"),
         help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
     )
-    add("--batch", type=positive, default=16, help="batch size (16)")
+    add("--batch", type=positive, default=8, help="batch size (8)")
     add(
         "--size",
         type=positive,
@@ -100,19 +102,20 @@ def bench() -> argparse.ArgumentParser:
     add(
         "--strategies",
         nargs="+",
-        default=["dense", "fst", "fst_w", "srste", "sdgp"],
+        default=BENCHED,
         metavar="NAME",
-        help="strategies to compare, with options or without (sampled,keep=0.25)",
+        help="strategies to compare, with options or without, such as sampled,keep=0.25 "
+        f"({' '.join(BENCHED)})",
     )
     add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
     add(
         "--measure",
         nargs="+",
         choices=MEASURES,
+        default=["steps", "memory"],
         metavar="WHAT",
-        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; where a "
-        f"step's time goes; its memory; steps with torch.compile ({' '.join(MEASURED)}; on CUDA "
-        "compiled too)",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
+        "memory; steps with torch.compile too (steps memory)",
     )
     add(
         "--force-backends",
@@ -121,7 +124,12 @@ def bench() -> argparse.ArgumentParser:
         help="the step of each strategy also with these backends, verified or not, where they can "
         "compute",
     )
-    add("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
+    add(
+        "--repeats",
+        type=positive,
+        help=f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
+        f"fit into {STEP_SECONDS:.0f} seconds)",
+    )
     add("--threads", type=positive, help="CPU threads (torch's default)")
     add(
         "--processor-time",

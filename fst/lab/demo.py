@@ -37,7 +37,7 @@ from fst.lab.ablation.results import Results, collect
 from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.arguments import command_of
-from fst.lab.benchmark import PLAIN, contestants
+from fst.lab.benchmark import PLAIN, candidates
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
 from fst.lab.subject import Training, from_config
@@ -145,7 +145,7 @@ def _step_times(
     training: Training, strategies: Mapping[str, Strategy], repeats: int
 ) -> dict[str, Timing]:
     """Milliseconds of PyTorch's and each strategy's training step, taken in turns."""
-    ready = contestants(training, strategies).ready
+    ready = candidates(training, strategies).ready
     return compare({name: ready[name].step for name in ready}, repeats, training.device)
 
 

@@ -16,12 +16,12 @@ from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
 from fst.checkpoint import write_text_atomically
-from fst.command_lines.lab import MEASURED, bench
+from fst.command_lines.lab import bench
 from fst.command_lines.paths import check_read
 from fst.environment import surroundings
 from fst.lab.arguments import command_of, strategy_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import measure, subject
+from fst.lab.benchmark.run import measure, model_under_test, plan
 from fst.lab.reporting.markdown import markdown
 from fst.lab.subject import is_config
 
@@ -44,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = options.device.type == "cuda"
-    if options.measure is None:
-        options.measure = [*MEASURED, *(["compiled"] if on_cuda else [])]
     if options.processor_time and on_cuda:
         raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
     if options.threads:
@@ -53,7 +51,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
-    training, described = subject(options)
+    training, described = model_under_test(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,10 +63,10 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
         **surroundings(options.device),
         **described,
         "dtype": options.dtype,
-        "rounds": options.repeats,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
+    print(plan(options, described), flush=True)
     found, status = Measurements(options.device.type), 0
     try:
         with processor_time() if options.processor_time else contextlib.nullcontext():
