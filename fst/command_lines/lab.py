@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import positive
-from fst.command_lines.options import DTYPES, Gone, Size, add_cfg_options, command
+from fst.command_lines.options import DTYPES, Size, add_cfg_options, command
 
 MEASURES = ("layers", "steps", "memory", "compiled")
 BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
@@ -51,24 +51,10 @@ def ablate() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
     parser.add_argument(
-        "--equal-time",
-        action="store_true",
-        help="first time a training step of every setting, in turns (with --dry-run nothing else), "
-        "then train each for the time of the baseline's training, to the nearest whole epoch; "
-        "default --work-dir: work_dirs/ablation/<grid name>_equal_time",
-    )
-    parser.add_argument(
         "--report-only",
         action="store_true",
         help="write the results of what was run before: of the last command's epochs and options, "
         "and of every seed, where this one gives none",
-    )
-    parser.add_argument(
-        "--submit",
-        "--submit-options",
-        action=Gone,
-        instead="make each run a job of your own, `fst ablate GRID --only SETTING --seeds SEED`, "
-        "and write the results with --report-only",
     )
     return parser
 

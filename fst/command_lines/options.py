@@ -17,17 +17,6 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-class Gone(argparse.Action):
-    """An option that there was once; using it says what does the same."""
-
-    def __init__(self, option_strings: Any, dest: str, *, instead: str) -> None:
-        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS)
-        self.instead, self.help = instead, argparse.SUPPRESS
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        parser.error(f"there is no {option_string} any more: {self.instead}")
-
-
 class Size(argparse.Action):
     """Height and width from one number or two."""
 

@@ -16,9 +16,7 @@ from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled, user
 from fst.command_lines import lab as command_lines
 from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
-from fst.lab.ablation import equal_time
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
-from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation, write_invocation
 from fst.lab.ablation.results import collect
@@ -43,22 +41,14 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
 def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
     console = Console()
     grid = load_grid(arguments.grid)
-    folder = grid.path.stem + "_equal_time" * arguments.equal_time
-    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / folder
+    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     refuse_no_folder(work_dir)
     invocation = _invocation(arguments, argv, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
     names = grid.select(arguments.only)
-    times = equal_time.read(work_dir)
-    if times is not None and not arguments.equal_time:
-        raise ValueError(f"{work_dir} holds trainings of equal time: give --equal-time.")
-    if times is not None and arguments.report_only and arguments.only is None:
-        names = [name for name in names if name in times.steps]
-    if arguments.equal_time:
-        grid, times = equal_time.fitted(grid, work_dir, names)
     if arguments.report_only:
-        _report(grid, work_dir, names, invocation["seeds"], command, console, times)
+        _report(grid, work_dir, names, invocation["seeds"], command, console)
         return 0
     runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
@@ -70,15 +60,13 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         console=console,
     )
     if arguments.dry_run:
-        _print_plan(runs, trainer, console, times)
+        _print_plan(runs, trainer, console)
         return 0
     _put_changed_aside(runs, trainer, arguments.rerun, console)
     write_invocation(invocation, work_dir)
     failures = trainer.train(runs)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
-    if times is not None:
-        grid, times = equal_time.fitted(grid, work_dir, made)
-    _report(grid, work_dir, made, None, command, console, times)
+    _report(grid, work_dir, made, None, command, console)
     for failure in failures:
         run = failure.run
         first = failure.reason.splitlines()[0]
@@ -116,17 +104,12 @@ def _threads(arguments: argparse.Namespace) -> int:
     return max(1, cores() // arguments.jobs)
 
 
-def _print_plan(
-    runs: Sequence[PlannedRun], trainer: Trainer, console: Console, times: EqualTime | None
-) -> None:
+def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:
     table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
-    if times is not None:
-        table.add_column("step, ms")
     for run in runs:
         state = trainer.folder(run).state(run)
-        step = [] if times is None else [str(times.steps[run.setting])]
         start = run.start_from or ""
-        table.add_row(run.setting, str(run.seed), str(run.length), start, state, *step)
+        table.add_row(run.setting, str(run.seed), str(run.length), start, state)
     console.print(table)
     console.print(f"{len(runs)} runs, all configs are valid; {trainer.threads} thread(s) each")
 
@@ -160,9 +143,8 @@ def _report(
     seeds: Collection[int] | None,
     command: str,
     console: Console,
-    times: EqualTime | None,
 ) -> None:
-    document = write(collect(grid, work_dir, names, seeds), work_dir, command, times)
+    document = write(collect(grid, work_dir, names, seeds), work_dir, command)
     console.print(_console_table(document))
     for note in document.notes:
         console.print(f"- {note}", markup=False, highlight=False)
