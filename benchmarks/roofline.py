@@ -23,10 +23,11 @@ from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.command_lines.options import DTYPES
-from fst.lab.arguments import source_and_name, strategy_of
+from fst.lab.arguments import source_and_name
 from fst.lab.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
 from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
+from fst.strategies.registry import get_strategy
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
@@ -134,7 +135,7 @@ def main() -> int:
     images = torch.randn(options.batch, 3, options.size, options.size, device=device)
     labels = torch.randint(1000, (options.batch,), device=device)
     shapes = layer_shapes(model, lambda: F.cross_entropy(model(images), labels))
-    strategies = {text: strategy_of(text) for text in options.strategies}
+    strategies = {text: get_strategy(text) for text in options.strategies}
     rates = measure_rates(device, dtype)
     print(f"{rates.compute / 1e9:.3g} GFLOP/s, {rates.bandwidth / 1e9:.3g} GB/s")
     rows, failed = [], {}

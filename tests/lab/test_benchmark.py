@@ -17,11 +17,11 @@ from fst.backends import timing
 from fst.basics.machine import processor
 from fst.command_lines.lab import bench
 from fst.lab import benchmark
-from fst.lab.arguments import strategy_of
 from fst.lab.benchmark import cli as tool
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, time_layers
 from fst.ops import cpp
+from fst.strategies.registry import get_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -233,7 +233,7 @@ def test_the_defaults_are_announced_with_what_they_do(tmp_path, capsys, monkeypa
 def test_strategies_with_options():
     options = bench().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
     assert options.strategies == ["sampled,keep=0.25,center=False", "dense"]
-    made = strategy_of("fst,block=(2, 1),phase=random")
+    made = get_strategy("fst,block=(2, 1),phase=random")
     assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
 
 

@@ -19,11 +19,12 @@ from fst.checkpoint import write_text_atomically
 from fst.command_lines.lab import bench
 from fst.command_lines.paths import check_read
 from fst.environment import surroundings
-from fst.lab.arguments import command_of, strategy_of
+from fst.lab.arguments import command_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
 from fst.lab.reporting.markdown import markdown
 from fst.lab.subject import is_config
+from fst.strategies.registry import get_strategy
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
@@ -88,7 +89,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
 def _check_strategy(text: str) -> None:
     """Raise ValueError unless NAME or NAME,OPTION=VALUE,... makes a strategy."""
     try:
-        strategy_of(text)
+        get_strategy(text)
     except ValueError as error:
         raise ValueError(f"--strategies {text}: {error}") from error
 

@@ -13,11 +13,11 @@ import torch
 from fst.backends.timing import LEAST_ROUNDS
 from fst.command_lines.lab import ROUNDS, STEP_SECONDS
 from fst.lab import benchmark
-from fst.lab.arguments import strategy_of
 from fst.lab.benchmark.measurements import Measurements
 from fst.lab.benchmark.memory import measure_memory
 from fst.lab.subject import Training, from_config, from_name, is_config
 from fst.rules.strategy import Strategy
+from fst.strategies.registry import get_strategy
 
 
 def model_under_test(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
@@ -60,7 +60,7 @@ def plan(options: argparse.Namespace, described: Mapping[str, Any]) -> str:
 
 def measure(training: Training, options: argparse.Namespace, found: Measurements) -> None:
     """Add everything that --measure names to ``found``."""
-    strategies = {text: strategy_of(text) for text in options.strategies}
+    strategies = {text: get_strategy(text) for text in options.strategies}
     wanted = options.measure
     if "layers" in wanted:
         time_layers(training, options, strategies, found)
