@@ -68,6 +68,9 @@ COMMANDS = {
         "list, show or copy the package's configs",
         training.configs,
     ),
+    "strategies": Command(
+        "fst.commands", "strategies", "list the strategies and their papers", library.strategies
+    ),
     "env": Command("fst.environment", "main", "versions, devices, backends", library.env),
 }
 NOISE = (

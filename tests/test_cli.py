@@ -21,6 +21,7 @@ import fst
 from fst import cli
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.command_lines.paths import config_path, packaged_configs
+from fst.commands import described
 from fst.engine.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,6 +146,19 @@ def test_env_says_what_a_bug_report_needs(capsys, monkeypatch):
         if package in ("accelerate", "onnx", "safetensors", "timm"):
             there = importlib.util.find_spec(package) is not None
             assert bool(re.search(rf"^{package} +\d", said, re.MULTILINE)) == there
+
+
+def test_strategies_are_listed_with_what_they_prune_and_their_papers(capsys):
+    assert cli.main(["strategies"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if not line.startswith(" ")] == fst.list_strategies()
+    assert all(described(name).prunes and described(name).idea for name in fst.list_strategies())
+    srste = described("srste")
+    assert srste.prunes.startswith("Y = S(W)·X, dX = S(W)ᵀ·dY")
+    assert srste.source.startswith("Zhou et al.") and srste.source.endswith("ICLR 2021")
+    assert described("dense").source == "" and described("asp").source.endswith("(2021)")
+    at = said.index("srste")
+    assert [line.strip() for line in said[at + 1 : at + 4]] == list(srste)
 
 
 def test_configs_are_listed_and_copied(capsys, tmp_path):
