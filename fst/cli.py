@@ -24,6 +24,7 @@ from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
 from fst.command_lines import analyze, lab, library, training
+from fst.command_lines.options import parsed
 from fst.command_lines.paths import check_out, check_read
 
 
@@ -109,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     shown = argparse.Namespace(traceback="--traceback" in rest)
     with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
-        given = command.parser().parse_args(rest)
+        given = parsed(command.parser, rest)
         check_read(given)
         if name in ("fold", "export"):
             check_out(given.out, given.checkpoint)
         with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
             module = importlib.import_module(command.module)
-        return getattr(module, command.function)(rest)
+        return getattr(module, command.function)(given)
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import fst
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely
 from fst.command_lines import library
+from fst.command_lines.options import takes
 from fst.stored.files import READERS
 from fst.strategies.registry import recipe_of
 
@@ -25,9 +26,9 @@ def _is_training_checkpoint(path: str) -> bool:
     return isinstance(checkpoint, dict) and "sparsity" in checkpoint
 
 
-def verify(argv: Sequence[str] | None = None) -> int:
+@takes(library.verify)
+def verify(arguments: argparse.Namespace) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
-    arguments = library.verify().parse_args(argv)
     with user_errors(arguments):
         report = fst.verify(
             arguments.checkpoint,
@@ -75,9 +76,9 @@ def _paragraphs(doc: str | None) -> list[str]:
     return [" ".join(text.split()) for text in (doc or "").split("\n\n")]
 
 
-def strategies(argv: Sequence[str] | None = None) -> int:
+@takes(library.strategies)
+def strategies(_: argparse.Namespace) -> int:
     """List all registered strategies."""
-    library.strategies().parse_args(argv)
     for name in fst.list_strategies():
         lines = [line for line in described(name) if line]
         print(name, *(textwrap.indent(line, "    ") for line in lines), sep="\n")

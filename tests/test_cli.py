@@ -302,12 +302,23 @@ def test_verify_needs_torch_alone(tmp_path):
     assert "fst COMMAND" in done.stdout
 
 
-def _noisy(argv: list[str]) -> int:
+def _noisy(_: argparse.Namespace) -> int:
     """A command in which libraries warn as they do in FST's own."""
     for text in cli.NOISE:
         warnings.warn(text.replace("\\", ""), stacklevel=1)
     warnings.warn("of use too", stacklevel=1)
     return 0
+
+
+def test_a_command_line_is_parsed_once(monkeypatch):
+    parsed, parse = [], argparse.ArgumentParser.parse_args
+
+    def noted(parser, *words):
+        parsed.append(parser.prog)
+        return parse(parser, *words)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", noted)
+    assert cli.main(["env"]) == 0 and parsed == ["fst env"]
 
 
 def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch):

@@ -45,8 +45,8 @@ def strategies() -> argparse.ArgumentParser:
     """`fst strategies`."""
     return command(
         "strategies",
-        "List the strategies: what each prunes, and the paper that it is from. W: weight, X: input, "
-        "Y: output, dY: its gradient, S(W): W pruned to N:M.",
+        "List the strategies: what each prunes, and the paper that it is from. W: weight, X: "
+        "input, Y: output, dY: its gradient, S(W): W pruned to N:M.",
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
-import sys
-from collections.abc import Sequence
 
 import torch
 
@@ -20,7 +19,6 @@ def source_and_name(text: str) -> tuple[str, str]:
     return source or "torchvision", name
 
 
-def command_of(command: str, arguments: Sequence[str] | None) -> str:
-    """How to call `fst` ``command`` again; ``arguments`` None: those of this process."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["fst", command, *given])
+def command_of(command: str, line: argparse.Namespace) -> str:
+    """How to call `fst` ``command`` again, from its parsed line."""
+    return shlex.join(["fst", command, *line.words])

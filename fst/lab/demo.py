@@ -22,6 +22,7 @@ from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
+from fst.command_lines.options import takes
 from fst.command_lines.paths import config_path
 from fst.conversion import fold
 from fst.engine.checkpoint import newest_checkpoint
@@ -50,11 +51,11 @@ ACCURACY = Metric("accuracy/top1", "accuracy %")
 COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.demo)
+def main(arguments: argparse.Namespace) -> int:
     """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
-    arguments = command_lines.demo().parse_args(argv)
     with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
-        return _demonstrate(arguments, command_of("demo", argv))
+        return _demonstrate(arguments, command_of("demo", arguments))
 
 
 def _demonstrate(arguments: argparse.Namespace, command: str) -> int:

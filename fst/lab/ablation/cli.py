@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled, user_errors
 from fst.command_lines import lab as command_lines
+from fst.command_lines.options import takes
 from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
@@ -28,22 +29,22 @@ from fst.lab.reporting.document import Document
 TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
-def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
+@takes(command_lines.ablate)
+def main(arguments: argparse.Namespace, *, train: Sequence[str] = TRAIN) -> int:
     """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
-    arguments = command_lines.ablate().parse_args(argv)
     with (
         user_errors(arguments, lambda: "stopped; the same command goes on from here"),
         signals_handled(STOP_SIGNALS, raise_stop),
     ):
-        return _ablate(arguments, argv, train)
+        return _ablate(arguments, train)
 
 
-def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
+def _ablate(arguments: argparse.Namespace, train: Sequence[str]) -> int:
     console = Console()
     grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     refuse_no_folder(work_dir)
-    invocation = _invocation(arguments, argv, work_dir)
+    invocation = _invocation(arguments, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
     names = grid.select(arguments.only)
@@ -75,9 +76,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     return 1 if failures else 0
 
 
-def _invocation(
-    arguments: argparse.Namespace, argv: Sequence[str] | None, work_dir: Path
-) -> dict[str, Any]:
+def _invocation(arguments: argparse.Namespace, work_dir: Path) -> dict[str, Any]:
     """The commands so far and what this one changes in the grid.
 
     With --report-only: the earlier commands, and what this one says otherwise than the last.
@@ -92,7 +91,7 @@ def _invocation(
         options = {**earlier["options"], **options}
         commands = earlier["commands"]
     else:
-        commands = list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)]))
+        commands = list(dict.fromkeys([*earlier["commands"], command_of("ablate", arguments)]))
     return {"commands": commands, "seeds": seeds, "epochs": epochs, "options": options}
 
 

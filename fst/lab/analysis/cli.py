@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 
 from fst.basics.arguments import user_errors
 from fst.command_lines.analyze import parser
+from fst.command_lines.options import takes
 from fst.lab.analysis.commands import macs
 from fst.lab.arguments import command_of
 from fst.lab.reporting.figures import SMALL, style
 from fst.lab.reporting.markdown import publish
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(parser)
+def main(chosen: argparse.Namespace) -> int:
     """Analyse, write, print where."""
-    chosen = parser().parse_args(argv)
     with user_errors(chosen), style(SMALL):
         document = macs.run(chosen)
-        written = publish(document, chosen.out, command_of("analyze", argv))
+        written = publish(document, chosen.out, command_of("analyze", chosen))
     print("\n".join(f"written: {path}" for path in written))
     return 0

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +16,7 @@ from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
 from fst.checkpoint import write_text_atomically
 from fst.command_lines.lab import bench
+from fst.command_lines.options import takes
 from fst.command_lines.paths import check_read
 from fst.environment import surroundings
 from fst.lab.arguments import command_of
@@ -30,19 +30,19 @@ CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call"
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@takes(bench)
+def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
-    options = bench().parse_args(arguments)
     with user_errors(options):
         if is_config(options.model):
             check_read(argparse.Namespace(config=options.model))
         for text in options.strategies:
             _check_strategy(text)
         options.force_backends = _backends(options.force_backends)
-        return _benchmark(options, arguments)
+        return _benchmark(options)
 
 
-def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+def _benchmark(options: argparse.Namespace) -> int:
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = options.device.type == "cuda"
     if options.processor_time and on_cuda:
@@ -60,7 +60,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     if not os.access(options.out.parent, os.W_OK):
         raise ValueError(f"--out {options.out} cannot be written: its folder is read-only.")
     header = {
-        "command": command_of("bench", arguments),
+        "command": command_of("bench", options),
         **surroundings(options.device),
         **described,
         "dtype": options.dtype,
