@@ -39,9 +39,9 @@ from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.arguments import command_of
 from fst.lab.benchmark import PLAIN, candidates
+from fst.lab.model import Training, from_config
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
-from fst.lab.subject import Training, from_config
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 from fst.verification import verify

@@ -13,7 +13,7 @@ from fst.lab.benchmark.layers import (
     time_layer,
 )
 from fst.lab.benchmark.steps import Candidates, StepTimes, candidates, time_steps
-from fst.lab.subject import Training
+from fst.lab.model import Training
 
 __all__ = [
     "PLAIN",

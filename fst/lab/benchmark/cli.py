@@ -22,8 +22,8 @@ from fst.environment import surroundings
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
+from fst.lab.model import is_config
 from fst.lab.reporting.markdown import markdown
-from fst.lab.subject import is_config
 from fst.strategies.registry import get_strategy
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")

@@ -15,7 +15,7 @@ from fst.command_lines.lab import ROUNDS, STEP_SECONDS
 from fst.lab import benchmark
 from fst.lab.benchmark.measurements import Measurements
 from fst.lab.benchmark.memory import measure_memory
-from fst.lab.subject import Training, from_config, from_name, is_config
+from fst.lab.model import Training, from_config, from_name, is_config
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import get_strategy
 

@@ -12,7 +12,7 @@ from torch import nn
 from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
 from fst.lab.benchmark.layers import ALL_LISTED, BY_LISTS, CONTROL, PLAIN
-from fst.lab.subject import Training
+from fst.lab.model import Training
 from fst.layers.modules import sparse_layers
 from fst.ops import cpp
 from fst.rules.strategy import Strategy

@@ -15,9 +15,9 @@ from torch import nn
 
 from fst.conversion import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
+from fst.lab.model import Training, from_config, from_name
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
-from fst.lab.subject import Training, from_config, from_name
 from fst.rules.strategy import GEMMS, Strategy
 from fst.strategies.registry import get_strategy
 

@@ -1,4 +1,4 @@
-"""What is measured: a model, and the loss of its training step on a random batch."""
+"""A model under test: how it is made, and the loss of its training step on a random batch."""
 
 from __future__ import annotations
 
