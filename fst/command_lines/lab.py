@@ -11,7 +11,7 @@ from fst.command_lines.options import DTYPES, Size, add_cfg_options, command
 MEASURES = ("layers", "steps", "memory", "compiled")
 BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
 ROUNDS = 15  # of every comparison, where --repeats does not say it
-STEP_SECONDS = 60.0  # of training steps, likewise
+STEP_SECONDS = 40.0  # of training steps, likewise
 BENCH = """\
 Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
 
