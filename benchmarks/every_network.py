@@ -27,11 +27,32 @@ import fst
 from fst.backends.timing import geometric_mean
 from fst.basics.machine import processor
 from fst.basics.text import table
-from fst.command_lines.analyze import NETWORKS
 from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
 from fst.ops import cpp
 
+NETWORKS = (
+    "torchvision:resnet50",
+    "torchvision:vgg16_bn",
+    "torchvision:densenet121",
+    "torchvision:mobilenet_v3_large",
+    "torchvision:efficientnet_b0",
+    "torchvision:regnet_y_400mf",
+    "torchvision:shufflenet_v2_x1_0",
+    "torchvision:convnext_tiny",
+    "torchvision:swin_t",
+    "torchvision:vit_b_16",
+    "timm:resnetblur50",
+    "timm:tf_efficientnet_b0",
+    "timm:tf_mobilenetv3_large_100",
+    "timm:resnetv2_50x1_bit",
+    "timm:nf_resnet50",
+    "timm:dm_nfnet_f0",
+    "timm:convnext_tiny",
+    "timm:vit_small_patch16_224",
+    "timm:swin_tiny_patch4_window7_224",
+    "timm:ghostnet_100",
+)
 SIZE_OPTIONS = {  # of networks that are built for one size of images
     "torchvision:vit_b_16": "image_size",
     "timm:vit_small_patch16_224": "img_size",

@@ -61,27 +61,27 @@ tests() { # NAME SECONDS PROCESSES TESTS...
 call_1() {
     run versions 60 "$PYTHON" -m torch.utils.collect_env
     steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense fst sdgp \
-        --measure steps profile memory
+        --measure steps memory
     steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst \
-        --measure steps profile memory
+        --measure steps memory
     tests tests 200 14 tests/kernels
 }
 
 call_2() {
     local kernels=prune_weight=triton
-    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps profile \
+    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps \
         --force-backends "$kernels"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
     if "$PYTHON" -c 'import mmdet' 2>/dev/null; then
         of_ssd=(configs/detection/fst_ssd300_voc0712.py)
     fi
     steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst \
-        --measure steps profile memory
+        --measure steps memory
 }
 
 call_3() {
     steps compiled_resnet18 240 resnet18 --batch "$BATCH" --strategies dense fst \
-        --measure steps compiled profile memory
+        --measure steps compiled memory
     run pruning 120 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
     run compiled 60 "$PYTHON" benchmarks/gpu/compiled.py --out "$LOGS/compiled.json"

@@ -28,10 +28,10 @@ from fst.lab.ablation.invocation import changed, read_invocation
 from fst.lab.ablation.results import INTERVAL, Results, collect
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.benchmark import PLAIN, layer_shapes, time_layer
+from fst.lab.model import Training, from_config
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, SMALL, figure, legend_below, style
 from fst.lab.reporting.markdown import publish
-from fst.lab.subject import Training, from_config
 from fst.rules.strategy import Strategy
 
 COSTS = ("multiply-adds", "time")

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
+from fst import get_strategy
 from fst.backends import backends, prefer
 from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.command_lines.options import DTYPES
-from fst.lab.arguments import source_and_name, strategy_of
+from fst.lab.arguments import source_and_name
 from fst.lab.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
 from fst.models.named import build_architecture
 from fst.rules.strategy import GEMMS, Strategy
@@ -99,7 +100,7 @@ def _computed(layer: LayerTimes, gemm: str, strategy: str, operation: str) -> st
 def rows_of(
     layer: LayerTimes, strategies: dict[str, Strategy], dtype: torch.dtype, rates: Rates
 ) -> list[list[str]]:
-    """A row for each GEMM and contestant of one timed layer."""
+    """A row for each GEMM and candidate of one timed layer."""
     rows = []
     for gemm in GEMMS:
         plain = layer.times[gemm][PLAIN].median
@@ -134,7 +135,7 @@ def main() -> int:
     images = torch.randn(options.batch, 3, options.size, options.size, device=device)
     labels = torch.randint(1000, (options.batch,), device=device)
     shapes = layer_shapes(model, lambda: F.cross_entropy(model(images), labels))
-    strategies = {text: strategy_of(text) for text in options.strategies}
+    strategies = {text: get_strategy(text) for text in options.strategies}
     rates = measure_rates(device, dtype)
     print(f"{rates.compute / 1e9:.3g} GFLOP/s, {rates.bandwidth / 1e9:.3g} GB/s")
     rows, failed = [], {}
@@ -167,7 +168,7 @@ def main() -> int:
                 for where, gemm, name, *cells in rows_of(other, strategies, dtype, rates)
                 if name in strategies and _computed(other, gemm, name, operation) == backend
             ]
-    titles = ["layer", "GEMM", "contestant", "ms (quartiles)", "dense time / time"]
+    titles = ["layer", "GEMM", "candidate", "ms (quartiles)", "dense time / time"]
     print(table([*titles, "share of the bound"], rows, markdown=True))
     print("\n".join(f"{name} did not run: {reason}" for name, reason in failed.items()))
     return 0

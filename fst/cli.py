@@ -24,6 +24,7 @@ from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
 from fst.command_lines import analyze, lab, library, training
+from fst.command_lines.options import parsed
 from fst.command_lines.paths import check_out, check_read
 
 
@@ -50,7 +51,7 @@ COMMANDS = {
         "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
     ),
     "analyze": Command(
-        "fst.lab.analysis.cli", "main", "multiply-adds, coverage, gradients", analyze.parser
+        "fst.lab.analysis.cli", "main", "multiply-adds of a training step", analyze.parser
     ),
     "report": Command(
         "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
@@ -67,6 +68,9 @@ COMMANDS = {
         "main",
         "list, show or copy the package's configs",
         training.configs,
+    ),
+    "strategies": Command(
+        "fst.commands", "strategies", "list the strategies and their papers", library.strategies
     ),
     "env": Command("fst.environment", "main", "versions, devices, backends", library.env),
 }
@@ -106,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     shown = argparse.Namespace(traceback="--traceback" in rest)
     with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
-        given = command.parser().parse_args(rest)
+        given = parsed(command.parser, rest)
         check_read(given)
         if name in ("fold", "export"):
             check_out(given.out, given.checkpoint)
         with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
             module = importlib.import_module(command.module)
-        return getattr(module, command.function)(rest)
+        return getattr(module, command.function)(given)
 
 
 @contextmanager

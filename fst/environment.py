@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.version import __version__
 from fst.command_lines.library import env as command_line
+from fst.command_lines.options import takes
 from fst.ops import cpp
 
 PACKAGES = {  # distribution -> the upstream one, which may be installed instead
@@ -139,9 +140,9 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_line)
+def main(_: argparse.Namespace) -> int:
     """The command `fst env`."""
-    command_line().parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {"system": platform.platform(), **surroundings(device), "machine": machine()}
     found |= {name: state for name, state in of_extras().items() if name not in found}

@@ -11,6 +11,7 @@ marked `exhaustive`, the rest of a crossing of which the hard part runs:
     make test PYTEST_ARGS='-m "not campaign"'
 """
 
+import shutil
 import signal
 
 import pytest
@@ -18,10 +19,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from fst.backends import backend
+from fst.backends.sources import cpp_library
 from fst.basics.arguments import STOP_SIGNALS
+from fst.ops import cpp
 from fst.ops import triton as ops
 from tests.stand_in import PruneWeight, stand_ins
 
+COMPILERS = ("c++", "g++", "clang++")
 KERNELS = dict.fromkeys(("prune_weight", "prune_grad_output"), "triton")
 
 torch.set_num_threads(1)
@@ -57,6 +61,23 @@ def _signal_handlers():
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def kernels_that_run() -> str:
+    """The library of C++ kernels that these tests call, or why they call none."""
+    return f"C++ kernels: {cpp.missing() or cpp_library().name}"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say at the end which kernels were tested: a clone may lack its compiled ones."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    terminalreporter.write_line(f"{kernels_that_run()} (torch uses {instructions})")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    """A C++ compiler of this machine; "" where there is none."""
+    return next(filter(None, map(shutil.which, COMPILERS)), "")
 
 
 def pytest_make_parametrize_id(config, val, argname):

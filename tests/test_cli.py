@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 import fst
 from fst import cli
 from fst.basics.extras import EXTRA_OF, how_to_get
-from fst.command_lines import analyze
 from fst.command_lines.paths import config_path, packaged_configs
+from fst.commands import described
 from fst.engine.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ def test_every_command_has_help_under_its_name(name, capsys):
 
 def test_help_imports_nothing_that_takes_long():
     """Of any command and sub-command, in a process in which no other package can be imported."""
-    below = [["analyze", name] for name in analyze.SUBCOMMANDS]
+    below = [["analyze", "macs"]]
     below += [["configs", name] for name in ("list", "show", "copy")]
     code = (
         "import sys\n"
@@ -148,6 +148,19 @@ def test_env_says_what_a_bug_report_needs(capsys, monkeypatch):
             assert bool(re.search(rf"^{package} +\d", said, re.MULTILINE)) == there
 
 
+def test_strategies_are_listed_with_what_they_prune_and_their_papers(capsys):
+    assert cli.main(["strategies"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if not line.startswith(" ")] == fst.list_strategies()
+    assert all(described(name).prunes and described(name).idea for name in fst.list_strategies())
+    srste = described("srste")
+    assert srste.prunes.startswith("Y = S(W)·X, dX = S(W)ᵀ·dY")
+    assert srste.source.startswith("Zhou et al.") and srste.source.endswith("ICLR 2021")
+    assert described("dense").source == "" and described("asp").source.endswith("(2021)")
+    at = said.index("srste")
+    assert [line.strip() for line in said[at + 1 : at + 4]] == list(srste)
+
+
 def test_configs_are_listed_and_copied(capsys, tmp_path):
     assert cli.main(["configs", "list", "*demo_*"]) == 0
     assert capsys.readouterr().out == "fst::configs/demo_digits.py\n"
@@ -221,7 +234,6 @@ def test_every_command_imports():
         (["ablate", "absent.yaml"], "grid 'absent.yaml' does not exist"),
         (["ablate", "fst::configs/ablation/absent"], "'fst::configs/ablation/absent' is no config"),
         (["analyze", "macs", "fst::configs/demo_digits.py", "absent.py"], "config 'absent.py'"),
-        (["analyze", "decay", "absent.py"], "config 'absent.py' does not exist"),
         (["bench", "--model", "absent.py"], "config 'absent.py' does not exist"),
         (["configs", "show", "absent.py"], "config 'absent.py' does not exist"),
         (
@@ -290,12 +302,23 @@ def test_verify_needs_torch_alone(tmp_path):
     assert "fst COMMAND" in done.stdout
 
 
-def _noisy(argv: list[str]) -> int:
+def _noisy(_: argparse.Namespace) -> int:
     """A command in which libraries warn as they do in FST's own."""
     for text in cli.NOISE:
         warnings.warn(text.replace("\\", ""), stacklevel=1)
     warnings.warn("of use too", stacklevel=1)
     return 0
+
+
+def test_a_command_line_is_parsed_once(monkeypatch):
+    parsed, parse = [], argparse.ArgumentParser.parse_args
+
+    def noted(parser, *words):
+        parsed.append(parser.prog)
+        return parse(parser, *words)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", noted)
+    assert cli.main(["env"]) == 0 and parsed == ["fst env"]
 
 
 def test_a_command_leaves_out_the_noise_of_libraries(monkeypatch):

@@ -31,7 +31,6 @@ FLOORS = (
     ),
     ("conversion", "functional", "attachment"),
     ("exporting", "budgets", "environment"),
-    ("face",),
     ("",),  # fst/__init__.py
     ("baselines",),
     ("detection", "integrations", "commands"),
@@ -122,6 +121,13 @@ assert not hasattr(fst, "absent")
     uses = ("fst.backends.force", "dir(fst)", "from fst import *; convert", "from fst import NM")
     for use in uses:
         subprocess.run([sys.executable, "-c", code.format(use)], cwd=ROOT, check=True)
+
+
+def test_type_checkers_see_the_names_that_are_imported_at_first_use() -> None:
+    (block,) = [n for n in ast.parse(Path(fst.__file__).read_text()).body if isinstance(n, ast.If)]
+    seen = {node.names[0].asname: f"{node.module}" for node in block.body}
+    assert seen == {name: f"fst.{module}" for name, module in fst._MODULES.items()}
+    assert fst.__all__ == ["__version__", *fst._MODULES]
 
 
 def test_no_circles() -> None:

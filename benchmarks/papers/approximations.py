@@ -12,9 +12,9 @@ from subject import one_step
 from torch import nn
 
 import fst
-from fst.lab.arguments import named_options
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
+from fst.strategies.registry import named_options
 
 REFERENCES = ("forward", "dense")
 

@@ -23,7 +23,7 @@ from fst.rules.strategy import GEMMS
 
 class LayerRuntime(NamedTuple):
     """A distinct convolution: how often the model has it, and milliseconds of one call by
-    contestant and GEMM.
+    candidate and GEMM.
     """
 
     layer: str
@@ -40,7 +40,7 @@ def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
     try:
         names = dict.fromkeys(n for entry in report["layers"] for n in entry["times"][GEMMS[0]])
         found = [
-            LayerRuntime(entry["layer"], entry["count"], _by_contestant(entry["times"], names))
+            LayerRuntime(entry["layer"], entry["count"], _by_candidate(entry["times"], names))
             for entry in report["layers"]
         ]
     except (KeyError, TypeError) as error:
@@ -52,7 +52,7 @@ def layer_runtimes(report: Mapping[str, Any]) -> list[LayerRuntime]:
     return found
 
 
-def _by_contestant(times: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
+def _by_candidate(times: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
     """A strategy that was not timed leaves the layer dense."""
     return {
         name: {gemm: times[gemm].get(name, times[gemm][PLAIN])["median"] for gemm in GEMMS}
@@ -60,9 +60,9 @@ def _by_contestant(times: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
     }
 
 
-def totals(layers: Sequence[LayerRuntime], contestant: str = PLAIN) -> dict[str, float]:
+def totals(layers: Sequence[LayerRuntime], candidate: str = PLAIN) -> dict[str, float]:
     """Milliseconds of each GEMM over all layers, as often as each occurs."""
-    return {gemm: sum(x.count * x.times[contestant][gemm] for x in layers) for gemm in GEMMS}
+    return {gemm: sum(x.count * x.times[candidate][gemm] for x in layers) for gemm in GEMMS}
 
 
 def gemm_shares(report: Mapping[str, Any]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from fst.engine.data import build_dataloader
 from fst.engine.model import build_model, sparse_root
 from fst.engine.trained import load_weights
 from fst.lab.arguments import source_and_name
-from fst.lab.subject import from_config as random_images
+from fst.lab.model import from_config as random_images
 from fst.rules.strategy import Strategy
 
 SPLITS = ("train", "val", "test")

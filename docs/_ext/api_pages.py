@@ -60,7 +60,7 @@ ROOMS = {
 DATA = {
     "fst.__version__": "The version, as in `pip show fst-train`.",
     "fst.backends.OPERATIONS": "Name of each operation that has several backends -> what it is.",
-    "fst.lab.benchmark.PLAIN": "The contestant that is measured against: plain PyTorch.",
+    "fst.lab.benchmark.PLAIN": "The candidate that is measured against: plain PyTorch.",
     "fst.lab.benchmark.Function": "What is timed: a function without arguments.",
 }
 TITLES = {

@@ -10,7 +10,8 @@ def suggest(name: object, known: Iterable[str]) -> str:
     """End of an error message about an unknown name: the nearest known one, then all of them."""
     names = sorted(known)
     near = [known for known in names if sorted(known) == sorted(str(name))]
-    near += difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    lower = {known.lower(): known for known in names}
+    near += [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, 1, cutoff=0.5)]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{hint} Known: {', '.join(names) or 'none'}."
 

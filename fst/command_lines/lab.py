@@ -6,21 +6,23 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import positive
-from fst.command_lines.options import DTYPES, Gone, Size, add_cfg_options, command
+from fst.command_lines.options import DTYPES, Size, add_cfg_options, command
 
-MEASURED = ("layers", "steps", "profile", "memory")
-MEASURES = (*MEASURED, "compiled")
+MEASURES = ("layers", "steps", "memory", "compiled")
+BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
+ROUNDS = 15  # of every comparison, where --repeats does not say it
+STEP_SECONDS = 40.0  # of training steps, likewise
 BENCH = """\
 Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
 
-    fst bench --batch 16
+    fst bench
+    fst bench --batch 16 --measure layers steps memory
     fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
     fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-backends chosen and why, where a step's time goes, and memory. Writes them to OUT.md, and all times
-to OUT.json."""
+backends chosen and why, and memory. Writes them to OUT.md, and all times to OUT.json."""
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
@@ -49,24 +51,10 @@ def ablate() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
     parser.add_argument(
-        "--equal-time",
-        action="store_true",
-        help="first time a training step of every setting, in turns (with --dry-run nothing else), "
-        "then train each for the time of the baseline's training, to the nearest whole epoch; "
-        "default --work-dir: work_dirs/ablation/<grid name>_equal_time",
-    )
-    parser.add_argument(
         "--report-only",
         action="store_true",
         help="write the results of what was run before: of the last command's epochs and options, "
         "and of every seed, where this one gives none",
-    )
-    parser.add_argument(
-        "--submit",
-        "--submit-options",
-        action=Gone,
-        instead="make each run a job of your own, `fst ablate GRID --only SETTING --seeds SEED`, "
-        "and write the results with --report-only",
     )
     return parser
 
@@ -88,7 +76,7 @@ def bench() -> argparse.ArgumentParser:
         choices=("conv", "linear", "all"),
         help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
     )
-    add("--batch", type=positive, default=16, help="batch size (16)")
+    add("--batch", type=positive, default=8, help="batch size (8)")
     add(
         "--size",
         type=positive,
@@ -100,19 +88,20 @@ def bench() -> argparse.ArgumentParser:
     add(
         "--strategies",
         nargs="+",
-        default=["dense", "fst", "fst_w", "srste", "sdgp"],
+        default=BENCHED,
         metavar="NAME",
-        help="strategies to compare, with options or without (sampled,keep=0.25)",
+        help="strategies to compare, with options or without, such as sampled,keep=0.25 "
+        f"({' '.join(BENCHED)})",
     )
     add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
     add(
         "--measure",
         nargs="+",
         choices=MEASURES,
+        default=["steps", "memory"],
         metavar="WHAT",
-        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; where a "
-        f"step's time goes; its memory; steps with torch.compile ({' '.join(MEASURED)}; on CUDA "
-        "compiled too)",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
+        "memory; steps with torch.compile too (steps memory)",
     )
     add(
         "--force-backends",
@@ -121,7 +110,12 @@ def bench() -> argparse.ArgumentParser:
         help="the step of each strategy also with these backends, verified or not, where they can "
         "compute",
     )
-    add("--repeats", type=positive, default=15, help="rounds; the median counts (15)")
+    add(
+        "--repeats",
+        type=positive,
+        help=f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
+        f"fit into {STEP_SECONDS:.0f} seconds)",
+    )
     add("--threads", type=positive, help="CPU threads (torch's default)")
     add(
         "--processor-time",

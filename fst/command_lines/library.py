@@ -41,6 +41,15 @@ def verify() -> argparse.ArgumentParser:
     return parser
 
 
+def strategies() -> argparse.ArgumentParser:
+    """`fst strategies`."""
+    return command(
+        "strategies",
+        "List the strategies: what each prunes, and the paper that it is from. W: weight, X: "
+        "input, Y: output, dY: its gradient, S(W): W pruned to N:M.",
+    )
+
+
 def env() -> argparse.ArgumentParser:
     """`fst env`."""
     return command(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fst.basics.arguments import add_traceback
 
+Line = argparse.Namespace
+Command = Callable[..., int]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -17,15 +21,22 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-class Gone(argparse.Action):
-    """An option that there was once; using it says what does the same."""
+def parsed(parser: Callable[[], argparse.ArgumentParser], words: Sequence[str]) -> Line:
+    """A command line's arguments, and as ``words`` the line itself."""
+    return parser().parse_args(words, argparse.Namespace(words=list(words)))
 
-    def __init__(self, option_strings: Any, dest: str, *, instead: str) -> None:
-        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS)
-        self.instead, self.help = instead, argparse.SUPPRESS
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        parser.error(f"there is no {option_string} any more: {self.instead}")
+def takes(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Command], Command]:
+    """Make a command of a function of its parsed arguments, which takes words as well."""
+
+    def decorate(run: Command) -> Command:
+        @functools.wraps(run)
+        def command(line: Line | Sequence[str], **options: Any) -> int:
+            return run(line if isinstance(line, Line) else parsed(parser, line), **options)
+
+        return command
+
+    return decorate
 
 
 class Size(argparse.Action):

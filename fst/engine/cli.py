@@ -6,8 +6,7 @@ import argparse
 import gc
 import os
 import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from fst.basics.arguments import user_errors
 from fst.basics.values import check_number
 from fst.checkpoint import save_atomically
 from fst.command_lines import training as command_lines
+from fst.command_lines.options import takes
 from fst.command_lines.training import NEWEST
 from fst.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
 from fst.engine.checks import check_config, check_images, skip_broken_images
@@ -64,10 +64,10 @@ def _run(config: Config, action: Callable[[Runner], object]) -> None:
         torch.distributed.destroy_process_group()
 
 
-def train(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.train)
+def train(arguments: argparse.Namespace) -> int:
     """Train the model of a config."""
-    arguments = command_lines.train().parse_args(argv)
-    with user_errors(arguments, lambda: _how_to_continue(arguments, argv)):
+    with user_errors(arguments, lambda: _how_to_continue(arguments)):
         config = _configured(arguments)
         if arguments.resume is not None:
             _resume(config, arguments.resume)
@@ -86,14 +86,14 @@ def train(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _how_to_continue(arguments: argparse.Namespace, argv: Sequence[str] | None) -> str:
+def _how_to_continue(arguments: argparse.Namespace) -> str:
     """The line that a stopped training ends with: on the first rank, the command to go on."""
     if os.environ.get("RANK", "0") != "0":
         return ""
     if arguments.work_dir is None or not any(Path(arguments.work_dir).glob("*.pth")):
         return "stopped. No checkpoint was saved yet: the same command starts anew."
     resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
-    given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in resume]
+    given = [word for word in arguments.words if word not in resume]
     start = ["fst", "train"]
     if arguments.launcher == "pytorch":
         processes = os.environ.get("LOCAL_WORLD_SIZE", 1)
@@ -123,9 +123,9 @@ def _use_mixed_precision(config: Config) -> None:
         raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}.")
 
 
-def test(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.test)
+def test(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint, folded or not."""
-    arguments = command_lines.test().parse_args(argv)
     with user_errors(arguments):
         config = _configured(arguments)
         _draw(config, arguments.show_dir, arguments.show_score_thr)
@@ -163,9 +163,9 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
     config.default_hooks = {**(config.get("default_hooks") or {}), "visualization": drawing}
 
 
-def fold(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.fold)
+def fold(arguments: argparse.Namespace) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
-    arguments = command_lines.fold().parse_args(argv)
     with user_errors(arguments):
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         if config.get("sparsity") is None:

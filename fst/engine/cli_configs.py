@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from fnmatch import fnmatchcase
 
 from fst.basics.arguments import user_errors
 from fst.command_lines import training as command_lines
+from fst.command_lines.options import takes
 from fst.command_lines.paths import packaged_configs
 from fst.engine.config import load_config
 from fst.engine.packaged import copy_configs
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.configs)
+def main(chosen: argparse.Namespace) -> int:
     """Print the names, print one as `fst train` uses it, or copy the folder."""
-    chosen = command_lines.configs().parse_args(argv)
     with user_errors(chosen):
         if chosen.action == "copy":
             print(f"{copy_configs(chosen.folder)} files in {chosen.folder}")

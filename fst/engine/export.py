@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +16,16 @@ import fst
 from fst.basics.arguments import user_errors
 from fst.checkpoint import load_checkpoint_safely, replacing, trained_classes
 from fst.command_lines import training as command_lines
+from fst.command_lines.options import takes
 from fst.engine.classifier import Classifier
 from fst.engine.config import load_config
 from fst.engine.trained import trained_model
 from fst.exporting.model import format_of
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.export)
+def main(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
-    arguments = command_lines.export().parse_args(argv)
     with user_errors(arguments):
         if format_of(Path(arguments.out)).computes and not arguments.size:
             raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")

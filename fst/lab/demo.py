@@ -23,6 +23,7 @@ from fst.basics.arguments import user_errors
 from fst.basics.text import table
 from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
+from fst.command_lines.options import takes
 from fst.command_lines.paths import config_path
 from fst.conversion import fold
 from fst.engine.checkpoint import newest_checkpoint
@@ -38,10 +39,10 @@ from fst.lab.ablation.results import Results, collect
 from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.arguments import command_of
-from fst.lab.benchmark import PLAIN, contestants
+from fst.lab.benchmark import PLAIN, candidates
+from fst.lab.model import Training, from_config
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
-from fst.lab.subject import Training, from_config
 from fst.rules.strategy import GEMMS, Strategy
 from fst.verification import verify
 
@@ -50,11 +51,11 @@ ACCURACY = Metric("accuracy/top1", "accuracy %")
 COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.demo)
+def main(arguments: argparse.Namespace) -> int:
     """Train, measure, print and write. Exit status 1 if a run failed, 2 for bad input."""
-    arguments = command_lines.demo().parse_args(argv)
     with user_errors(arguments, lambda: "stopped; the same command goes on from here"):
-        return _demonstrate(arguments, command_of("demo", argv))
+        return _demonstrate(arguments, command_of("demo", arguments))
 
 
 def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
@@ -145,7 +146,7 @@ def _step_times(
     training: Training, strategies: Mapping[str, Strategy], repeats: int
 ) -> dict[str, Timing]:
     """Milliseconds of PyTorch's and each strategy's training step, taken in turns."""
-    ready = contestants(training, strategies).ready
+    ready = candidates(training, strategies).ready
     return compare({name: ready[name].step for name in ready}, repeats, training.device)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Callable
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -47,19 +49,40 @@ def list_strategies() -> list[str]:
     return sorted(_RECIPES)
 
 
+def recipe_of(name: str) -> Callable[..., Strategy]:
+    """The function that a registered strategy is made by."""
+    return _RECIPES[name]
+
+
 def options_of(name: str) -> list[str]:
     """Names of the options of a registered strategy."""
     return list(inspect.signature(_RECIPES[name]).parameters)
 
 
+def named_options(text: str) -> tuple[str, dict[str, Any]]:
+    """The parts of NAME or NAME,OPTION=VALUE,...: values are Python's, or plain words."""
+    name, *parts = re.split(r",(?=\w+=)", text)
+    return name, {option: _literal(value) for option, value in (p.split("=", 1) for p in parts)}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
 def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     """The strategy of that name, with the options given instead of its defaults.
 
+    The name may carry options itself.
+
     Example:
-        ``get_strategy("sdgp", n=2, m=8, rule="magnitude")``
+        ``get_strategy("sdgp", n=2, m=8)``, ``get_strategy("sdgp,n=2,m=8")``
 
     Raises:
-        ValueError: unknown name or option (the nearest known one is suggested), or bad value.
+        ValueError: unknown name or option (the nearest known one is suggested), bad value, or an
+            option that is given twice.
     """
     if isinstance(name, Strategy):
         if overrides:
@@ -68,7 +91,15 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
                 "pass its name, or use dataclasses.replace."
             )
         return name
-    default = default_strategy(name)
+    if isinstance(name, str) and "," in name:
+        name, carried = named_options(name)
+        twice = sorted(carried.keys() & overrides.keys())
+        if twice:
+            raise ValueError(f"strategy {name!r}: {twice} are given in its name and beside it.")
+        overrides |= carried
+    if not isinstance(name, str) or name not in _DEFAULTS:
+        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
+    default = _DEFAULTS[name]
     if not overrides:
         return default
     recipe = _RECIPES[name]
@@ -112,7 +143,7 @@ def _fits(value: object, allowed: Any) -> bool:
 
 
 def default_strategy(name: str) -> Strategy:
-    """`get_strategy` without overrides, written so that torch.compile can trace it."""
-    if not isinstance(name, str) or name not in _DEFAULTS:
-        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
-    return _DEFAULTS[name]
+    """`get_strategy` without overrides; torch.compile can trace it for a registered name."""
+    if isinstance(name, str) and name in _DEFAULTS:
+        return _DEFAULTS[name]
+    return get_strategy(name)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
+from benchmarks.every_network import NETWORKS
 from fst.backends import force
-from fst.command_lines.analyze import NETWORKS
 from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
 from fst.ops import cpp

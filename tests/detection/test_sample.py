@@ -10,7 +10,7 @@ from fst.detection import sample
 from fst.lab.analysis import count_macs
 from fst.lab.analysis.cli import main as analyze
 from fst.lab.benchmark.cli import main as benchmark
-from fst.lab.subject import from_config
+from fst.lab.model import from_config
 
 
 def test_a_random_batch_has_boxes_in_the_image_and_labels_of_the_model():

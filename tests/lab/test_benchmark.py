@@ -17,12 +17,11 @@ from fst.backends import timing
 from fst.basics.machine import processor
 from fst.command_lines.lab import bench
 from fst.lab import benchmark
-from fst.lab.arguments import strategy_of
-from fst.lab.benchmark import breakdown
 from fst.lab.benchmark import cli as tool
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import time_layers
+from fst.lab.benchmark.run import measure, time_layers
 from fst.ops import cpp
+from fst.strategies.registry import get_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -31,12 +30,13 @@ GEMMS = ("output", "grad_input", "grad_weight")
 
 def test_report(tmp_path, capsys):
     out = tmp_path / "deep" / "report"
-    arguments = "--batch 2 --size 32 --repeats 3 --strategies fst sdgp"
+    arguments = "--batch 2 --size 32 --repeats 4 --strategies fst sdgp"
+    arguments += " --measure layers steps memory"
     arguments += " --force-backends grad_weight=torch --processor-time"
     tool.main([*arguments.split(), "--out", str(out)])
     text = out.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out
-    assert "geometric mean" in text and "training step" in text and "--repeats 3" in text
+    assert "geometric mean" in text and "training step" in text and "--repeats 4" in text
     report = json.loads(out.with_suffix(".json").read_text())
     header = report["header"]
     assert header["torch"] == torch.__version__ and header["autotuner"] == "off"
@@ -57,13 +57,14 @@ def test_report(tmp_path, capsys):
         if "sdgp" in names:
             decided = layer["decisions"]["grad_input"]["sdgp"]["prune_grad_output"]
             assert decided["backend"] in ("cpp", "torch")
-    for measured in (report["steps"]["step"], report["breakdown"]):
-        assert set(measured) == {"torch", "fst", forced, "sdgp"}
+    assert set(report["steps"]["step"]) == {"torch", "fst", forced, "sdgp"}
     assert set(report["memory"]) == {"torch", "fst", "sdgp"}
+    assert [of["rounds"] for of in (*report["layers"], report["steps"])] == [4] * 12
+    assert text.count("of 4 rounds.") == 4  # under the tables of layers, and that of steps
     assert report["steps"]["failed"] == report["steps"]["host"] == {}
     assert all(used["peak"] > used["saved"] > 0 for used in report["memory"].values())
     assert "peak MiB" in text and "oneDNN" in text
-    assert "backends chosen" in text and "time of a step goes" in text
+    assert "backends chosen" in text
 
 
 @pytest.mark.system
@@ -110,7 +111,7 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
 def test_what_was_measured_is_written_when_it_is_stopped(number, status, tmp_path):
     """As by `timeout`, while layers are timed."""
     out = tmp_path / "report"
-    arguments = "--batch 2 --size 32 --repeats 3 --strategies fst --out".split()
+    arguments = "--measure layers --batch 2 --size 32 --repeats 3 --strategies fst --out".split()
     command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *arguments, str(out)]
     process = subprocess.Popen(
         command,
@@ -186,29 +187,6 @@ def test_shapes_are_counted_with_their_input():
     assert all(shape.batch == 5 for shape in shapes)
 
 
-@pytest.mark.parametrize(
-    ("names", "category"),
-    [
-        (("aten::mkldnn_convolution", "aten::conv2d", "_SparseConv2d"), "convolution output"),
-        (("aten::convolution_backward", "ConvolutionBackward0"), "convolution gradients"),
-        (("aten::convolution", "_SparseConv2dBackward"), "convolution gradients"),
-        (("aten::topk", breakdown.LAYER), "pruning, sums, copies"),
-        (("aten::add", "_SparseConv2dBackward"), "pruning, sums, copies"),
-        (("fst::prune_weight", "CompiledFunction"), "pruning, sums, copies"),
-        (("fst::grad_weight", "CompiledFunctionBackward"), "convolution gradients"),
-        (("fst::conv2d_24", breakdown.LAYER), "convolution output"),
-        (("aten::native_batch_norm", "aten::batch_norm"), "batch norm"),
-        (("triton_poi_fused_relu", "Torch-Compiled Region: 0/0"), "compiled code"),
-        (("aten::add_", "torch::autograd::AccumulateGrad"), "decay, accumulation"),
-        (("aten::add_", "Optimizer.step#SGD.step"), "optimizer"),
-        (("aten::relu", breakdown.STEP), "other layers and loss"),
-        ((breakdown.STEP,), "outside operators"),
-    ],
-)
-def test_categories_of_operators(names, category):
-    assert breakdown.category(names) == category
-
-
 def test_geometric_mean():
     assert benchmark.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
 
@@ -231,10 +209,31 @@ def test_help_and_bad_arguments(capsys):
     assert "config 'nowhere.py' does not exist" in capsys.readouterr().err
 
 
+def test_the_defaults_are_announced_with_what_they_do(tmp_path, capsys, monkeypatch):
+    """They compare the strategy whose backward pass saves work, and are done in about a minute."""
+    options = bench().parse_args([])
+    assert options.measure == ["steps", "memory"] and options.repeats is None
+    assert options.strategies[:2] == ["dense", "sampled"]
+    monkeypatch.setattr("fst.lab.benchmark.run.STEP_SECONDS", 0.0)
+    said: list[str] = []
+
+    def measured(training, options, found):
+        said.append(capsys.readouterr().out)
+        measure(training, options, found)
+
+    monkeypatch.setattr(tool, "measure", measured)
+    arguments = "--model timm:test_resnet --size 32 --batch 2 --strategies dense --out"
+    assert tool.main([*arguments.split(), str(tmp_path / "out")]) == 0
+    (before,) = said
+    for word in ("timm:test_resnet", "batch 2", "32x32", "training steps", "memory", "dense"):
+        assert word in before
+    assert json.loads((tmp_path / "out.json").read_text())["steps"]["rounds"] == 3
+
+
 def test_strategies_with_options():
     options = bench().parse_args(["--strategies", "sampled,keep=0.25,center=False", "dense"])
     assert options.strategies == ["sampled,keep=0.25,center=False", "dense"]
-    made = strategy_of("fst,block=(2, 1),phase=random")
+    made = get_strategy("fst,block=(2, 1),phase=random")
     assert made == fst.get_strategy("fst", block=(2, 1), phase="random")
 
 
@@ -264,8 +263,9 @@ def test_layers_that_stay_dense_are_not_timed():
     (table,) = (table for table in tables if table.title == title)
     cells = [row[table.columns.index("sdgp")] for row in table.rows]
     assert [bool(cell) for cell in cells[:3]] == [False, True, False]
-    ratio = found.layers[1].ratio("output", "sdgp")
-    assert cells and f"**{ratio:.2f}**" in tables[1].rows[-1]
+    ratio, low, high = found.layers[1].ratios("output", "sdgp")
+    assert low <= ratio <= high and cells[1] == f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+    assert f"**{ratio:.2f}**" in tables[1].rows[-1]
     first, second, _ = as_json({}, found)["layers"]
     assert "sdgp" not in first["times"]["output"] and "sdgp" in second["times"]["output"]
 

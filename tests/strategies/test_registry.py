@@ -46,6 +46,43 @@ def test_bad_names_and_overrides(name, overrides, words):
     assert not missing, f"{str(caught.value)!r} does not name {missing}"
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sampled,keep=0.25", dict(keep=0.25)),
+        ("sampled,keep=0.25,center=False", dict(keep=0.25, center=False)),
+        ("fst,block=(2, 1),phase=random", dict(block=(2, 1), phase="random")),
+    ],
+)
+def test_a_name_may_carry_its_options(name, options):
+    """As README's tables and `fst bench` write it."""
+    bare = name.partition(",")[0]
+    strategy = fst.get_strategy(bare, **options)
+    assert fst.get_strategy(name) == strategy != fst.get_strategy(bare)
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3))
+    fst.convert(model, name, layers="conv")
+    assert model[0].strategy == strategy
+    weight, image = torch.randn(16, 16, 3, 3), torch.randn(1, 16, 5, 5)
+    assert fst.sparse_conv2d(image, weight, strategy=name).shape == (1, 16, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("SRSTE", {}, ["Did you mean 'srste'"]),
+        ("Sampled,keep=0.5", {}, ["'Sampled'", "Did you mean 'sampled'"]),
+        ("sampled,keeps=0.5", {}, ["'keeps'", "Did you mean 'keep'"]),
+        ("sampled,keep=0.5", {"keep": 0.25}, ["sampled", "['keep']"]),
+        ("fst,", {}, ["'fst,'", "Did you mean 'fst'"]),
+        ("fst,=", {}, ["'fst,='"]),
+    ],
+)
+def test_names_that_are_nearly_right(name, overrides, words):
+    with pytest.raises(ValueError) as caught:
+        fst.get_strategy(name, **overrides)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
 def test_block_may_be_a_list():
     """What JSON and YAML make of a tuple."""
     assert fst.get_strategy("fst", block=[2, 2]) == fst.get_strategy("fst", block=(2, 2))

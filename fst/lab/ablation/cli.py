@@ -14,11 +14,10 @@ from rich.table import Table
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled, user_errors
 from fst.command_lines import lab as command_lines
+from fst.command_lines.options import takes
 from fst.engine.checkpoint import refuse_no_folder
 from fst.environment import cores
-from fst.lab.ablation import equal_time
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
-from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation, write_invocation
 from fst.lab.ablation.results import collect
@@ -30,35 +29,27 @@ from fst.lab.reporting.document import Document
 TABLE_COLUMNS = 4  # of the results' first table, on the console
 
 
-def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
+@takes(command_lines.ablate)
+def main(arguments: argparse.Namespace, *, train: Sequence[str] = TRAIN) -> int:
     """Run a grid; ``train``: see `Trainer`. Exit status: 0, 1 if a run failed, 2 bad input."""
-    arguments = command_lines.ablate().parse_args(argv)
     with (
         user_errors(arguments, lambda: "stopped; the same command goes on from here"),
         signals_handled(STOP_SIGNALS, raise_stop),
     ):
-        return _ablate(arguments, argv, train)
+        return _ablate(arguments, train)
 
 
-def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Sequence[str]) -> int:
+def _ablate(arguments: argparse.Namespace, train: Sequence[str]) -> int:
     console = Console()
     grid = load_grid(arguments.grid)
-    folder = grid.path.stem + "_equal_time" * arguments.equal_time
-    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / folder
+    work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
     refuse_no_folder(work_dir)
-    invocation = _invocation(arguments, argv, work_dir)
+    invocation = _invocation(arguments, work_dir)
     grid = changed(grid, invocation)
     command = " && ".join(invocation["commands"])
     names = grid.select(arguments.only)
-    times = equal_time.read(work_dir)
-    if times is not None and not arguments.equal_time:
-        raise ValueError(f"{work_dir} holds trainings of equal time: give --equal-time.")
-    if times is not None and arguments.report_only and arguments.only is None:
-        names = [name for name in names if name in times.steps]
-    if arguments.equal_time:
-        grid, times = equal_time.fitted(grid, work_dir, names)
     if arguments.report_only:
-        _report(grid, work_dir, names, invocation["seeds"], command, console, times)
+        _report(grid, work_dir, names, invocation["seeds"], command, console)
         return 0
     runs = make_runs(grid, names, grid.seeds)
     trainer = Trainer(
@@ -70,15 +61,13 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
         console=console,
     )
     if arguments.dry_run:
-        _print_plan(runs, trainer, console, times)
+        _print_plan(runs, trainer, console)
         return 0
     _put_changed_aside(runs, trainer, arguments.rerun, console)
     write_invocation(invocation, work_dir)
     failures = trainer.train(runs)
     made = [name for name in grid.settings if name in names or (work_dir / name).is_dir()]
-    if times is not None:
-        grid, times = equal_time.fitted(grid, work_dir, made)
-    _report(grid, work_dir, made, None, command, console, times)
+    _report(grid, work_dir, made, None, command, console)
     for failure in failures:
         run = failure.run
         first = failure.reason.splitlines()[0]
@@ -87,9 +76,7 @@ def _ablate(arguments: argparse.Namespace, argv: Sequence[str] | None, train: Se
     return 1 if failures else 0
 
 
-def _invocation(
-    arguments: argparse.Namespace, argv: Sequence[str] | None, work_dir: Path
-) -> dict[str, Any]:
+def _invocation(arguments: argparse.Namespace, work_dir: Path) -> dict[str, Any]:
     """The commands so far and what this one changes in the grid.
 
     With --report-only: the earlier commands, and what this one says otherwise than the last.
@@ -104,7 +91,7 @@ def _invocation(
         options = {**earlier["options"], **options}
         commands = earlier["commands"]
     else:
-        commands = list(dict.fromkeys([*earlier["commands"], command_of("ablate", argv)]))
+        commands = list(dict.fromkeys([*earlier["commands"], command_of("ablate", arguments)]))
     return {"commands": commands, "seeds": seeds, "epochs": epochs, "options": options}
 
 
@@ -116,17 +103,12 @@ def _threads(arguments: argparse.Namespace) -> int:
     return max(1, cores() // arguments.jobs)
 
 
-def _print_plan(
-    runs: Sequence[PlannedRun], trainer: Trainer, console: Console, times: EqualTime | None
-) -> None:
+def _print_plan(runs: Sequence[PlannedRun], trainer: Trainer, console: Console) -> None:
     table = Table("setting", "seed", "epochs", "starts from", "state", box=box.SIMPLE)
-    if times is not None:
-        table.add_column("step, ms")
     for run in runs:
         state = trainer.folder(run).state(run)
-        step = [] if times is None else [str(times.steps[run.setting])]
         start = run.start_from or ""
-        table.add_row(run.setting, str(run.seed), str(run.length), start, state, *step)
+        table.add_row(run.setting, str(run.seed), str(run.length), start, state)
     console.print(table)
     console.print(f"{len(runs)} runs, all configs are valid; {trainer.threads} thread(s) each")
 
@@ -160,9 +142,8 @@ def _report(
     seeds: Collection[int] | None,
     command: str,
     console: Console,
-    times: EqualTime | None,
 ) -> None:
-    document = write(collect(grid, work_dir, names, seeds), work_dir, command, times)
+    document = write(collect(grid, work_dir, names, seeds), work_dir, command)
     console.print(_console_table(document))
     for note in document.notes:
         console.print(f"- {note}", markup=False, highlight=False)

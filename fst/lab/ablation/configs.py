@@ -31,7 +31,6 @@ from fst.engine.model import build_model
 from fst.lab.ablation.grid import Grid
 
 KEYS = KNOWN_KEYS | DETECTION_KEYS
-VALIDATIONS = 10  # of a training of equal time: a curve
 DECIDED = {"randomness.seed": "`seeds` or --seeds", "work_dir": "--work-dir"}  # for each run
 
 
@@ -135,11 +134,9 @@ def _configured(grid: Grid, name: str, check: bool) -> Config:
             config.sparsity = setting.sparsity
         for options in (grid.options, setting.options):
             config.merge_from_dict(parse_options(options, "options"))
-        epochs = grid.lengths.get(name, grid.epochs)
+        epochs = grid.epochs if setting.epochs is None else setting.epochs
         if epochs is not None:
             set_epochs(config, epochs)
-        if name in grid.lengths:
-            config.train_cfg.val_interval = max(1, epochs // VALIDATIONS)
         config.work_dir = None
         read_sparsity(config)
         if check:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from fst.lab.ablation.configs import PlannedRun
 from fst.lab.reporting.runs import flatten, read_config
 
 LOG = "log.txt"
-TAIL_BYTES = 8192
 SET_BY_TRAINING = ("load_from", "resume", "launcher", "work_dir")  # its own copy replaces config.py
 
 
@@ -94,17 +92,6 @@ class RunFolder:
             file.close()
             raise UsageError(f"another process is training in {self.path}.") from None
         return file
-
-    def position(self) -> int:
-        """The epoch (the iteration where the loop counts these) that was logged last."""
-        logs = sorted(self.path.glob("*/vis_data/scalars.json"))
-        if not logs:
-            return 0
-        with open(logs[-1], "rb") as file:
-            file.seek(max(file.seek(0, 2) - TAIL_BYTES, 0))
-            tail = file.read().decode(errors="replace")
-        found = re.findall(r'"epoch": (\d+)', tail) or re.findall(r'"iter": (\d+)', tail)
-        return int(found[-1]) if found else 0
 
     def log_tail(self, lines: int) -> str:
         """The end of what the process printed last."""

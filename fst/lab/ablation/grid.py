@@ -46,7 +46,8 @@ class Setting(_Keys):
 
     ``sparsity`` replaces the base's as a whole, before ``options`` change it; None leaves it alone.
     In a grid's file it may be the path of a config, whose ``sparsity`` is taken. ``start_from``
-    names the setting whose newest checkpoint of the same seed is loaded first.
+    names the setting whose newest checkpoint of the same seed is loaded first. ``epochs`` counts
+    instead of the grid's.
     """
 
     name: str = msgspec.field(name=OWN)
@@ -55,6 +56,7 @@ class Setting(_Keys):
     sparsity: dict[str, Any] | None = None
     options: dict[str, Any] = {}
     start_from: str | None = None
+    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
     published: dict[str, float] = {}
     note: str = ""
 
@@ -75,11 +77,7 @@ class _GridKeys(_Keys):
 
 @dataclass(frozen=True)
 class Grid:
-    """A checked grid file.
-
-    Attributes:
-        lengths: setting -> epochs, instead of ``epochs``, where settings get equal time.
-    """
+    """A checked grid file."""
 
     path: Path
     title: str
@@ -90,7 +88,6 @@ class Grid:
     metrics: tuple[Metric, ...]
     options: dict[str, Any] = field(default_factory=dict)
     epochs: int | None = None
-    lengths: Mapping[str, int] = field(default_factory=dict)
     baseline: str | None = None
     published: tuple[Published, ...] = ()
 
@@ -207,8 +204,6 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} is no valid YAML: {message}") from error
-    if isinstance(raw, dict) and "heatmap" in raw:
-        raise ValueError(f"{path}: 'heatmap' is gone: benchmarks/papers/heatmap.py draws it.")
     keys = _typed(raw, _GridKeys, str(path))
     own = {}
     for name, entry in keys.settings.items():

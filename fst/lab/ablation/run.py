@@ -14,13 +14,6 @@ from typing import IO, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled
 from fst.engine.checkpoint import newest_checkpoint
@@ -33,7 +26,6 @@ from fst.lab.reporting.runs import is_run, read_run
 POLL_SECONDS = 0.25
 LOG_LINES = 15
 TRAIN = ("-m", "fst", "train")
-SPEED_SECONDS = 3600.0  # span of the mean that the remaining time is estimated from
 
 
 @dataclass(frozen=True)
@@ -146,37 +138,18 @@ class Trainer:
         self._done = {_key(run) for run in runs if self.folder(run).state(run) == "finished"}
         self._waiting = [run for run in runs if _key(run) not in self._done]
         self._failures = {}
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.1f}/{task.total:.0f} runs"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        progress = Progress(*columns, console=self.console, speed_estimate_period=SPEED_SECONDS)
-        task = progress.add_task("", total=len(self._waiting))
-        total = len(self._waiting)
         try:
-            with progress:
-                while (self._waiting or self._running) and not asked_to_stop:
-                    self._start_ready()
-                    self._collect()
-                    names = ", ".join(escape(_title(started.run)) for started in self._running)
-                    unfinished = sum(1 - self._share(started) for started in self._running)
-                    completed = total - len(self._waiting) - unfinished
-                    progress.update(task, completed=completed, description=names)
-                    if self._running:
-                        time.sleep(POLL_SECONDS)
+            while (self._waiting or self._running) and not asked_to_stop:
+                self._start_ready()
+                self._collect()
+                if self._running:
+                    time.sleep(POLL_SECONDS)
         finally:
             for started in self._running:
                 started.job.stop()
                 started.lock.close()
             self._running = []
         return list(self._failures.values())
-
-    def _share(self, started: _Started) -> float:
-        return min(started.folder.position() / started.run.length, 1.0)
 
     def _start_ready(self) -> None:
         """Start runs while there is room; drop those whose source has failed."""
@@ -222,7 +195,8 @@ class Trainer:
             raise
         (folder.path / "failed.json").unlink(missing_ok=True)
         verb = f"goes on from {Path(checkpoint).name}" if checkpoint else "starts"
-        self.console.print(f"{escape(_title(run))} {verb}", highlight=False)
+        left = f"{len(self._waiting)} more to start"
+        self.console.print(f"{escape(_title(run))} {verb}, {left}", highlight=False)
         return _Started(run, folder, lock, job, attempts, commits, start)
 
     def _collect(self) -> None:

@@ -11,27 +11,21 @@ from typing import Any
 
 from fst.checkpoint import write_text_atomically
 from fst.environment import machine, versions
-from fst.lab.ablation.equal_time import EqualTime
-from fst.lab.ablation.over_time import over_time
 from fst.lab.ablation.plots import draw
 from fst.lab.ablation.results import INTERVAL, Results, Summary
 from fst.lab.reporting.document import Cell, Document, Table
 from fst.lab.reporting.markdown import markdown
 
 
-def write(results: Results, folder: Path, command: str, times: EqualTime | None = None) -> Document:
-    """Write everything into ``folder``; ``command`` is how to get it.
-
-    ``times``: of trainings of equal time, which have a table and a figure more.
-    """
-    timed = () if times is None or not results.measured() else (over_time(results, times, folder),)
+def write(results: Results, folder: Path, command: str) -> Document:
+    """Write everything into ``folder``; ``command`` is how to get it."""
     document = Document(
         title=results.grid.title,
         description=results.grid.description,
         command=command,
         versions={**_versions(results), "machine": machine()},
-        tables=[_main(results), *(table for table, _ in timed)],
-        figures=[*(drawn for _, drawn in timed), *draw(results, folder)],
+        tables=[_main(results)],
+        figures=draw(results, folder),
         notes=_notes(results),
     )
     document.save(folder)
@@ -131,7 +125,7 @@ def _notes(results: Results) -> list[str]:
                 f"{setting.label} starts from the trained {source} of the same seed, whose epochs "
                 "come on top of its own."
             )
-    if grid.epochs is not None and not grid.lengths:
+    if grid.epochs is not None and all(s.epochs is None for s in grid.settings.values()):
         notes.append(f"All trainings were set to {grid.epochs} epochs.")
     if grid.options:
         notes.append("Changed in all: " + ", ".join(f"{k}={v}" for k, v in grid.options.items()))

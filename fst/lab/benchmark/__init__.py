@@ -12,12 +12,12 @@ from fst.lab.benchmark.layers import (
     layer_shapes,
     time_layer,
 )
-from fst.lab.benchmark.steps import Contestants, StepTimes, contestants, time_steps
-from fst.lab.subject import Training
+from fst.lab.benchmark.steps import Candidates, StepTimes, candidates, time_steps
+from fst.lab.model import Training
 
 __all__ = [
     "PLAIN",
-    "Contestants",
+    "Candidates",
     "Function",
     "LayerShape",
     "LayerTimes",
@@ -25,7 +25,7 @@ __all__ = [
     "Timing",
     "Training",
     "compare",
-    "contestants",
+    "candidates",
     "geometric_mean",
     "layer_shapes",
     "sample",

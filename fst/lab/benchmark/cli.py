@@ -8,44 +8,43 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Sequence
 
 import torch
 
+from fst import get_strategy
 from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
 from fst.checkpoint import write_text_atomically
-from fst.command_lines.lab import MEASURED, bench
+from fst.command_lines.lab import bench
+from fst.command_lines.options import takes
 from fst.command_lines.paths import check_read
 from fst.environment import surroundings
-from fst.lab.arguments import command_of, strategy_of
+from fst.lab.arguments import command_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import measure, subject
+from fst.lab.benchmark.run import measure, model_under_test, plan
+from fst.lab.model import is_config
 from fst.lab.reporting.markdown import markdown
-from fst.lab.subject import is_config
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@takes(bench)
+def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
-    options = bench().parse_args(arguments)
     with user_errors(options):
         if is_config(options.model):
             check_read(argparse.Namespace(config=options.model))
         for text in options.strategies:
             _check_strategy(text)
         options.force_backends = _backends(options.force_backends)
-        return _benchmark(options, arguments)
+        return _benchmark(options)
 
 
-def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
+def _benchmark(options: argparse.Namespace) -> int:
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_cuda = options.device.type == "cuda"
-    if options.measure is None:
-        options.measure = [*MEASURED, *(["compiled"] if on_cuda else [])]
     if options.processor_time and on_cuda:
         raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
     if options.threads:
@@ -53,7 +52,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
-    training, described = subject(options)
+    training, described = model_under_test(options)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,14 +60,14 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
     if not os.access(options.out.parent, os.W_OK):
         raise ValueError(f"--out {options.out} cannot be written: its folder is read-only.")
     header = {
-        "command": command_of("bench", arguments),
+        "command": command_of("bench", options),
         **surroundings(options.device),
         **described,
         "dtype": options.dtype,
-        "rounds": options.repeats,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
+    print(plan(options, described), flush=True)
     found, status = Measurements(options.device.type), 0
     try:
         with processor_time() if options.processor_time else contextlib.nullcontext():
@@ -90,7 +89,7 @@ def _benchmark(options: argparse.Namespace, arguments: Sequence[str] | None) -> 
 def _check_strategy(text: str) -> None:
     """Raise ValueError unless NAME or NAME,OPTION=VALUE,... makes a strategy."""
     try:
-        strategy_of(text)
+        get_strategy(text)
     except ValueError as error:
         raise ValueError(f"--strategies {text}: {error}") from error
 

@@ -68,7 +68,8 @@ class LayerTimes:
 
     Attributes:
         count: how often the model has this shape.
-        times: GEMM or "pruning" (S(W) and S(Wᵀ)) -> contestant -> timing. The contestant
+        rounds: of each time.
+        times: GEMM or "pruning" (S(W) and S(Wᵀ)) -> candidate -> timing. The candidate
             "torch" is `F.conv2d` or `F.linear` itself; "dense, our kernel" the C++ kernels with a
             list of all positions, beside strategies that draw some.
         decisions: the same keys -> strategy -> operation -> which backend was chosen, and why.
@@ -76,13 +77,18 @@ class LayerTimes:
 
     shape: LayerShape
     count: int
+    rounds: int
     times: dict[str, dict[str, Timing]]
     decisions: dict[str, dict[str, dict[str, Decision]]] = field(default_factory=dict)
 
     def ratio(self, gemm: str, strategy: str) -> float:
         """Time of torch's dense GEMM over that of the strategy: above 1 is faster."""
-        times = self.times[gemm]
-        return times[PLAIN].median / times[strategy].median
+        return self.ratios(gemm, strategy).median
+
+    def ratios(self, gemm: str, strategy: str) -> Timing:
+        """The median of torch's dense GEMM over the median and quartiles of the strategy's."""
+        dense, timing = self.times[gemm][PLAIN].median, self.times[gemm][strategy]
+        return Timing(dense / timing.median, dense / timing.high, dense / timing.low)
 
 
 def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
@@ -218,15 +224,15 @@ def time_layer(
         parts: which GEMMs, and whether "pruning", are timed.
     """
     layer = _Layer(shape, device, dtype, memory_format)
-    contestants: dict[str, dict[str, Function]] = {part: {} for part in parts}
+    candidates: dict[str, dict[str, Function]] = {part: {} for part in parts}
     decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in parts}
     for gemm, function in layer.plain(parts).items():
-        contestants[gemm][PLAIN] = function
+        candidates[gemm][PLAIN] = function
     for name, strategy in strategies.items():
         record = Record()
         with recording(record):
             for part, function in layer.sparse(strategy, parts).items():
-                contestants[part][name] = function
+                candidates[part][name] = function
                 record.decisions.clear()
                 function()
                 decisions[part][name] = dict(record.decisions)
@@ -234,9 +240,9 @@ def time_layer(
     if draws and "grad_weight" in parts and device.type == "cpu" and not cpp.missing():
         control = _control(layer)
         if control is not None:
-            contestants["grad_weight"][CONTROL] = control
-    times = {part: compare(functions, repeats, device) for part, functions in contestants.items()}
-    return LayerTimes(shape, count, times, decisions)
+            candidates["grad_weight"][CONTROL] = control
+    times = {part: compare(functions, repeats, device) for part, functions in candidates.items()}
+    return LayerTimes(shape, count, repeats, times, decisions)
 
 
 def _control(layer: _Layer) -> Function | None:

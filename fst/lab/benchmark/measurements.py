@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fst.backends import Decision
 from fst.backends.timing import geometric_mean
-from fst.lab.benchmark.breakdown import CATEGORIES
+from fst.basics.text import counted_as
 from fst.lab.benchmark.layers import PLAIN, PRUNING, LayerTimes
 from fst.lab.benchmark.steps import StepTimes
 from fst.lab.reporting.document import Document, Table
@@ -23,26 +23,15 @@ MEMORY_NOTE = (
     "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
     "parameters left out."
 )
-BREAKDOWN_NOTES = {
-    "cpu": "The median one of three profiled steps: own time of operators, in ms. "
-    "Profiling makes a step longer; the shares are what counts.",
-    "cuda": "The median one of three profiled steps: time of the kernels that operators "
-    "launch, in ms. What a step takes beyond their sum, no kernel is running.",
-}
 
 
 @dataclass
 class Measurements:
-    """What was measured; empty what was skipped.
-
-    Attributes:
-        breakdown: contestant -> category -> milliseconds.
-    """
+    """What was measured; empty what was skipped."""
 
     device: str
     layers: list[LayerTimes] = field(default_factory=list)
     steps: StepTimes | None = None
-    breakdown: dict[str, dict[str, float]] = field(default_factory=dict)
     memory: dict[str, StepMemory] = field(default_factory=dict)
 
 
@@ -55,8 +44,6 @@ def describe(header: Mapping[str, Any], found: Measurements) -> Document:
     if found.steps is not None:
         tables.append(_step_table(found.steps))
         notes = [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
-    if found.breakdown:
-        tables.append(_breakdown_table(found.breakdown, BREAKDOWN_NOTES[found.device]))
     if found.memory:
         scratch = ", without oneDNN's scratch memory" if found.device == "cpu" else ""
         tables.append(_memory_table(found.memory, MEMORY_NOTE.format(scratch=scratch)))
@@ -72,14 +59,18 @@ def _layer_tables(found: Measurements) -> list[Table]:
     layers = found.layers
     tables = []
     for gemm in GEMMS:
-        titles = ["layer", "n", "torch ms", *_strategies(layers, gemm)]
+        titles = ["layer", "n", "torch ms (quartiles)", *_strategies(layers, gemm)]
         title = f"{gemm}: dense time over strategy's time"
-        tables.append(Table(title, titles, _ratio_rows(layers, gemm)))
+        tables.append(Table(title, titles, _ratio_rows(layers, gemm), _rounds(layers[0].rounds)))
     chosen = _decision_rows(layers)
     if chosen:
         titles = ["GEMM", "operation", "backend", "strategies", "layers", "why", "measured ms"]
         tables.append(Table("backends chosen, and why", titles, chosen))
     return tables
+
+
+def _rounds(count: int) -> str:
+    return f"Medians, and quartiles in brackets, of {counted_as(count, 'round', 'rounds')}."
 
 
 def _strategies(layers: Sequence[LayerTimes], gemm: str) -> list[str]:
@@ -93,10 +84,12 @@ def _ratio_rows(layers: Sequence[LayerTimes], gemm: str) -> list[list[Any]]:
     strategies = _strategies(layers, gemm)
     for layer in layers:
         ratios = [
-            f"{layer.ratio(gemm, name):.2f}" if name in layer.times[gemm] else ""
+            "{:.2f} ({:.2f} to {:.2f})".format(*layer.ratios(gemm, name))
+            if name in layer.times[gemm]
+            else ""
             for name in strategies
         ]
-        plain = _milliseconds(layer.times[gemm][PLAIN].median)
+        plain = layer.times[gemm][PLAIN]
         rows.append([layer.shape, layer.count, plain, *ratios])
     groups = {
         "3x3, geometric mean": [x for x in layers if x.shape.kernel == (3, 3)],
@@ -154,17 +147,8 @@ def _step_table(steps: StepTimes) -> Table:
         row += [steps.host[name]] if steps.host else []
         pruning = steps.pruning.get(name)
         rows.append([*row, f"{pruning.median / timing.median:.2%}" if pruning else ""])
-    return Table("training step (forward, backward, SGD)", titles, rows)
-
-
-def _breakdown_table(breakdown: Mapping[str, Mapping[str, float]], note: str) -> Table:
-    shown = [name for name in CATEGORIES if any(name in spent for spent in breakdown.values())]
-    rows = []
-    for contestant, spent in breakdown.items():
-        whole = sum(spent.values())
-        cells = (f"{spent[n]:.1f} ({spent[n] / whole:.0%})" if n in spent else "" for n in shown)
-        rows.append([contestant, *cells, f"{whole:.1f}"])
-    return Table("where the time of a step goes", ["strategy", *shown, "sum"], rows, note)
+    title = "training step (forward, backward, SGD)"
+    return Table(title, titles, rows, _rounds(steps.rounds))
 
 
 def _memory_table(memory: Mapping[str, StepMemory], note: str) -> Table:
@@ -188,13 +172,12 @@ def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     if found.steps is not None:
         parts = found.steps._asdict()
-        steps = {name: _plain(times) for name, times in parts.items() if name != "failed"}
-        steps["failed"] = found.steps.failed
+        plain = ("rounds", "failed")
+        steps = {name: v if name in plain else _plain(v) for name, v in parts.items()}
     return {
         "header": dict(header),
         "layers": [_layer_json(layer) for layer in found.layers],
         "steps": steps,
-        "breakdown": found.breakdown,
         "memory": _plain(found.memory),
     }
 
@@ -207,6 +190,7 @@ def _layer_json(layer: LayerTimes) -> dict[str, Any]:
     return {
         "layer": str(layer.shape),
         "count": layer.count,
+        "rounds": layer.rounds,
         "times": {gemm: _plain(times) for gemm, times in layer.times.items()},
         "decisions": {
             gemm: {strategy: _plain(decided) for strategy, decided in by_strategy.items()}

@@ -47,13 +47,13 @@ def _measure(training: Training, strategy: Strategy | None) -> StepMemory:
     gc.collect()
     cuda = training.device.type == "cuda"
     peak = _cuda_peak(training, strategy) if cuda else _cpu_peak(training, strategy)
-    model, step = training.contestant(strategy)
+    model, step = training.candidate(strategy)
     return StepMemory(peak, saved_bytes(model, step))
 
 
 def _cuda_peak(training: Training, strategy: Strategy | None) -> int:
     before = torch.cuda.memory_allocated(training.device)
-    _, step = training.contestant(strategy)
+    _, step = training.candidate(strategy)
     step()
     torch.cuda.reset_peak_memory_stats(training.device)
     step()
@@ -63,7 +63,7 @@ def _cuda_peak(training: Training, strategy: Strategy | None) -> int:
 def _cpu_peak(training: Training, strategy: Strategy | None) -> int:
     kinds = [ProfilerActivity.CPU]
     with profile(activities=kinds, profile_memory=True, acc_events=True) as profiler:
-        _, step = training.contestant(strategy)
+        _, step = training.candidate(strategy)
         step()
         step()
     with tempfile.TemporaryDirectory() as folder:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from fst import get_strategy
+from fst.backends.timing import LEAST_ROUNDS
+from fst.command_lines.lab import ROUNDS, STEP_SECONDS
 from fst.lab import benchmark
-from fst.lab.arguments import strategy_of
-from fst.lab.benchmark.breakdown import break_down
 from fst.lab.benchmark.measurements import Measurements
 from fst.lab.benchmark.memory import measure_memory
-from fst.lab.subject import Training, from_config, from_name, is_config
+from fst.lab.model import Training, from_config, from_name, is_config
 from fst.rules.strategy import Strategy
 
 
-def subject(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
-    """What --model names on random data, and what the report says of it."""
+def model_under_test(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
+    """The model of --model on random data, and its rows of the report's header."""
     given = {"size": options.size, "dtype": options.dtype, "device": options.device}
     if not is_config(options.model):
         training = from_name(options.model, options.batch, layers=options.layers or "conv", **given)
@@ -37,27 +40,39 @@ def subject(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
     }
 
 
+def plan(options: argparse.Namespace, described: Mapping[str, Any]) -> str:
+    """The lines that announce all that is going to be measured."""
+    rounds = f"{options.repeats} rounds"
+    if options.repeats is None:
+        rounds = f"{LEAST_ROUNDS} to {ROUNDS} rounds, as many as fit into {STEP_SECONDS:.0f} s"
+    each = {
+        "layers": f"each distinct layer, GEMM by GEMM, {options.repeats or ROUNDS} rounds",
+        "steps": f"training steps, {rounds}",
+        "compiled": f"training steps with torch.compile, {rounds}",
+        "memory": "memory of a training step",
+    }
+    head = (
+        f"{described['model']}, batch {described['batch']}, {described['size']}, {options.dtype}, "
+        f"{options.device.type}: torch beside {', '.join(options.strategies)}"
+    )
+    return "\n".join([head, *(f"- {each[name]}" for name in each if name in options.measure)])
+
+
 def measure(training: Training, options: argparse.Namespace, found: Measurements) -> None:
     """Add everything that --measure names to ``found``."""
-    strategies = {text: strategy_of(text) for text in options.strategies}
+    strategies = {text: get_strategy(text) for text in options.strategies}
     wanted = options.measure
     if "layers" in wanted:
         time_layers(training, options, strategies, found)
-    if {"steps", "compiled", "profile"} & set(wanted):
-        compiled = "compiled" in wanted
-        repeats = max(3, options.repeats // 3)
-        print(
-            f"training steps: {repeats} rounds of {1 + len(strategies)} models, "
-            f"{'eager and compiled' if compiled else 'eager'} …",
-            flush=True,
+    if {"steps", "compiled"} & set(wanted):
+        made = benchmark.candidates(
+            training,
+            strategies,
+            compiled="compiled" in wanted,
+            forced=options.force_backends,
         )
-        made = benchmark.contestants(
-            training, strategies, compiled=compiled, forced=options.force_backends
-        )
-        found.steps = benchmark.time_steps(made, training, repeats)
-        if "profile" in wanted:
-            spent = {name: break_down(c, options.device) for name, c in made.ready.items()}
-            found.breakdown.update(spent)
+        seconds = math.inf if options.repeats else STEP_SECONDS / len(made.ready)
+        found.steps = benchmark.time_steps(made, training, options.repeats or ROUNDS, seconds)
     if "memory" in wanted:
         found.memory.update(measure_memory(training, strategies))
 
@@ -85,6 +100,6 @@ def time_layers(
             device=options.device,
             dtype=getattr(torch, options.dtype),
             memory_format=torch.channels_last,
-            repeats=options.repeats,
+            repeats=options.repeats or ROUNDS,
         )
         found.layers.append(times)

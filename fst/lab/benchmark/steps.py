@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,16 +12,16 @@ from torch import nn
 from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
 from fst.lab.benchmark.layers import ALL_LISTED, BY_LISTS, CONTROL, PLAIN
-from fst.lab.subject import Training
+from fst.lab.model import Training
 from fst.layers.modules import sparse_layers
 from fst.ops import cpp
 from fst.rules.strategy import Strategy
 
 COMPILED = "compiled"
-RECOMPILE_LIMIT = 64  # contestants share the code of their layers
+RECOMPILE_LIMIT = 64  # candidates share the code of their layers
 
 
-class Contestant(NamedTuple):
+class Candidate(NamedTuple):
     """A model and its training step.
 
     Attributes:
@@ -43,23 +44,23 @@ class Contestant(NamedTuple):
         return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 
 
-class Contestants(NamedTuple):
+class Candidates(NamedTuple):
     """Those that run, by name, and why others do not.
 
     Names: "torch" or the strategy; behind a comma "compiled" or the forced backends.
     """
 
-    ready: dict[str, Contestant]
+    ready: dict[str, Candidate]
     failed: dict[str, str]
 
 
-def contestants(
+def candidates(
     training: Training,
     strategies: Mapping[str, Strategy],
     *,
     compiled: bool = False,
     forced: Mapping[str, str] | None = None,
-) -> Contestants:
+) -> Candidates:
     """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
     those can compute, if asked for.
 
@@ -67,18 +68,18 @@ def contestants(
     cannot be compiled, or fails with the forced backends, is among the failed ones; one in which no
     forced backend takes part is left out.
     """
-    made = Contestants({}, {})
+    made = Candidates({}, {})
     for name, strategy in {PLAIN: None, **strategies}.items():
         made.ready[name] = _after_a_step(training, strategy)
         if forced and strategy is not None:
             title = f"{name}, {_words(forced)}"
             try:
-                contestant = _after_a_step(training, strategy, preferred=forced)
+                candidate = _after_a_step(training, strategy, preferred=forced)
             except Exception as error:  # whatever kernels raise that have not run here before
                 made.failed[title] = _in_a_line(error)
             else:
-                if contestant.used():
-                    made.ready[f"{name}, {_words(contestant.used())}"] = contestant
+                if candidate.used():
+                    made.ready[f"{name}, {_words(candidate.used())}"] = candidate
         if compiled:
             torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
             title = f"{name}, {COMPILED}"
@@ -107,8 +108,8 @@ def _after_a_step(
     strategy: Strategy | None,
     compiled: bool = False,
     preferred: Mapping[str, str] | None = None,
-) -> Contestant:
-    model, plain_step = training.contestant(strategy, compiled)
+) -> Candidate:
+    model, plain_step = training.candidate(strategy, compiled)
     preferred = dict(preferred or {})
 
     def step() -> None:
@@ -116,19 +117,21 @@ def _after_a_step(
             plain_step()
 
     step()
-    return Contestant(model, step if preferred else plain_step, strategy, preferred)
+    return Candidate(model, step if preferred else plain_step, strategy, preferred)
 
 
 class StepTimes(NamedTuple):
     """Times of training steps.
 
     Attributes:
-        step: contestant -> forward, backward and SGD.
-        host: contestant -> until the step's calls have returned; on CUDA alone.
-        pruning: contestant -> S(W) and S(Wᵀ) of all layers whose weight is trained.
-        failed: contestant -> why it did not run.
+        rounds: of all times.
+        step: candidate -> forward, backward and SGD.
+        host: candidate -> until the step's calls have returned; on CUDA alone.
+        pruning: candidate -> S(W) and S(Wᵀ) of all layers whose weight is trained.
+        failed: candidate -> why it did not run.
     """
 
+    rounds: int
     step: dict[str, Timing]
     host: dict[str, Timing]
     pruning: dict[str, Timing]
@@ -139,30 +142,40 @@ class StepTimes(NamedTuple):
         return self.step[PLAIN].median / self.step[name].median
 
 
-def time_steps(made: Contestants, training: Training, repeats: int) -> StepTimes:
-    """Time a training step (forward, backward, SGD) of each contestant."""
+def time_steps(
+    made: Candidates, training: Training, repeats: int, seconds: float = math.inf
+) -> StepTimes:
+    """Time a training step (forward, backward, SGD) of each candidate.
+
+    Args:
+        repeats: rounds, at most.
+        seconds: of the slowest candidate's steps, after which no round begins; there are
+            `LEAST_ROUNDS` all the same.
+    """
     device = training.device
-    steps = {name: contestant.step for name, contestant in made.ready.items()}
-    taken = sample(steps, repeats, device)
+    steps = {name: candidate.step for name, candidate in made.ready.items()}
+    taken = sample(steps, repeats, device, most=seconds * 1e3)
+    rounds = len(taken[PLAIN].done)
     pruning = {
-        name: _pruning_of(contestant, training.amp_dtype)
-        for name, contestant in made.ready.items()
-        if contestant.strategy is not None and not name.endswith(COMPILED)
+        name: _pruning_of(candidate, training.amp_dtype)
+        for name, candidate in made.ready.items()
+        if candidate.strategy is not None and not name.endswith(COMPILED)
     }
     host = taken if device.type == "cuda" else {}
     return StepTimes(
+        rounds,
         {name: Timing.of(samples.done) for name, samples in taken.items()},
         {name: Timing.of(samples.returned) for name, samples in host.items()},
-        compare(pruning, repeats, device),
+        compare(pruning, rounds, device),
         made.failed,
     )
 
 
-def _pruning_of(contestant: Contestant, amp_dtype: torch.dtype | None) -> Function:
-    layers = [x for x in sparse_layers(contestant.model).values() if x.weight.requires_grad]
+def _pruning_of(candidate: Candidate, amp_dtype: torch.dtype | None) -> Function:
+    layers = [x for x in sparse_layers(candidate.model).values() if x.weight.requires_grad]
 
     def prune() -> None:
-        with prefer(**contestant.preferred):
+        with prefer(**candidate.preferred):
             for layer in layers:
                 layer.pruned(amp_dtype or layer.weight.dtype)
 

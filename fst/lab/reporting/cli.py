@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from fst.basics.arguments import user_errors
 from fst.basics.text import counted_as
 from fst.checkpoint import write_text_atomically
 from fst.command_lines import lab as command_lines
+from fst.command_lines.options import takes
 from fst.environment import versions
 from fst.lab.arguments import command_of
 from fst.lab.reporting.document import FILE_NAME, load_document
@@ -19,12 +21,12 @@ from fst.lab.reporting.runs import find_runs, is_run
 from fst.lab.reporting.training import describe_runs
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@takes(command_lines.report)
+def main(arguments: argparse.Namespace) -> int:
     """Write the report; exit status 2 for bad input."""
-    arguments = command_lines.report().parse_args(argv)
     made = {
         "Date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "Command": command_of("report", argv),
+        "Command": command_of("report", arguments),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions().items()),
     }
     with user_errors(arguments):

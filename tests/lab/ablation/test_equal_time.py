@@ -1,16 +1,16 @@
-"""Equal time: as many epochs as fit, on curves over seconds that were measured in turns."""
+"""benchmarks/equal_time.py: as many epochs as fit, and curves over the seconds of timed steps."""
 
 import csv
 import json
+import runpy
+from pathlib import Path
 
 import pytest
 
 from fst.backends.timing import Timing
-from fst.lab.ablation import cli, equal_time
-from fst.lab.ablation.equal_time import EqualTime
 from fst.lab.ablation.folders import RunFolder
-from fst.lab.reporting.document import load_document
 
+SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "equal_time.py"))
 SETTINGS = {
     "dense": {"sparsity": {"strategy": "dense"}},
     "good": {"sparsity": {"strategy": "sampled"}},
@@ -20,79 +20,79 @@ STEPS = {"dense": 3.0, "good": 2.0, "slow": 100.0}
 PLACE = {"device": "CPU, some", "threads": 2, "autotuner": "on"}
 
 
+@pytest.fixture
+def equal_time(tmp_path, stand_in):
+    """Runs the script in tmp_path/work with the stand-in for trainings."""
+
+    def run(grid, *arguments):
+        words = [str(grid), "--work-dir", str(tmp_path / "work"), *arguments]
+        return SCRIPT["main"](words, train=[str(stand_in)])
+
+    return run
+
+
 def write_times(work_dir, steps):
     """As an earlier command leaves them: two iterations in each epoch."""
     work_dir.mkdir(exist_ok=True)
     content = {
-        "baseline": "dense",
         "steps": {name: [t, t, t] for name, t in steps.items()},
         "iterations": dict.fromkeys(steps, 2),
         "machine": PLACE,
     }
-    (work_dir / equal_time.FILE).write_text(json.dumps(content))
+    (work_dir / "equal_time.json").write_text(json.dumps(content))
 
 
-def test_whole_epochs_nearest_to_the_time_of_the_baseline():
+def test_whole_epochs_nearest_to_the_seconds():
     steps = {
         "dense": 3.0,
         "half": 1.5,
         "near": 2.9,
         "a_little_slower": 3.01,
-        "same": 3.0,
         "slow": 100.0,
     }
-    steps = {name: Timing(t, t, t) for name, t in steps.items()}
-    times = EqualTime("dense", steps, {**dict.fromkeys(steps, 10), "half": 20}, {})
+    timings = {name: Timing(t, t, t) for name, t in steps.items()}
+    times = SCRIPT["Times"](timings, {**dict.fromkeys(steps, 10), "half": 20}, {})
     assert times.seconds("dense") == 0.03 and times.seconds("half") == 0.03
-    found = {name: times.epochs(name, 30) for name in steps}
-    assert found == {
-        "dense": 30,
-        "half": 30,
-        "near": 31,
-        "a_little_slower": 30,
-        "same": 30,
-        "slow": 1,
-    }
+    found = {name: times.epochs(name, 30 * 0.03) for name in steps}
+    assert found == {"dense": 30, "half": 30, "near": 31, "a_little_slower": 30, "slow": 1}
 
 
-def test_each_setting_gets_the_baselines_seconds(write_grid, ablate, tmp_path, capsys):
+@pytest.mark.parametrize("budget", [["--epochs", "20"], ["--seconds", "0.12"]])
+def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, budget):
     """The stand-in logs one validation, of step 1: 90 + seed, and 3 more for 'good'."""
-    write_times(tmp_path / "work", STEPS)
+    work = tmp_path / "work"
+    write_times(work, STEPS)
     grid = write_grid(settings=SETTINGS)
-    with pytest.raises(SystemExit):
-        ablate(grid, "--epochs", "20")
-    assert "give --equal-time" in capsys.readouterr().err
-    assert ablate(grid, "--epochs", "20", "--equal-time") == 0
+    assert equal_time(grid, *budget) == 0
     lengths = {}
     for name in SETTINGS:
-        folder = RunFolder.of(tmp_path / "work", name, 0)
+        folder = RunFolder.of(work, name, 0)
         lengths[name] = folder.read("run.json")["length"]
         config = folder.config.read_text()
         assert f"'val_interval': {max(1, lengths[name] // 10)}" in config
         assert f"'T_max': {lengths[name]}" in config
     assert lengths == {"dense": 20, "good": 30, "slow": 1}
-    document = load_document(tmp_path / "work")
-    table = next(table for table in document.tables if table.title == "At equal time")
-    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert [rows[name]["epochs"] for name in SETTINGS] == [20, 30, 1]
-    assert rows["dense"]["seconds"] == "0"  # 0.12
+    page = (work / "over_time.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    head, _, *rows = [row for row in rows if row]
+    rows = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert [rows[name]["epochs"] for name in SETTINGS] == ["20", "30", "1"]
     column = "seconds to dense's 90.50"
     assert rows["good"][column] == "0 (2 of 2 runs)"
     assert rows["dense"][column] == "0 (1 of 2 runs)"
-    assert "CPU, some, 2 threads" in table.caption
-    assert document.figures[0].file == "over_time.png"
-    assert (tmp_path / "work" / "over_time.png").is_file()
-    with open(tmp_path / "work" / "curves.csv") as file:
+    assert (work / "over_time.png").is_file()
+    with open(work / "curves.csv") as file:
         assert {row["setting"] for row in csv.DictReader(file)} == set(SETTINGS)
-    longer = write_grid(settings={**SETTINGS, "later": {}})
-    assert ablate(longer, "--report-only", "--equal-time") == 0
-    assert load_document(tmp_path / "work").tables[1].rows == table.rows
+    (work / "over_time.md").unlink()
+    assert equal_time(grid, *budget, "--report-only") == 0
+    assert "0 (2 of 2 runs)" in (work / "over_time.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("keys", "arguments", "message"),
     [
-        ({"settings": SETTINGS}, ["--only", "good"], "needs the baseline among the settings"),
+        ({"settings": SETTINGS}, ["--only", "good"], "the baseline must be among the settings"),
+        ({"settings": SETTINGS}, ["--seconds", "0"], "--seconds=0.0"),
         ({"settings": {**SETTINGS, "later": {}}}, [], "has no times of ['later']"),
         (
             {"settings": {**SETTINGS, "after": {"start_from": "dense"}}},
@@ -107,28 +107,22 @@ def test_each_setting_gets_the_baselines_seconds(write_grid, ablate, tmp_path, c
     ],
 )
 def test_what_cannot_have_equal_time(
-    write_grid, ablate, tmp_path, capsys, keys, arguments, message
+    write_grid, equal_time, tmp_path, capsys, keys, arguments, message
 ):
     write_times(tmp_path / "work", STEPS)
     with pytest.raises(SystemExit) as stop:
-        ablate(write_grid(**keys), "--equal-time", *arguments)
+        equal_time(write_grid(**keys), *arguments)
     assert stop.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_steps_are_timed_once_and_tiny_trainings_run(write_grid, tmp_path, capsys):
-    """Real steps and trainings, of 64 digits."""
+def test_steps_are_timed_on_the_data_of_the_config(write_grid, equal_time, tmp_path, capsys):
+    """Two batches an epoch, of 64 digits; --dry-run times and trains nothing."""
     settings = {name: SETTINGS[name] for name in ("dense", "good")}
-    grid = write_grid(settings=settings, seeds=[0])
-    command = [str(grid), "--work-dir", str(tmp_path / "work"), "--equal-time", "--epochs", "2"]
-    assert cli.main([*command, "--dry-run"]) == 0
-    assert "step, ms" in capsys.readouterr().out
-    measured = (tmp_path / "work" / equal_time.FILE).read_text()
-    times = equal_time.read(tmp_path / "work")
-    assert all(timing.median > 0 for timing in times.steps.values())
-    assert times.iterations == {"dense": 2, "good": 2}
-    assert cli.main(command) == 0
-    assert (tmp_path / "work" / equal_time.FILE).read_text() == measured
-    table = load_document(tmp_path / "work").tables[1]
-    epochs = {row[0]: row[2] for row in table.rows}
-    assert epochs == {"dense": 2, "good": times.epochs("good", 2)}
+    grid = write_grid(settings=settings)
+    assert equal_time(grid, "--epochs", "9", "--dry-run") == 0
+    assert "runs, all configs are valid" in capsys.readouterr().out
+    found = json.loads((tmp_path / "work" / "equal_time.json").read_text())
+    assert found["iterations"] == {"dense": 2, "good": 2}
+    assert all(low > 0 for _, low, _ in found["steps"].values())
+    assert not (tmp_path / "work" / "dense").exists()

@@ -52,7 +52,6 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
             {"settings": {"a": {"start_from": "b"}, "b": {"start_from": "a"}}},
             "leads back to itself",
         ),
-        ({"heatmap": ["a"]}, "benchmarks/papers/heatmap.py draws it"),
         ({"extends": "grid.yaml"}, "leads back to the file itself"),
         ({"base": None}, "base=None is missing"),
         ({"baseline": ["a"]}, r"grid.yaml.baseline=\['a'\]: Expected `str"),

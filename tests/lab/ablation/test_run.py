@@ -186,10 +186,6 @@ def test_a_metric_that_is_not_logged_fails(write_grid, ablate, capsys):
         (["--only", "dens"], "Did you mean 'dense'"),
         (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
         (["--jobs", "0"], "is not an integer >= 1"),
-        (
-            ["--submit", "slurm"],
-            "no --submit any more: make each run a job of your own",
-        ),
         (["--seeds", "1", "1"], "must be different integers"),
     ],
 )

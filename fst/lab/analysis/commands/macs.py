@@ -16,10 +16,9 @@ from torch import nn
 from fst import get_strategy
 from fst.conversion import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
-from fst.lab.arguments import strategy_of
+from fst.lab.model import Training, from_config, from_name
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import GEMM_COLOURS, name_layers
-from fst.lab.subject import Training, from_config, from_name
 from fst.rules.strategy import GEMMS, Strategy
 
 LAYERS = [nn.Conv2d, nn.Linear]  # of --all
@@ -52,7 +51,7 @@ class Counted(NamedTuple):
 
 def run(options: argparse.Namespace) -> Document:
     """Count one step of each config under each strategy."""
-    rules = {text: strategy_of(text) for text in options.strategies}
+    rules = {text: get_strategy(text) for text in options.strategies}
     counted = []
     for name, training in _trainings(options).items():
         own = training.strategy or get_strategy("dense")

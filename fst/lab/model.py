@@ -1,4 +1,4 @@
-"""What is measured: a model, and the loss of its training step on a random batch."""
+"""A model under test: how it is made, and the loss of its training step on a random batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = (224, 224)  # of its images
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained; each contestant of a comparison trains a copy.
+    """What is trained; each candidate of a comparison trains a copy.
 
     Attributes:
         model: the dense model.
@@ -56,7 +56,7 @@ class Training:
         convert(self.root(model), strategy, **self.selection)
         return set(sparse_layers(model))
 
-    def contestant(
+    def candidate(
         self, strategy: Strategy | None, compiled: bool = False
     ) -> tuple[nn.Module, Function]:
         """A copy of the model, converted unless ``strategy`` is None, and its training step.
