@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.text import suggest
-from fst.command_lines.analyze import add_output
+from fst.cli.options.analyze import add_output
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
 from fst.lab.ablation.results import INTERVAL, Results, Summary, collect

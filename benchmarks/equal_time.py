@@ -37,12 +37,9 @@ import fst
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.values import check_number
-from fst.checkpoint import write_text_atomically
-from fst.command_lines.options import add_cfg_options
-from fst.engine.data import build_dataloader
-from fst.engine.hooks import SparsityHook
-from fst.engine.model import build_model, sparse_root
-from fst.environment import surroundings
+from fst.cli.environment import surroundings
+from fst.cli.options.parsing import add_cfg_options
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation import cli
 from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
 from fst.lab.ablation.grid import Grid, load_grid
@@ -51,6 +48,9 @@ from fst.lab.ablation.run import TRAIN
 from fst.lab.reporting.document import Cell, Document, Figure, Table
 from fst.lab.reporting.figures import INK, draw_curves, figure, legend_below, save
 from fst.lab.reporting.markdown import markdown
+from fst.training.engine.data import build_dataloader
+from fst.training.engine.hooks import SparsityHook
+from fst.training.engine.model import build_model, sparse_root
 
 TIMES, GRID = "equal_time.json", "equal_time.yaml"
 ROUNDS = 15
@@ -67,7 +67,7 @@ class Times:
     Attributes:
         steps: setting -> milliseconds of a step, the loading of its batch included.
         iterations: setting -> steps of an epoch.
-        machine: all that times depend on, see `fst.environment.surroundings`.
+        machine: all that times depend on, see `fst.cli.environment.surroundings`.
     """
 
     steps: Mapping[str, Timing]

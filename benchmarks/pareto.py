@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from fst import get_strategy
 from fst.basics.arguments import add_traceback, positive, user_errors
-from fst.command_lines.analyze import add_output
+from fst.cli.options.analyze import add_output
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.invocation import changed, read_invocation

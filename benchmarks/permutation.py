@@ -23,12 +23,12 @@ from torch import Tensor, nn
 import fst
 from fst.basics.machine import processor
 from fst.basics.text import table
-from fst.engine.checkpoint import newest_checkpoint
-from fst.engine.config import load_config
-from fst.engine.model import sparse_root
-from fst.engine.runner import Runner
-from fst.engine.trained import trained_model
 from fst.lab.ablation.results import Summary
+from fst.training.engine.checkpoint import newest_checkpoint
+from fst.training.engine.config import load_config
+from fst.training.engine.model import sparse_root
+from fst.training.engine.runner import Runner
+from fst.training.engine.trained import trained_model
 
 CONFIG = "fst::configs/demo.py"
 DENSE = {"strategy": "dense"}

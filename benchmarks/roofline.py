@@ -23,7 +23,7 @@ from fst.backends import backends, prefer
 from fst.backends.timing import Timing, sample
 from fst.basics.arguments import positive
 from fst.basics.text import table
-from fst.command_lines.options import DTYPES
+from fst.cli.options.parsing import DTYPES
 from fst.lab.arguments import source_and_name
 from fst.lab.benchmark import PLAIN, LayerShape, LayerTimes, layer_shapes, time_layer
 from fst.models.named import build_architecture

@@ -27,8 +27,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import set_random_seed
 from timm.models.vision_transformer import Block
 
-from fst.engine.data import build_dataloader
-from fst.engine.model import sparse_root
+from fst.training.engine.data import build_dataloader
+from fst.training.engine.model import sparse_root
 
 OTHER_ORDER = 1000  # added to the seed: the controller's batches come in an order of their own
 

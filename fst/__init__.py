@@ -1,59 +1,63 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
 import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fst.basics.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fst.attachment import attach as attach
-    from fst.budgets import patterns as patterns
-    from fst.conversion import convert as convert
-    from fst.conversion import fold as fold
-    from fst.exporting.model import export as export
-    from fst.functional import sparse_conv2d as sparse_conv2d
-    from fst.functional import sparse_linear as sparse_linear
+    from fst.api.attach import attach as attach
+    from fst.api.convert import convert as convert
+    from fst.api.export import export as export
+    from fst.api.fold import fold as fold
+    from fst.api.functional import sparse_conv2d as sparse_conv2d
+    from fst.api.functional import sparse_linear as sparse_linear
+    from fst.api.hold import hold as hold
+    from fst.api.metrics import metrics as metrics
+    from fst.api.patterns import patterns as patterns
+    from fst.api.permute import permute as permute
+    from fst.api.state import load_sparsity_state as load_sparsity_state
+    from fst.api.state import seed_random_rules as seed_random_rules
+    from fst.api.state import sparsity_state as sparsity_state
+    from fst.api.verify import verify as verify
     from fst.layers.frozen import frozen as frozen
     from fst.layers.modules import sparse_layers as sparse_layers
-    from fst.measures import metrics as metrics
-    from fst.permutation.model import permute as permute
     from fst.rules.nm import NM as NM
     from fst.rules.rule import Rule as Rule
     from fst.rules.schedule import Schedule as Schedule
     from fst.rules.strategy import Strategy as Strategy
-    from fst.state import load_sparsity_state as load_sparsity_state
-    from fst.state import seed_random_rules as seed_random_rules
-    from fst.state import sparsity_state as sparsity_state
     from fst.strategies.registry import get_strategy as get_strategy
     from fst.strategies.registry import list_strategies as list_strategies
     from fst.strategies.registry import register_strategy as register_strategy
-    from fst.verification import verify as verify
-    from fst.zeros import hold as hold
 
 _MODULES = {  # public name -> the module that defines it
     "NM": "rules.nm",
     "Rule": "rules.rule",
     "Schedule": "rules.schedule",
     "Strategy": "rules.strategy",
-    "attach": "attachment",
-    "convert": "conversion",
-    "export": "exporting.model",
-    "fold": "conversion",
+    "attach": "api.attach",
+    "convert": "api.convert",
+    "export": "api.export",
+    "fold": "api.fold",
     "frozen": "layers.frozen",
     "get_strategy": "strategies.registry",
-    "hold": "zeros",
+    "hold": "api.hold",
     "list_strategies": "strategies.registry",
-    "load_sparsity_state": "state",
-    "metrics": "measures",
-    "patterns": "budgets",
-    "permute": "permutation.model",
+    "load_sparsity_state": "api.state",
+    "metrics": "api.metrics",
+    "patterns": "api.patterns",
+    "permute": "api.permute",
     "register_strategy": "strategies.registry",
-    "seed_random_rules": "state",
-    "sparse_conv2d": "functional",
+    "seed_random_rules": "api.state",
+    "sparse_conv2d": "api.functional",
     "sparse_layers": "layers.modules",
-    "sparse_linear": "functional",
-    "sparsity_state": "state",
-    "verify": "verification",
+    "sparse_linear": "api.functional",
+    "sparsity_state": "api.state",
+    "verify": "api.verify",
 }
 __all__ = ["__version__", *_MODULES]
 
@@ -67,6 +71,33 @@ def __getattr__(name: str) -> Any:
     if name in globals():
         return globals()[name]
     raise AttributeError(f"module 'fst' has no attribute {name!r}")
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Imports the packages of version 0.1 under their names of then: configs of users name them."""
+
+    names = {"engine": "training.engine", "detection": "training.detection"}
+    names["functional"] = "api.functional"
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        parts = name.split(".")
+        moved = len(parts) > 1 and parts[0] == "fst" and parts[1] in self.names
+        return ModuleSpec(name, self) if moved else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        _, package, *rest = spec.name.split(".")
+        found = importlib.import_module(".".join(["fst", self.names[package], *rest]))
+        spec.loader_state = found.__spec__
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module has run under its own name, which its spec keeps."""
+        spec = module.__spec__
+        assert spec is not None  # the import system has just set it
+        module.__spec__ = spec.loader_state
+
+
+sys.meta_path.insert(0, _Moved())
 
 
 def __dir__() -> list[str]:

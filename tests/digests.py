@@ -115,13 +115,19 @@ class Training:
             "network": self.network,
             "weights": digest(parameters | dict(self.model.named_buffers())),
             "gradients": digest({name: p.grad for name, p in parameters.items()}),
-            "state": digest(fst.sparsity_state(self.model)),
+            "state": digest(_state(self.model)),
             "masks": digest({n: m.output_mask() for n, m in fst.sparse_layers(self.model).items()}),
         }
         self.model.eval()
         with torch.no_grad():
             self.loss(STEPS)
         return record | {"losses": self.losses}
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """The sparsity state without the record of backends, which has times."""
+    state = fst.sparsity_state(model)
+    return {name: {**entry, "record": None} for name, entry in state.items()}
 
 
 def digest(value: Any) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.attachment import Attachment
+from fst.api.attach import Attachment
 from tests.cases import error
 from tests.strategy_settings import DEFAULTS, SETTINGS, Setting
 

@@ -9,15 +9,18 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, PARAM_SCHEDULERS
 
 import fst
-from fst.engine import SparsityHook
-from fst.engine.config import load_config, read_sparsity
-from fst.engine.data.transforms import build_transforms
-from fst.engine.epochs import schedule_mismatch
+from fst.training.engine import SparsityHook
+from fst.training.engine.config import load_config, read_sparsity
+from fst.training.engine.data.transforms import build_transforms
+from fst.training.engine.epochs import schedule_mismatch
 from tests.strategy_settings import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = {"_base_", "detection", "ablation"}  # have tests of their own
-OTHER_NETWORKS = ("vit_small", "convnext_tiny")  # likewise, in tests/engine/test_vit_convnext.py
+OTHER_NETWORKS = (
+    "vit_small",
+    "convnext_tiny",
+)  # in test_vit_convnext.py
 RECIPES = sorted(
     str(path.relative_to(ROOT))
     for path in ROOT.rglob("*.py")

@@ -22,8 +22,8 @@ from record import conv_names, record_step
 from subject import add_subject, same_draws, subject_of
 from torch import Tensor
 
-from fst.engine.model import sparse_root
 from fst.lab.reporting.document import Document
+from fst.training.engine.model import sparse_root
 
 PARTS = {"1/2": 2, "1/4": 4, "1/8": 8}  # of the positions
 

@@ -19,9 +19,9 @@ from subject import Subject, add_subject, images_of, same_draws, subject_of
 from torch import Tensor
 
 from fst.basics.arguments import positive
-from fst.engine.model import sparse_root
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.training.engine.model import sparse_root
 
 _CHUNK = 16  # samples whose joint histograms are held at once
 COUNT = 5

@@ -20,12 +20,12 @@ from record import LayerRecord, conv_names, record_step
 from subject import add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
-from fst.engine.model import sparse_root
 from fst.lab.arguments import amp_dtype
 from fst.lab.reporting.document import Document
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM
+from fst.training.engine.model import sparse_root
 
 RULES = ("dense", "random", "magnitude", "magnitude_rescaled")
 SHOWN = 1  # SDGP shows the second convolution

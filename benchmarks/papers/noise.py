@@ -24,10 +24,10 @@ from torch import Tensor, nn
 import fst
 from fst.basics.arguments import positive
 from fst.basics.selectors import selected
-from fst.engine.model import sparse_root
 from fst.lab.reporting.document import Document
 from fst.layers.modules import sparse_layers
 from fst.rules.sampled import Sampled
+from fst.training.engine.model import sparse_root
 
 KEPT = (0.5, 0.25)
 ROUNDING = 1e-9  # up to this, a layer's gradient differs by rounding alone

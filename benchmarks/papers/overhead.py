@@ -18,7 +18,6 @@ from subject import add_subject, subject_of
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
-from fst.engine.model import sparse_root
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input
@@ -30,6 +29,7 @@ from fst.rules.alternating import Alternating
 from fst.rules.nm import NM
 from fst.rules.rule import Lattice
 from fst.rules.strategy import Strategy
+from fst.training.engine.model import sparse_root
 
 SECONDS_ON_A100 = {  # FST, Tables 2 and 6: ResNet-18, batch 256
     "training step": 0.184,

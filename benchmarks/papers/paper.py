@@ -18,8 +18,8 @@ from subject import Batch, Loss
 from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
-from fst.command_lines.analyze import add_output
-from fst.command_lines.options import DTYPES
+from fst.cli.options.analyze import add_output
+from fst.cli.options.parsing import DTYPES
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import SMALL, style
 from fst.lab.reporting.markdown import publish

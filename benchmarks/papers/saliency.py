@@ -35,10 +35,10 @@ from subject import Batch, Loss, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst import list_strategies
-from fst.engine.model import sparse_root
 from fst.lab.arguments import amp_dtype
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.training.engine.model import sparse_root
 
 KINDS = (
     "local grad_weight",

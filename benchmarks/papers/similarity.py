@@ -20,16 +20,16 @@ from record import LayerRecord, conv_names, record_step
 from subject import Subject, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
+from fst.api.convert import KINDS
+from fst.api.functional import sparse_conv2d
+from fst.api.selection import classifier_heads
 from fst.basics.arguments import positive
 from fst.basics.selectors import selected
-from fst.conversion import KINDS
-from fst.engine.model import sparse_root
-from fst.functional import sparse_conv2d
 from fst.lab.benchmark.layers import padded_input
 from fst.lab.reporting.document import Document
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
-from fst.selection import classifier_heads
+from fst.training.engine.model import sparse_root
 
 MOST_PREFIX_TOKENS = 5  # a class token and four registers
 SHOWN = (5, 10)  # FST shows the 6th and the 11th convolution

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 import fst
 from fst.basics.arguments import positive
-from fst.checkpoint import load_checkpoint_safely
-from fst.command_lines.options import add_cfg_options
-from fst.engine.checks import check_config
-from fst.engine.classifier import Classifier
-from fst.engine.config import load_config, read_config, read_sparsity
-from fst.engine.data import build_dataloader
-from fst.engine.model import build_model, sparse_root
-from fst.engine.trained import load_weights
+from fst.cli.options.parsing import add_cfg_options
+from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab.arguments import source_and_name
 from fst.lab.model import from_config as random_images
 from fst.rules.strategy import Strategy
+from fst.training.engine.checks import check_config
+from fst.training.engine.classifier import Classifier
+from fst.training.engine.config import load_config, read_config, read_sparsity
+from fst.training.engine.data import build_dataloader
+from fst.training.engine.model import build_model, sparse_root
+from fst.training.engine.trained import load_weights
 
 SPLITS = ("train", "val", "test")
 CLASSES = 1000  # of a model that is named

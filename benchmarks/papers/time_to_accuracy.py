@@ -25,11 +25,11 @@ from runtime import gemm_shares
 from torch import nn
 
 import fst
-from fst.engine.config import read_sparsity
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK
 from fst.lab.reporting.runs import read_run
 from fst.rules.strategy import GEMMS, Strategy
+from fst.training.engine.config import read_sparsity
 
 EQUAL_SHARES = dict.fromkeys(GEMMS, 1 / 3)  # SDGP: "approximately one-third"
 METRICS = ("accuracy/top1", "coco/bbox_mAP", "pascal_voc/mAP")

@@ -32,14 +32,14 @@ FACE = {
 # Of a package with __all__ that is documented, of any other all of its modules.
 ROOMS = {
     "reports": (
-        "fst.report",
-        "fst.conversion",
-        "fst.budgets",
-        "fst.attachment",
-        "fst.verification",
-        "fst.measures",
-        "fst.zeros",
-        "fst.permutation.report",
+        "fst.api.report",
+        "fst.api.convert",
+        "fst.api.patterns",
+        "fst.api.attach",
+        "fst.api.verify",
+        "fst.api.metrics",
+        "fst.api.hold",
+        "fst.channels.report",
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),
@@ -49,12 +49,12 @@ ROOMS = {
         "fst.layers.weights",
         "fst.layers.remembered",
     ),
-    "exporting": ("fst.exporting",),
+    "exporting": ("fst.files",),
     "integrations": ("fst.integrations",),
     "backends": ("fst.backends",),
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
-    "engine": ("fst.engine",),
-    "detection": ("fst.detection.data", "fst.detection.metric"),
+    "engine": ("fst.training.engine",),
+    "detection": ("fst.training.detection.data", "fst.training.detection.metric"),
     "lab": ("fst.lab.analysis", "fst.lab.benchmark"),
 }
 DATA = {

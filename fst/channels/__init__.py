@@ -1,1 +1,1 @@
-"""The axes of a model's tensors that hold the same channels."""
+"""Tensors that share a channel dimension, and the search for its best order."""

@@ -13,10 +13,10 @@ with extra_named():
     from lightning.pytorch.utilities import rank_zero_info
 
 import fst
-from fst.attachment import Attachment
+from fst.api.attach import Attachment
+from fst.api.convert import Selector
 from fst.baselines.prunetrain import removes_channels
 from fst.basics.values import check_integer
-from fst.conversion import Selector
 from fst.layers.step import held_by
 
 KEY = "fst_sparsity"  # of the masks' state in a checkpoint

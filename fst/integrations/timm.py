@@ -25,7 +25,7 @@ with extra_named():
     )
     from timm.layers import Linear as TimmLinear
 
-from fst.conversion import register_layer
+from fst.api.convert import register_layer
 from fst.layers.modules import SparseConv2d, SparseLinear
 from fst.ops.conv import ExactKey
 from fst.rules.strategy import Strategy

@@ -18,19 +18,16 @@ import torch
 from rich.console import Console
 
 from fst import get_strategy
+from fst.api.fold import fold
+from fst.api.verify import verify
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import user_errors
 from fst.basics.text import table
-from fst.checkpoint import write_text_atomically
-from fst.command_lines import lab as command_lines
-from fst.command_lines.options import takes
-from fst.command_lines.paths import config_path
-from fst.conversion import fold
-from fst.engine.checkpoint import newest_checkpoint
-from fst.engine.config import load_config
-from fst.engine.model import sparse_root
-from fst.engine.trained import trained_model
-from fst.environment import cores, machine, versions
+from fst.cli.environment import cores, machine, versions
+from fst.cli.options import lab as command_lines
+from fst.cli.options.parsing import takes
+from fst.cli.options.paths import config_path
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.configs import make_runs
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
@@ -44,7 +41,10 @@ from fst.lab.model import Training, from_config
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
 from fst.rules.strategy import GEMMS, Strategy
-from fst.verification import verify
+from fst.training.engine.checkpoint import newest_checkpoint
+from fst.training.engine.config import load_config
+from fst.training.engine.model import sparse_root
+from fst.training.engine.trained import trained_model
 
 TITLE = "Sparse against dense training on cluttered digits"
 ACCURACY = Metric("accuracy/top1", "accuracy %")

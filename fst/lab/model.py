@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fst.attachment import attach
+from fst.api.attach import attach
+from fst.api.convert import convert
 from fst.backends.timing import Function
-from fst.conversion import convert
 from fst.lab.arguments import amp_dtype, source_and_name
 from fst.layers.modules import sparse_layers
 from fst.models.named import build_architecture
@@ -139,15 +139,15 @@ def from_config(
             classifier nor a detector.
         FileNotFoundError: there is no such config.
     """
-    from fst.engine.classifier import Classifier
-    from fst.engine.config import load_config, read_sparsity
-    from fst.engine.data_root import datasets_of
-    from fst.engine.model import build_model, sparse_root
+    from fst.training.engine.classifier import Classifier
+    from fst.training.engine.config import load_config, read_sparsity
+    from fst.training.engine.data_root import datasets_of
+    from fst.training.engine.model import build_model, sparse_root
 
     config = load_config(path, options)
     is_detector = config.get("default_scope") == "mmdet"
     if is_detector:
-        from fst.detection import sample
+        from fst.training.detection import sample
     model = build_model(config).to(device).train()
     if not is_detector and not isinstance(model, Classifier):
         raise ValueError(

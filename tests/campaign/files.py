@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fst.checkpoint import load_checkpoint_safely, state_dict_of
+from fst.files.checkpoint import load_checkpoint_safely, state_dict_of
 from tests.campaign.payloads import CANARY, IN_ZIP, PAYLOADS, ZIPS
 from tests.campaign.weights import Checks
 
@@ -229,6 +229,8 @@ def _foreign(content: Any) -> str | None:
             waiting += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += value
-        elif type(value).__module__ != "fst.checkpoint":  # its stand-ins hold nothing that runs
+        elif (
+            type(value).__module__ != "fst.files.checkpoint"
+        ):  # its stand-ins hold nothing that runs
             return f"{type(value).__module__}.{type(value).__qualname__}"
     return None

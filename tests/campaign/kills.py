@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fst.checkpoint import load_checkpoint_safely
+from fst.files.checkpoint import load_checkpoint_safely
 from tests.campaign.weights import Checks
 from tests.strategy_settings import SHIPPED
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import fst.exporting.model
+import fst.api.export
 from fst.layers.modules import SparseLayer
 from fst.layers.remembered import FrozenBlock
 from fst.ops.prune import prune_weight
@@ -101,7 +101,7 @@ def _unweighted(choose):
 
 FAULTS = {
     "frozen/end-0": (FrozenBlock, "end", lambda block: None, "is left frozen"),
-    "exports/file-safetensors-1": (fst.exporting.model, "replacing", _beside, ""),
+    "exports/file-safetensors-1": (fst.api.export, "replacing", _beside, ""),
     "choice/mean-0": (Sampled, "choose", _unweighted(Sampled.choose), "mean is .* off"),
     "masks/mask-3-float32-2:4-?": (
         masks,

@@ -16,8 +16,8 @@ from fst.baselines.channel_removal import (
     weights_of,
 )
 from fst.lab.analysis import count_macs
+from tests.api.permutation.networks import Everything, unequal
 from tests.networks import batch, small_net
-from tests.permutation.networks import Everything, unequal
 
 
 class Branches(nn.Module):

@@ -23,7 +23,7 @@ from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
 import fst
-from fst.conversion import SPARSE_CLASSES, register_layer
+from fst.api.convert import SPARSE_CLASSES, register_layer
 from fst.layers.modules import SparseConv2d
 from tests.cases import error
 from tests.oracle.conv import reference_conv2d
@@ -216,7 +216,7 @@ class Unknown(StdConv2d):
 
 
 def test_unknown_subclasses_stay_dense_until_they_are_registered(monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["fst.conversion"], "SPARSE_CLASSES", dict(SPARSE_CLASSES))
+    monkeypatch.setattr(sys.modules["fst.api.convert"], "SPARSE_CLASSES", dict(SPARSE_CLASSES))
     model = nn.Sequential(Unknown(8, 8, 3), nn.Conv2d(8, 8, 3))
     report = fst.convert(model, "fst")
     assert "Unknown is a subclass of Conv2d" in report.skipped["0"]

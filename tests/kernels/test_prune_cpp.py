@@ -232,7 +232,7 @@ def test_layers_use_them_by_default_and_say_so(strategy):
     operations = {"sdgp": ["prune_grad_output"], "gx": ["prune_grad_output", "prune_columns"]}
     for operation in operations.get(strategy, ["prune_weight"]):
         assert model[1].state.record.decisions[operation].backend == "cpp"
-    assert "cpp" in fst.report.backends_table(model)
+    assert "cpp" in fst.api.report.backends_table(model)
     _, expected = _with_torch(_gradients, strategy)
     _, compiled = _gradients(strategy, compiled=True)
     for found, same, wanted in zip(gradients, compiled, expected, strict=True):

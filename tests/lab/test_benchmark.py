@@ -15,7 +15,7 @@ from torch import nn
 import fst
 from fst.backends import timing
 from fst.basics.machine import processor
-from fst.command_lines.lab import bench
+from fst.cli.options.lab import bench
 from fst.lab import benchmark
 from fst.lab.benchmark import cli as tool
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
@@ -94,7 +94,7 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
     """What `benchmarks/gpu_check.sh` runs on machines without it."""
     command = (
         "import sys; sys.modules.update(dict.fromkeys(('mmengine', 'mmcv', 'mmdet')));"
-        "from fst.cli import main; sys.exit(main(['bench', *sys.argv[1:]]))"
+        "from fst.cli.commands import main; sys.exit(main(['bench', *sys.argv[1:]]))"
     )
     options = "--model timm:test_resnet --size 32 --batch 2 --repeats 1 --measure steps "
     options += f"--strategies dense --out {tmp_path}/out"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
-from fst.report import describe_layer
+from fst.api.report import describe_layer
 from fst.rules.sampled import Sampled
 
 

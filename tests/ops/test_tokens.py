@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fst
+from fst.api.report import describe_layer
 from fst.backends import force
 from fst.ops import cpp
-from fst.report import describe_layer
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
 from tests.cases import error

@@ -4,7 +4,7 @@ import pytest
 import torch
 from subject import from_config, from_name, images_of
 
-from fst.engine import cli
+from fst.training.engine import cli
 from tests.lab.analysis.conftest import write_config  # noqa: F401
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import fst
+from fst.api.report import describe_layer
 from fst.lab.analysis import count_macs
-from fst.report import describe_layer
 from fst.rules.rule import Lattice, Rule
 from tests.cases import error
 from tests.networks import batch, small_net, stepped_gradients

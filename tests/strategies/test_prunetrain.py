@@ -9,8 +9,8 @@ from torch import nn
 
 import fst
 import fst.models
+from fst.api.report import describe_layer
 from fst.baselines.channel_removal import fit_channels
-from fst.report import describe_layer
 from tests.networks import batch, small_net
 from tests.strategies.weight_systems import for_gradients_that_are_not_plain
 

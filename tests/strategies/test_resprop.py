@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
+from fst.api.report import describe_layer
 from fst.baselines.resprop import LEAST_THRESHOLD
-from fst.report import describe_layer
 from tests.cases import error
 from tests.networks import batch, end_step, gradients, small_net, train
 from tests.oracle.conv import reference_conv2d

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled, user_errors
-from fst.command_lines import lab as command_lines
-from fst.command_lines.options import takes
-from fst.engine.checkpoint import refuse_no_folder
-from fst.environment import cores
+from fst.cli.environment import cores
+from fst.cli.options import lab as command_lines
+from fst.cli.options.parsing import takes
 from fst.lab.ablation.configs import PlannedRun, make_runs, parse_options
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation, write_invocation
@@ -25,6 +24,7 @@ from fst.lab.ablation.run import TRAIN, Trainer
 from fst.lab.ablation.table import write
 from fst.lab.arguments import command_of
 from fst.lab.reporting.document import Document
+from fst.training.engine.checkpoint import refuse_no_folder
 
 TABLE_COLUMNS = 4  # of the results' first table, on the console
 

@@ -16,9 +16,10 @@ from mmengine.config import Config
 
 from fst.basics.text import nearest
 from fst.basics.values import is_integer
-from fst.checkpoint import write_text_atomically
-from fst.engine.checks import check_config
-from fst.engine.config import (
+from fst.files.checkpoint import write_text_atomically
+from fst.lab.ablation.grid import Grid
+from fst.training.engine.checks import check_config
+from fst.training.engine.config import (
     DETECTION_KEYS,
     KNOWN_KEYS,
     known_keys,
@@ -26,9 +27,8 @@ from fst.engine.config import (
     read_config,
     read_sparsity,
 )
-from fst.engine.epochs import set_epochs
-from fst.engine.model import build_model
-from fst.lab.ablation.grid import Grid
+from fst.training.engine.epochs import set_epochs
+from fst.training.engine.model import build_model
 
 KEYS = KNOWN_KEYS | DETECTION_KEYS
 DECIDED = {"randomness.seed": "`seeds` or --seeds", "work_dir": "--work-dir"}  # for each run

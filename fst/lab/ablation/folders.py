@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fst.basics.errors import UsageError
-from fst.checkpoint import write_text_atomically
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.configs import PlannedRun
 from fst.lab.reporting.runs import flatten, read_config
 

@@ -13,7 +13,7 @@ import yaml
 from mmengine.config import Config
 
 from fst.basics.text import suggest
-from fst.command_lines.paths import config_path
+from fst.cli.options.paths import config_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 OWN = "<name>"  # under which an entry's name is put beside its keys, of which it is none

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fst.checkpoint import write_text_atomically
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid, check_seeds
 
 FILE = "invocation.json"

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled
-from fst.engine.checkpoint import newest_checkpoint
-from fst.environment import commit, versions
+from fst.cli.environment import commit, versions
 from fst.lab.ablation import guard
 from fst.lab.ablation.configs import PlannedRun, write_config
 from fst.lab.ablation.folders import LOG, RunFolder
 from fst.lab.reporting.runs import is_run, read_run
+from fst.training.engine.checkpoint import newest_checkpoint
 
 POLL_SECONDS = 0.25
 LOG_LINES = 15

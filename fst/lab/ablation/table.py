@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fst.checkpoint import write_text_atomically
-from fst.environment import machine, versions
+from fst.cli.environment import machine, versions
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.plots import draw
 from fst.lab.ablation.results import INTERVAL, Results, Summary
 from fst.lab.reporting.document import Cell, Document, Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from fst.basics.arguments import user_errors
-from fst.command_lines.analyze import parser
-from fst.command_lines.options import takes
+from fst.cli.options.analyze import parser
+from fst.cli.options.parsing import takes
 from fst.lab.analysis.commands import macs
 from fst.lab.arguments import command_of
 from fst.lab.reporting.figures import SMALL, style

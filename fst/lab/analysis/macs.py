@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fst.api.report import NOT_COMPUTED, describe_layer, group_names
 from fst.basics.text import table
 from fst.basics.values import check_module
 from fst.layers.calls import LayerCall, each_call
 from fst.layers.modules import SparseLayer
 from fst.ops.conv import as_maps
-from fst.report import NOT_COMPUTED, describe_layer, group_names
 from fst.rules.rule import Rule
 from fst.rules.strategy import GEMMS
 
@@ -33,7 +33,7 @@ class GemmMacs(NamedTuple):
     Attributes:
         dense: what dense training needs; 0 where the GEMM is not computed.
         left: what the strategy leaves of them (a mean where the choice is random).
-        mode: "dense", "simulated" or "accelerated" as in `fst.report`, or "not computed".
+        mode: "dense", "simulated" or "accelerated" as in `fst.api.report`, or "not computed".
         reason: why it is so.
     """
 

@@ -15,11 +15,11 @@ from fst import get_strategy
 from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
-from fst.checkpoint import write_text_atomically
-from fst.command_lines.lab import bench
-from fst.command_lines.options import takes
-from fst.command_lines.paths import check_read
-from fst.environment import surroundings
+from fst.cli.environment import surroundings
+from fst.cli.options.lab import bench
+from fst.cli.options.parsing import takes
+from fst.cli.options.paths import check_read
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan

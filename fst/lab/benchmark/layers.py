@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fst.api.selection import kept_dense, never_called
 from fst.backends import Decision, Record, prefer
 from fst.backends.choice import recording
 from fst.backends.timing import Function, Timing, compare
@@ -22,7 +23,6 @@ from fst.ops.geometry import Geometry, output_shape
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import GEMMS, Strategy
-from fst.selection import kept_dense, never_called
 
 PLAIN = "torch"
 PRUNING = "pruning"

@@ -12,7 +12,7 @@ import torch
 
 from fst import get_strategy
 from fst.backends.timing import LEAST_ROUNDS
-from fst.command_lines.lab import ROUNDS, STEP_SECONDS
+from fst.cli.options.lab import ROUNDS, STEP_SECONDS
 from fst.lab import benchmark
 from fst.lab.benchmark.measurements import Measurements
 from fst.lab.benchmark.memory import measure_memory

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fst.basics.arguments import user_errors
 from fst.basics.text import counted_as
-from fst.checkpoint import write_text_atomically
-from fst.command_lines import lab as command_lines
-from fst.command_lines.options import takes
-from fst.environment import versions
+from fst.cli.environment import versions
+from fst.cli.options import lab as command_lines
+from fst.cli.options.parsing import takes
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
 from fst.lab.reporting.document import FILE_NAME, load_document
 from fst.lab.reporting.html import page

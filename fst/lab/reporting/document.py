@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fst.checkpoint import write_text_atomically
+from fst.files.checkpoint import write_text_atomically
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fst.basics.text import table
-from fst.checkpoint import write_text_atomically
-from fst.environment import machine, versions
+from fst.cli.environment import machine, versions
+from fst.files.checkpoint import write_text_atomically
 from fst.lab.reporting.document import DIGITS, Cell, Document
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from fst.engine.config import load_config, read_sparsity
-from fst.engine.epochs import set_epochs
 from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
+from fst.training.engine.config import load_config, read_sparsity
+from fst.training.engine.epochs import set_epochs
 
 GRIDS = Path(__file__).resolve().parents[3] / "configs" / "ablation"
 DENSE = {"sparsity": {"strategy": "dense"}}

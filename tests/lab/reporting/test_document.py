@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from fst import environment
-from fst.environment import machine, versions
+from fst.cli.commands import environment
+from fst.cli.environment import machine, versions
 from fst.lab.reporting.document import Document, Figure, Table, load_document
 from fst.lab.reporting.markdown import markdown
 

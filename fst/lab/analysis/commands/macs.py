@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fst import get_strategy
-from fst.conversion import convert
+from fst.api.convert import convert
 from fst.lab.analysis.macs import LayerMacs, MacReport, count_macs, total_cell
 from fst.lab.model import Training, from_config, from_name
 from fst.lab.reporting.document import Document

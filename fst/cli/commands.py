@@ -1,0 +1,132 @@
+"""The command `fst`: one entry for training, checking, exporting and studying."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import importlib
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from fst.basics.arguments import (
+    STOP_SIGNALS,
+    handle_signals,
+    signals_handled,
+    silent_when_unread,
+    stop_at_once,
+    user_errors,
+)
+from fst.basics.extras import extra_named
+from fst.basics.text import suggest, table
+from fst.basics.version import __version__
+from fst.cli.options import analyze, lab, library, training
+from fst.cli.options.parsing import parsed
+from fst.cli.options.paths import check_out, check_read
+
+
+class Command(NamedTuple):
+    """A subcommand: the function that takes arguments and returns a status; its command line."""
+
+    module: str
+    function: str
+    summary: str
+    parser: Callable[[], argparse.ArgumentParser]
+
+
+ENGINE = "fst.training.engine"
+COMMANDS = {
+    "train": Command(f"{ENGINE}.cli", "train", "train the model of a config", training.train),
+    "test": Command(f"{ENGINE}.cli", "test", "evaluate a checkpoint", training.test),
+    "fold": Command(f"{ENGINE}.cli", "fold", "write a checkpoint's pruned weights", training.fold),
+    "verify": Command(
+        "fst.cli.checks", "verify", "check the N:M pattern of a file's weights", library.verify
+    ),
+    "export": Command(
+        f"{ENGINE}.export",
+        "main",
+        "write ONNX, .pt2 or .safetensors, checked",
+        training.export,
+    ),
+    "ablate": Command(
+        "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
+    ),
+    "analyze": Command(
+        "fst.lab.analysis.cli", "main", "multiply-adds of a training step", analyze.parser
+    ),
+    "report": Command(
+        "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
+    ),
+    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps", lab.bench),
+    "demo": Command(
+        "fst.lab.demo",
+        "main",
+        "dense against sparse on cluttered digits, minutes",
+        lab.demo,
+    ),
+    "configs": Command(
+        f"{ENGINE}.cli_configs",
+        "main",
+        "list, show or copy the package's configs",
+        training.configs,
+    ),
+    "strategies": Command(
+        "fst.cli.checks", "strategies", "list the strategies and their papers", library.strategies
+    ),
+    "env": Command("fst.cli.environment", "main", "versions, devices, backends", library.env),
+}
+NOISE = (
+    "'pin_memory' argument is set as true but no accelerator is found",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "Warning: The bbox is out of bounds",  # a drawn box ends at the border
+    "Warning: The polygon is out of bounds",
+)
+EPILOG = """\
+fst COMMAND --help explains a command. Training on several GPUs:
+  torchrun --nproc-per-node=8 -m fst train CONFIG --launcher pytorch"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; exit status 2 for bad input, and what is missing in one line."""
+    # Python gives up its handlers as it ends, and a late signal would replace the status.
+    atexit.register(handle_signals, STOP_SIGNALS, signal.SIG_IGN)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    listed = table(("command", ""), ((name, command.summary) for name, command in COMMANDS.items()))
+    parser = argparse.ArgumentParser(
+        prog="fst",
+        usage="fst COMMAND ...",
+        description="N:M structured sparse training of convolutional networks in PyTorch "
+        f"(not the transducers of the same name).\n\n{listed}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fst-train {__version__}")
+    if not arguments or arguments[0].startswith("-"):
+        parser.parse_args(arguments)
+        parser.print_help()
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        parser.error(f"{name!r} is no command.{suggest(name, COMMANDS)}")
+    command = COMMANDS[name]
+    shown = argparse.Namespace(traceback="--traceback" in rest)
+    with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
+        given = parsed(command.parser, rest)
+        check_read(given)
+        if name in ("fold", "export"):
+            check_out(given.out, given.checkpoint)
+        with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
+            module = importlib.import_module(command.module)
+        return getattr(module, command.function)(given)
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Leave out what libraries warn of that no command uses."""
+    with warnings.catch_warnings():
+        for text in NOISE:
+            warnings.filterwarnings("ignore", text)
+        yield

@@ -1,0 +1,179 @@
+"""The command lines of the lab: ablations, benchmarks, reports, the demo."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fst.basics.arguments import positive
+from fst.cli.options.parsing import DTYPES, Size, add_cfg_options, command
+
+MEASURES = ("layers", "steps", "memory", "compiled")
+BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
+ROUNDS = 15  # of every comparison, where --repeats does not say it
+STEP_SECONDS = 40.0  # of training steps, likewise
+BENCH = """\
+Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
+
+    fst bench
+    fst bench --batch 16 --measure layers steps memory
+    fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
+    fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
+    fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
+
+Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
+backends chosen and why, and memory. Writes them to OUT.md, and all times to OUT.json."""
+DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
+
+
+def ablate() -> argparse.ArgumentParser:
+    """`fst ablate`."""
+    parser = command(
+        "ablate",
+        "Train a grid of settings and seeds, and compare them with published numbers. "
+        "The same command goes on where an earlier one stopped.",
+    )
+    parser.add_argument(
+        "grid", type=Path, help="grid file, or a packaged one: fst::configs/ablation/..."
+    )
+    parser.add_argument(
+        "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at once (default: 1)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
+    parser.add_argument("--epochs", type=positive, help="per run, instead of the config's")
+    parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
+    add_cfg_options(parser, "changes to the configs of all settings")
+    parser.add_argument(
+        "--rerun",
+        action="store_true",
+        help="train runs again whose config has changed since (the old folders are renamed)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
+    parser.add_argument(
+        "--report-only",
+        action="store_true",
+        help="write the results of what was run before: of the last command's epochs and options, "
+        "and of every seed, where this one gives none",
+    )
+    return parser
+
+
+def bench() -> argparse.ArgumentParser:
+    """`fst bench`."""
+    made = command("bench", BENCH)
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = made.add_argument
+    add(
+        "--model",
+        default="resnet18",
+        metavar="NAME",
+        help="a classifier of torchvision, [timm:|fst:]NAME, or a training config, PATH.py or "
+        "fst::configs/... (resnet18)",
+    )
+    add(
+        "--layers",
+        choices=("conv", "linear", "all"),
+        help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
+    )
+    add("--batch", type=positive, default=8, help="batch size (8)")
+    add(
+        "--size",
+        type=positive,
+        nargs="+",
+        action=Size,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images; one number for squares (224; detectors: as the config resizes)",
+    )
+    add(
+        "--strategies",
+        nargs="+",
+        default=BENCHED,
+        metavar="NAME",
+        help="strategies to compare, with options or without, such as sampled,keep=0.25 "
+        f"({' '.join(BENCHED)})",
+    )
+    add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
+    add(
+        "--measure",
+        nargs="+",
+        choices=MEASURES,
+        default=["steps", "memory"],
+        metavar="WHAT",
+        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
+        "memory; steps with torch.compile too (steps memory)",
+    )
+    add(
+        "--force-backends",
+        default="",
+        metavar="OPERATION=BACKEND,...",
+        help="the step of each strategy also with these backends, verified or not, where they can "
+        "compute",
+    )
+    add(
+        "--repeats",
+        type=positive,
+        help=f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
+        f"fit into {STEP_SECONDS:.0f} seconds)",
+    )
+    add("--threads", type=positive, help="CPU threads (torch's default)")
+    add(
+        "--processor-time",
+        action="store_true",
+        help="on a CPU: what the process spends on its processors, not wall-clock time; with "
+        "--threads 1, for a machine that others use at the same time",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/out/benchmark"),
+        help="files to write, without their ending (benchmarks/out/benchmark)",
+    )
+    return made
+
+
+def demo() -> argparse.ArgumentParser:
+    """`fst demo`."""
+    parser = command(
+        "demo",
+        "Train dense and sparse networks on cluttered digits and compare them.",
+    )
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        default=DEMONSTRATED,
+        metavar="NAME",
+        help=f"what to compare (default: {' '.join(DEMONSTRATED)})",
+    )
+    parser.add_argument("--epochs", type=positive, default=6, help="per run (default: 6)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
+    )
+    parser.add_argument("--repeats", type=positive, default=20, help="timings (default: 20)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
+    )
+    return parser
+
+
+def report() -> argparse.ArgumentParser:
+    """`fst report`."""
+    parser = command(
+        "report",
+        "Write one self-contained HTML page about training runs, which come first, "
+        "and ablations and analyses.",
+    )
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="work dir of `fst train` or `fst ablate`, output of `fst analyze`, or a "
+        "folder of such",
+    )
+    parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
+    parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
+    return parser

@@ -1,1 +1,0 @@
-"""Files that other programs read: `model` writes and checks models, `formats` the files."""

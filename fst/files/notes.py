@@ -1,0 +1,99 @@
+"""What a folded layer remembers: of which N:M its weight must be.
+
+The note is plain data. It stands where `nn.Module.state_dict` takes a module's version from for the
+metadata beside the tensors: `torch.save` keeps it there, and convolutions and linear layers load
+any version. So neither a folded model nor its state_dict needs FST to be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fst.basics.values import is_integer
+from fst.files.checkpoint import state_dict_in
+from fst.rules.masks import check_pattern
+from fst.rules.nm import GROUP_ORDERS
+from fst.rules.rule import WeightGroups
+
+KEY = "fst"
+Notes = dict[str, WeightGroups | None]  # name of a converted weight -> its groups, if it has any
+
+
+def leave_note(layer: nn.Module, groups: WeightGroups | None) -> None:
+    """Note that ``layer`` was converted, and what its weight must be; None: no N:M."""
+    layer.__dict__["_version"] = {KEY: None if groups is None else groups._asdict()}
+
+
+def drop_note(layer: nn.Module) -> None:
+    """Forget what was noted."""
+    layer.__dict__.pop("_version", None)
+
+
+def notes_of(model: nn.Module) -> Notes:
+    """The notes of a model's folded layers."""
+    found = {name: module._version for name, module in model.named_modules()}
+    return _notes(found)
+
+
+def notes_in(checkpoint: Any, path: object = "the checkpoint") -> Notes:
+    """The notes in the metadata of a state_dict, or of the one in a checkpoint.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    metadata = getattr(state_dict_in(checkpoint), "_metadata", None)
+    entries = metadata.items() if isinstance(metadata, Mapping) else ()
+    found = {name: entry.get("version") for name, entry in entries if isinstance(entry, Mapping)}
+    try:
+        return _notes({name.removeprefix("module."): version for name, version in found.items()})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def give_notes(model: nn.Module, notes: Notes) -> None:
+    """Leave with a plain model's layers the notes of the file that its weights were loaded from."""
+    layers = dict(model.named_modules())
+    for name, groups in notes.items():
+        if layer := layers.get(name.rpartition(".")[0]):
+            leave_note(layer, groups)
+
+
+def as_text(notes: Mapping[str, Any]) -> str:
+    """The notes, as the formats write them that hold strings beside tensors."""
+    return json.dumps({name: None if n is None else n._asdict() for name, n in notes.items()})
+
+
+def from_text(text: str | None) -> Notes:
+    """What `as_text` returned; nothing for None.
+
+    Raises:
+        ValueError: the text is anything else.
+    """
+    try:
+        found = json.loads(text or "{}").items()
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"the note {text!r:.80} on its weights is damaged.") from error
+    return {name: _groups(name, entry) for name, entry in found}
+
+
+def _notes(versions: Mapping[str, Any]) -> Notes:
+    return {
+        f"{name}.weight".lstrip("."): _groups(name, version[KEY])
+        for name, version in versions.items()
+        if isinstance(version, Mapping) and KEY in version
+    }
+
+
+def _groups(name: str, entry: object) -> WeightGroups | None:
+    if entry is None:
+        return None
+    if isinstance(entry, Mapping) and entry.keys() == set(WeightGroups._fields):
+        groups = WeightGroups(**entry)
+        if is_integer(groups.n) and is_integer(groups.m) and groups.group_order in GROUP_ORDERS:
+            check_pattern(groups.n, groups.m)
+            return groups
+    raise ValueError(f"the note {entry!r:.80} on the weight of {name!r} is damaged.")

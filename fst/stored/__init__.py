@@ -1,1 +1,0 @@
-"""Weights in files of every kind, and the note of which of them must be N:M."""

@@ -1,0 +1,1 @@
+"""Training from configs: `engine` around MMEngine's Runner, `detection` for MMDetection."""

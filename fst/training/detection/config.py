@@ -1,0 +1,140 @@
+"""Prepares a detector's config for `fst train`: checked data sets, classes, the check of heads."""
+
+from __future__ import annotations
+
+import os.path as osp
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fst.basics.values import one_of
+from fst.training.detection.annotations import POLICIES
+from fst.training.detection.classes import classes_of, set_num_classes
+from fst.training.detection.layouts import find_split
+
+EVALUATORS = ("val_evaluator", "test_evaluator")
+CHECKED = {
+    "VOCDataset": "CheckedVOCDataset",
+    "XMLDataset": "VOCFormatDataset",
+    "CocoDataset": "CheckedCocoDataset",
+}
+LAYOUTS = {
+    "VOCFormatDataset": "voc",
+    "CheckedVOCDataset": "voc",
+    "COCOFormatDataset": "coco",
+    "CheckedCocoDataset": "coco",
+}
+
+
+def prepare(
+    config: Any,
+    datasets: Mapping[str, Sequence[Any]],
+    trained: Sequence[str] = (),
+    options: Collection[str] = (),
+) -> None:
+    """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
+
+    - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
+    - ``data_root`` goes to those that have none of their own. Where their annotation file does not
+      exist below it, VOC's and COCO's own layouts are tried: `fst.training.detection.layouts`.
+    - ``classes`` ("auto" or names) goes to all data sets and all heads.
+    - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
+
+    Args:
+        config: mmengine's Config.
+        datasets: Of each dataloader its data sets and their wrappers.
+        trained: The classes of a checkpoint that will be used, which "auto" means.
+        options: Names of the keys that the command line has set.
+
+    Raises:
+        FileNotFoundError: the annotations that "auto" reads are missing.
+        ValueError: one of the keys is wrong, or would change nothing.
+    """
+    policy = config.get("bad_annotations", "error")
+    one_of("bad_annotations", policy, POLICIES)
+    datasets = {
+        name: [d for d in group if not d.keys() & {"dataset", "datasets"}]
+        for name, group in datasets.items()
+    }
+    every = [dataset for group in datasets.values() for dataset in group]
+    for dataset in every:
+        if _kind(dataset) in CHECKED:
+            dataset["type"] = CHECKED[_kind(dataset)]
+    checked = [dataset for dataset in every if _kind(dataset) in LAYOUTS]
+    for dataset in checked:
+        dataset.setdefault("bad_annotations", policy)
+    if "bad_annotations" in config and not checked:
+        raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format.")
+    _set_data_root(config, every, "data_root" in options)
+    for name, group in datasets.items():
+        for dataset in group:
+            if dataset in checked and dataset.get("data_root") == config.get("data_root"):
+                find_split(dataset, name.removesuffix("_dataloader"), LAYOUTS[_kind(dataset)])
+    _set_classes(config, datasets, trained)
+    for name in EVALUATORS:
+        _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
+    hooks = list(config.get("custom_hooks") or ())
+    named = {_kind(hook) for hook in hooks}
+    added = ("NumClassCheckHook", "AnchorFitHook")
+    config.custom_hooks = [*hooks, *({"type": name} for name in added if name not in named)]
+
+
+def _kind(config: Any) -> str:
+    kind = config.get("type") if isinstance(config, dict) else type(config)
+    return (kind if isinstance(kind, str) else getattr(kind, "__name__", "")).rpartition(".")[2]
+
+
+def _set_data_root(config: Any, datasets: list[Any], was_asked_for: bool) -> None:
+    root = config.get("data_root")
+    if root is None:
+        return
+    for dataset in datasets:
+        dataset.setdefault("data_root", root)
+    if was_asked_for and datasets and all(dataset["data_root"] != root for dataset in datasets):
+        raise ValueError(
+            f"data_root={root!r} changes nothing: every data set of the config has its own "
+            f"({datasets[0]['data_root']!r}); change train_dataloader.dataset.data_root and so on."
+        )
+
+
+def _set_classes(config: Any, datasets: dict[str, list[Any]], trained: Sequence[str]) -> None:
+    classes = config.get("classes")
+    if classes is None:
+        return
+    if classes == "auto":
+        classes = list(trained) or _classes_of_data(datasets)
+    is_list = isinstance(classes, (list, tuple)) and classes
+    if not is_list or not all(isinstance(name, str) and name for name in classes):
+        raise ValueError(f"classes={classes!r} must be 'auto' or a list of names.")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes={list(classes)!r} has a name twice.")
+    config.classes = list(classes)
+    for group in datasets.values():
+        for dataset in group:
+            dataset["metainfo"] = {**(dataset.get("metainfo") or {}), "classes": tuple(classes)}
+    set_num_classes(config.model, len(classes))
+
+
+def _classes_of_data(datasets: dict[str, list[Any]]) -> list[str]:
+    names: list[str] = []
+    for dataset in datasets["train_dataloader"]:
+        layout = LAYOUTS.get(_kind(dataset))
+        if layout is None:
+            raise ValueError(
+                f"classes='auto' reads data in VOC or COCO format, not {_kind(dataset)}: "
+                "give a list of names."
+            )
+        names += classes_of(dataset, layout)
+    if not names:
+        raise ValueError("classes='auto' needs a train_dataloader: give a list of names.")
+    is_voc = _kind(datasets["train_dataloader"][0]).startswith(("VOC", "CheckedVOC"))
+    return sorted(set(names)) if is_voc else list(dict.fromkeys(names))
+
+
+def _complete_evaluators(evaluator: Any, datasets: list[Any]) -> None:
+    for metric in evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]:
+        if not isinstance(metric, dict) or _kind(metric) != "CocoMetric":
+            continue
+        metric["type"] = "COCOFormatMetric"
+        if not metric.get("ann_file") and len(datasets) == 1:
+            root = datasets[0].get("data_root") or ""
+            metric["ann_file"] = osp.join(root, datasets[0]["ann_file"])

@@ -1,0 +1,114 @@
+"""Refuse, before a training, what MMEngine would ignore without a word."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS, OPTIMIZERS
+
+from fst.basics.text import nearest
+from fst.basics.values import refuse_unknown
+from fst.training.engine.data import ImageDataset, ImageFolder
+from fst.training.engine.data_root import LOADERS, datasets_of
+
+# The keys that MMEngine asks a config for by name: it ignores all others.
+ENV_CFG = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit")
+AUTO_SCALE_LR = ("enable", "base_batch_size")
+PARAMWISE_CFG = (
+    "custom_keys",
+    "bias_lr_mult",
+    "bias_decay_mult",
+    "norm_decay_mult",
+    "dwconv_decay_mult",
+    "flat_decay_mult",
+    "bypass_duplicate",
+    "dcn_offset_lr_mult",
+)
+CUSTOM_KEY = ("lr_mult", "decay_mult")  # beside the optimizer's own settings
+_CONSTRUCTOR = "DefaultOptimWrapperConstructor"
+
+
+def check_config(config: Config, dataloaders: Sequence[str]) -> None:
+    """Check what can be checked without building anything: ignored keys, missing files.
+
+    Args:
+        config: The whole config.
+        dataloaders: Which of its dataloaders are going to be used.
+
+    Raises:
+        FileNotFoundError: the folder of a data set, or a checkpoint, does not exist.
+        ValueError: anything else.
+    """
+    if config.get("model") is None:
+        raise ValueError(f"config {config.filename!r} has no `model`.")
+    refuse_unknown("env_cfg", config.get("env_cfg"), ENV_CFG)
+    refuse_unknown("auto_scale_lr", config.get("auto_scale_lr"), AUTO_SCALE_LR)
+    wrapper = config.get("optim_wrapper") or {}
+    if wrapper.get("constructor", _CONSTRUCTOR) == _CONSTRUCTOR:  # others have keys of their own
+        _check_paramwise(wrapper)
+    for kind, dataset in _own_datasets(config, dataloaders):
+        kind.check(**{key: dataset[key] for key in dataset if key != "type"})
+    source = config.get("load_from")
+    if source and "://" not in str(source) and not Path(source).expanduser().is_file():
+        raise FileNotFoundError(
+            f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
+        )
+
+
+def check_images(config: Config, dataloaders: Sequence[str]) -> None:
+    """Read the headers of all images in folders that these dataloaders use.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
+    checked: list[tuple[Any, ...]] = []
+    for kind, dataset in _own_datasets(config, dataloaders):
+        key = tuple(dataset.get(name) for name in ("data_root", "split", "skip_broken"))
+        if issubclass(kind, ImageFolder) and key not in checked:
+            checked.append(key)
+            kind.check_images(**{key: dataset[key] for key in dataset if key != "type"})
+
+
+def skip_broken_images(config: Config) -> None:
+    """Let every ImageFolder of a config leave out what cannot be read.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folders = [d for kind, d in _own_datasets(config, LOADERS) if issubclass(kind, ImageFolder)]
+    if not folders:
+        raise ValueError("--skip-broken changes nothing: no data set of the config is ImageFolder.")
+    for dataset in folders:
+        dataset["skip_broken"] = True
+
+
+def _own_datasets(
+    config: Config, dataloaders: Sequence[str]
+) -> Iterator[tuple[type[ImageDataset], Any]]:
+    """The configs of FST's own data sets, wrapped or not, each with its class."""
+    for name, datasets in datasets_of(config).items():
+        for dataset in datasets if name in dataloaders else ():
+            kind = dataset.get("type")
+            kind = DATASETS.get(kind) if isinstance(kind, str) else kind
+            if isinstance(kind, type) and issubclass(kind, ImageDataset):
+                yield kind, dataset
+
+
+def _check_paramwise(wrapper: Mapping[str, Any]) -> None:
+    where, choice = "optim_wrapper.paramwise_cfg", wrapper.get("paramwise_cfg") or {}
+    refuse_unknown(where, choice, PARAMWISE_CFG)
+    kind = (wrapper.get("optimizer") or {}).get("type")
+    if isinstance(kind, str) and OPTIMIZERS.get(kind) is None:  # MMEngine's error does not name it
+        near = nearest(kind, OPTIMIZERS.module_dict)
+        raise ValueError(f"optim_wrapper: optimizer type {kind!r} is unknown.{near}")
+    kind = OPTIMIZERS.get(kind) if isinstance(kind, str) else kind
+    settings = inspect.signature(kind).parameters if kind else {}
+    if not settings or any(s.kind is s.VAR_KEYWORD for s in settings.values()):
+        return
+    known = (*CUSTOM_KEY, *(name for name in settings if name != "params"))
+    for pattern, changes in (choice.get("custom_keys") or {}).items():
+        refuse_unknown(f"{where}.custom_keys[{pattern!r}]", changes, known)

@@ -1,0 +1,197 @@
+"""The command lines of `fst train`, `fst test` and `fst fold`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+
+import fst
+from fst.basics.arguments import user_errors
+from fst.basics.values import check_number
+from fst.cli.options import training as command_lines
+from fst.cli.options.parsing import takes
+from fst.cli.options.training import NEWEST
+from fst.files.checkpoint import save_atomically
+from fst.layers.modules import folded_to_another_class
+from fst.training.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
+from fst.training.engine.checks import check_config, check_images, skip_broken_images
+from fst.training.engine.config import load_config
+from fst.training.engine.model import sparse_root
+from fst.training.engine.runner import Runner
+from fst.training.engine.trained import trained_model
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _configured(arguments: argparse.Namespace) -> Config:
+    checkpoint = getattr(arguments, "checkpoint", None)
+    options = dict(arguments.cfg_options)
+    if getattr(arguments, "epochs", None) is not None:
+        options["epochs"] = arguments.epochs
+    config = load_config(arguments.config, options, checkpoint)
+    if arguments.work_dir is not None:
+        config.work_dir = arguments.work_dir
+    elif config.get("work_dir") is None:
+        config.work_dir = str(Path("work_dirs") / Path(arguments.config).stem)
+    arguments.work_dir = config.work_dir
+    refuse_no_folder(config.work_dir)
+    config.launcher = arguments.launcher
+    if arguments.seed is not None:
+        config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    if arguments.launcher == "pytorch" and missing:
+        raise ValueError(
+            f"--launcher pytorch needs torchrun ({', '.join(missing)} not set): "
+            f"torchrun --nproc-per-node=2 -m fst train {arguments.config} --launcher pytorch"
+        )
+    return config
+
+
+def _run(config: Config, action: Callable[[Runner], object]) -> None:
+    """Run, and after success end the process group that it has begun."""
+    begins = not torch.distributed.is_initialized()
+    action(Runner.from_cfg(config))
+    if begins and torch.distributed.is_initialized():
+        # gloo's threads abort the process if they outlive the interpreter: free their tensors first
+        gc.collect()
+        torch.distributed.destroy_process_group()
+
+
+@takes(command_lines.train)
+def train(arguments: argparse.Namespace) -> int:
+    """Train the model of a config."""
+    with user_errors(arguments, lambda: _how_to_continue(arguments)):
+        config = _configured(arguments)
+        if arguments.resume is not None:
+            _resume(config, arguments.resume)
+        if not config.get("resume"):
+            check_unused(config.work_dir)
+        for key in ("train_cfg", "train_dataloader", "optim_wrapper"):
+            if config.get(key) is None:
+                raise ValueError(f"config {arguments.config!r} has no {key}.")
+        if arguments.amp:
+            _use_mixed_precision(config)
+        if arguments.skip_broken:
+            skip_broken_images(config)
+        check_config(config, ("train_dataloader", "val_dataloader"))
+        check_images(config, ("train_dataloader", "val_dataloader"))
+        _run(config, Runner.train)
+    return 0
+
+
+def _how_to_continue(arguments: argparse.Namespace) -> str:
+    """The line that a stopped training ends with: on the first rank, the command to go on."""
+    if os.environ.get("RANK", "0") != "0":
+        return ""
+    if arguments.work_dir is None or not any(Path(arguments.work_dir).glob("*.pth")):
+        return "stopped. No checkpoint was saved yet: the same command starts anew."
+    resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
+    given = [word for word in arguments.words if word not in resume]
+    start = ["fst", "train"]
+    if arguments.launcher == "pytorch":
+        processes = os.environ.get("LOCAL_WORLD_SIZE", 1)
+        start = ["torchrun", f"--nproc-per-node={processes}", "-m", *start]
+    command = shlex.join([*start, *given, "--resume"])
+    return f"stopped. To continue:\n    {command}"
+
+
+def _resume(config: Config, source: str) -> None:
+    """Set what the run goes on from; "auto" leaves the config as it is if there is nothing."""
+    found = source not in (NEWEST, "auto") or checkpoint_files(config.work_dir)
+    if not found and source == NEWEST:
+        raise FileNotFoundError(
+            f"--resume: there is no checkpoint (epoch_N.pth or iter_N.pth) in {config.work_dir!r}. "
+            "Name one, or start from scratch without --resume or with --resume auto."
+        )
+    if found:
+        config.resume = True
+        config.load_from = None if source in (NEWEST, "auto") else source
+
+
+def _use_mixed_precision(config: Config) -> None:
+    kind = config.optim_wrapper.get("type", "OptimWrapper")
+    if kind == "OptimWrapper":
+        config.optim_wrapper.type = "MixedPrecisionOptimWrapper"
+    elif kind not in ("MixedPrecisionOptimWrapper", "AmpOptimWrapper"):
+        raise ValueError(f"--amp cannot change an optim_wrapper of type {kind!r}.")
+
+
+@takes(command_lines.test)
+def test(arguments: argparse.Namespace) -> int:
+    """Evaluate a checkpoint, folded or not."""
+    with user_errors(arguments):
+        config = _configured(arguments)
+        _draw(config, arguments.show_dir, arguments.show_score_thr)
+        config.load_from, config.resume = arguments.checkpoint, False
+        for part in ("dataloader", "cfg", "evaluator"):
+            if config.get(f"test_{part}") is None:
+                config[f"test_{part}"] = config.get(f"val_{part}")
+            if config[f"test_{part}"] is None:
+                raise ValueError(
+                    f"config {arguments.config!r} has neither test_{part} nor val_{part}."
+                )
+        check_config(config, ("test_dataloader",))
+        check_images(config, ("test_dataloader",))
+        _run(config, Runner.test)
+    return 0
+
+
+def _draw(config: Config, folder: str | None, score: float | None) -> None:
+    """Let mmdet's hook draw detections."""
+    if folder is None:
+        if score is not None:
+            raise ValueError("--show-score-thr needs --show-dir.")
+        return
+    if config.get("default_scope") != "mmdet":
+        raise ValueError(
+            "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
+        )
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"--show-dir {folder!r} is a file: detections are drawn into a folder.")
+    score = 0.3 if score is None else score
+    check_number("--show-score-thr", score, "[0, 1]")
+    config.visualizer = {"type": "DetLocalVisualizer"}
+    drawing = {"type": "DetVisualizationHook", "draw": True, "score_thr": score}
+    drawing["test_out_dir"] = os.path.abspath(folder)  # mmdet puts others below the work dir
+    config.default_hooks = {**(config.get("default_hooks") or {}), "visualization": drawing}
+
+
+@takes(command_lines.fold)
+def fold(arguments: argparse.Namespace) -> int:
+    """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
+    with user_errors(arguments):
+        config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+        if config.get("sparsity") is None:
+            raise ValueError(
+                f"config {config.filename!r} has no `sparsity`: there is nothing to fold."
+            )
+        root = sparse_root(trained_model(config, arguments.checkpoint))
+        if not fst.sparse_layers(root):
+            raise ValueError(
+                f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
+                "sparse training."
+            )
+        changed = folded_to_another_class(fst.sparse_layers(root).values())
+        if changed:
+            raise ValueError(
+                f"folding changes layers ({changed}): the unconverted model would compute other "
+                "weights from the folded ones. Write the network itself: fst export CONFIG "
+                f"{arguments.checkpoint} model.onnx"
+            )
+        folded = fst.fold(root)
+        weights = folded.state_dict()  # with the notes in its metadata
+        for name, value in weights.items():
+            weights[name] = value.clone()
+        save_atomically(weights, arguments.out)
+    print(
+        f"folded {len(fst.sparse_layers(root))} layers of {arguments.checkpoint} "
+        f"into {arguments.out}"
+    )
+    return 0

@@ -1,0 +1,181 @@
+"""Transforms of single images, named in configs: torchvision's v2, timm's, progressive resizing.
+
+Only the crop whose size follows the epoch is defined here, because torchvision lacks it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
+
+from fst.basics.text import nearest
+from fst.training.engine.random_state import isolated
+
+_OF_THE_PREPROCESSOR = ("ToTensor", "ToImage", "ToDtype", "Normalize", "ConvertImageDtype")
+_OF_BATCHES = ("MixUp", "CutMix")
+
+
+class ProgressiveRandomResizedCrop:
+    """Random-resized crop whose size grows with the epoch, as in SDGP's (FFCV's) ImageNet recipe.
+
+    ``min_size`` until ``start_epoch``, then linearly to ``max_size`` at ``end_epoch``, rounded to a
+    multiple of ``multiple``. The epoch arrives with the samples, so workers need no notice.
+
+    Args:
+        min_size: First size.
+        max_size: Last size.
+        start_epoch: Epoch at which growth begins.
+        end_epoch: Epoch from which the size is ``max_size``.
+        multiple: Sizes are multiples of it.
+        **kwargs: Other arguments of torchvision's `RandomResizedCrop`.
+    """
+
+    def __init__(
+        self,
+        min_size: int = 160,
+        max_size: int = 192,
+        start_epoch: int = 0,
+        end_epoch: int = 1,
+        multiple: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        if not 0 <= start_epoch < end_epoch:
+            raise ValueError(f"start_epoch={start_epoch} must be less than end_epoch={end_epoch}.")
+        if not 0 < min_size <= max_size or min_size % multiple or max_size % multiple:
+            raise ValueError(
+                f"min_size={min_size} and max_size={max_size} must be increasing multiples of "
+                f"multiple={multiple}."
+            )
+        self.sizes, self.epochs, self.multiple = (
+            (min_size, max_size),
+            (start_epoch, end_epoch),
+            multiple,
+        )
+        self._crop = v2.RandomResizedCrop(min_size, **_resolved(kwargs))
+
+    def size(self, epoch: int) -> int:
+        """The crop's side in an epoch."""
+        (low, high), (start, end) = self.sizes, self.epochs
+        progress = min(max((epoch - start) / (end - start), 0.0), 1.0)
+        return int(round((low + progress * (high - low)) / self.multiple)) * self.multiple
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the dataset before each batch."""
+        side = self.size(epoch)
+        self._crop.size = (side, side)
+
+    def __call__(self, image: Any) -> Any:
+        return self._crop(image)
+
+
+def timm_transform(**options: Any) -> Callable[[Any], Any]:
+    """timm's `create_transform`, without the normalisation, which the preprocessor does.
+
+    Raises:
+        ValueError: erasing is asked for, which timm would leave out here.
+    """
+    from timm.data import create_transform
+
+    if options.get("re_prob"):
+        raise ValueError(
+            f"re_prob={options['re_prob']!r}: erasing needs normalised images; use the "
+            "preprocessor's random_erasing=dict(probability=...)."
+        )
+    return create_transform(**options, use_prefetcher=True)
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "ProgressiveRandomResizedCrop": ProgressiveRandomResizedCrop,
+    "timm": timm_transform,
+}
+
+
+class Transforms:
+    """The transforms that a dataset's ``transforms`` argument names, for one image after another.
+
+    Args:
+        configs: dicts with a ``type`` and the arguments of that transform.
+    """
+
+    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
+        self.steps = build_transforms(configs)
+
+    def batch(
+        self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: object
+    ) -> torch.Tensor:
+        """What the functions give as a batch (N, C, H, W); an error names ``source``."""
+        for step in self.steps:
+            if hasattr(step, "set_epoch"):
+                step.set_epoch(epoch)
+        images = [self(read, int(key)) for read, key in zip(readers, keys, strict=True)]
+        sizes = {tuple(image.shape) for image in images}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the transforms of {source} give images of several sizes, such as "
+                f"{sorted(sizes)[:2]}; end them with a Resize or a crop."
+            )
+        return torch.stack(images)
+
+    def __call__(self, read: Callable[[], Any], key: int) -> torch.Tensor:
+        """What ``read()`` gives, a PIL image, as a uint8 tensor (C, H, W).
+
+        Reading and transforms draw from generators that ``key`` seeds.
+        """
+        with isolated(key):
+            image = read().convert("RGB")
+            for step in self.steps:
+                image = step(image)
+            return _to_uint8(image)
+
+
+def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
+    """The transforms that a dataset's ``transforms`` argument names."""
+    if isinstance(configs, dict):
+        raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'.")
+    return [_build(dict(config)) for config in configs]
+
+
+def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
+    name = config.pop("type", None)
+    known = {
+        n: v for n, v in vars(v2).items() if inspect.isclass(v) and issubclass(v, v2.Transform)
+    } | _OWN
+    if name in _OF_THE_PREPROCESSOR:
+        raise ValueError(
+            f"transform {name!r} is not allowed: images stay uint8 until the model's data "
+            "preprocessor, whose mean and std normalise them."
+        )
+    if name in _OF_BATCHES:
+        raise ValueError(
+            f"transform {name!r} mixes whole batches: use the data preprocessor's mixup."
+        )
+    if name not in known:
+        raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
+    try:
+        return known[name](**(config if name in _OWN else _resolved(config)))
+    except TypeError as error:
+        raise ValueError(f"transform {name!r}: {error}") from error
+
+
+def _resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """Interpolation by its name ("bilinear") instead of torchvision's enum."""
+    if isinstance(config.get("interpolation"), str):
+        config = {**config, "interpolation": InterpolationMode(config["interpolation"])}
+    return config
+
+
+def _to_uint8(image: Any) -> torch.Tensor:
+    pil = isinstance(image, Image.Image)
+    tensor = v2.functional.pil_to_tensor(image) if pil else torch.as_tensor(image)
+    if tensor.dtype != torch.uint8 or tensor.dim() != 3:
+        raise ValueError(
+            f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "
+            "must give a uint8 image (C, H, W)."
+        )
+    return tensor

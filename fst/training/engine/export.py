@@ -1,0 +1,107 @@
+"""The command line of `fst export`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from torch import nn
+
+import fst
+from fst.api.export import format_of
+from fst.basics.arguments import user_errors
+from fst.cli.options import training as command_lines
+from fst.cli.options.parsing import takes
+from fst.files.checkpoint import load_checkpoint_safely, replacing, trained_classes
+from fst.training.engine.classifier import Classifier
+from fst.training.engine.config import load_config
+from fst.training.engine.trained import trained_model
+
+
+@takes(command_lines.export)
+def main(arguments: argparse.Namespace) -> int:
+    """Write a checkpoint's model as a file that other programs read, and check the file."""
+    with user_errors(arguments):
+        if format_of(Path(arguments.out)).computes and not arguments.size:
+            raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
+        config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+        model = trained_model(config, arguments.checkpoint)
+        if not hasattr(model.data_preprocessor, "mean"):
+            raise ValueError("the config's data_preprocessor has no mean: use fst.export instead.")
+        mean = model.data_preprocessor.mean.flatten()
+        example = None
+        if arguments.size:
+            example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
+        shipped = deployable(model)
+        dynamic_batch = arguments.fixed_batch is None
+        report = fst.export(shipped, arguments.out, example, dynamic_batch=dynamic_batch)
+        images = _images(model)
+        if arguments.out.endswith(".onnx"):
+            annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))
+    normalised = f"(x - {images['mean']}) / {images['std']}, x in 0..255"
+    print(f"{report}\nimages: {images['channels']}, {normalised}")
+    return 0
+
+
+def _images(model: BaseModel) -> dict[str, object]:
+    """How images enter the network."""
+    preprocessor = model.data_preprocessor
+    mean, std = (
+        [float(f"{number:.7g}") for number in value.flatten().tolist()]  # of float32
+        for value in (preprocessor.mean, preprocessor.std)
+    )
+    channels = "grey" if len(mean) == 1 else "RGB"
+    if not isinstance(model, Classifier) and not preprocessor._channel_conversion:
+        channels = "BGR"  # as mmcv reads images
+    return {"channels": channels, "mean": mean, "std": std}
+
+
+def _classes(config: Config, checkpoint: str) -> list[str]:
+    """The names of the classes, if the checkpoint or the config has them."""
+    return trained_classes(load_checkpoint_safely(checkpoint)) or list(config.get("classes") or ())
+
+
+def annotate(
+    path: str, model: nn.Module, images: Mapping[str, object], classes: Sequence[str]
+) -> None:
+    """Write names of outputs and what a program needs to use them into an .onnx file.
+
+    Args:
+        path: The file, which `fst.export` has written.
+        model: What it holds.
+        images: The metadata "channels", "mean" and "std" of the images.
+        classes: The metadata "classes", names in the order of the outputs; may be empty.
+    """
+    import onnx
+
+    program = onnx.load(path)
+    outputs = program.graph.output
+    names, metadata = ["logits"], {"classes": json.dumps(list(classes))}
+    if hasattr(model, "output_names"):
+        names, metadata = model.output_names(len(outputs)), model.metadata(classes)
+    renamed = dict(zip((output.name for output in outputs), names, strict=False))
+    for entry in (*outputs, *program.graph.value_info):
+        entry.name = renamed.get(entry.name, entry.name)
+    for node in program.graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [renamed.get(name, name) for name in tensors]
+    metadata |= {name: json.dumps(value) for name, value in images.items()}
+    written = {entry.key: entry.value for entry in program.metadata_props}
+    onnx.helper.set_model_props(program, written | metadata)
+    onnx.checker.check_model(program)
+    with replacing(path) as whole:
+        onnx.save(program, whole)
+
+
+def deployable(model: BaseModel) -> nn.Module:
+    """What of a config's model is written: images in, tensors out."""
+    if isinstance(model, Classifier):
+        return model.architecture
+    from fst.training.detection.deploy import HeadOutputs
+
+    return HeadOutputs(model)

@@ -1,0 +1,96 @@
+"""Both detectors are exported up to their heads' outputs."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from PIL import Image
+from torch import nn
+
+import fst
+from fst.training.detection.deploy import HeadOutputs
+from fst.training.engine.config import load_config
+from fst.training.engine.export import deployable, main
+from fst.training.engine.model import build_model
+from tests.training.detection import toy
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+@pytest.mark.parametrize(("detector", "head"), [("ssd", "bbox_head"), ("faster-rcnn", "rpn_head")])
+def test_detectors_are_exported(detector, head, write_config, tmp_path):
+    config = load_config(write_config(detector, sparsity='dict(strategy="fst")'))
+    model = build_model(config)
+    model.init_weights()  # mmdet's L2Norm is not initialised before
+    fst.convert(model, "fst")
+    images = torch.randn(1, 3, 96, 128)
+    report = fst.export(deployable(model), tmp_path / "m.onnx", images)
+    assert report.difference < 1e-4
+    names = {weight.name for weight in report.weights if weight.pattern}
+    assert names == {
+        f"{name}.weight"
+        for name, layer in fst.sparse_layers(model).items()
+        if not name.startswith("roi_head") and layer.in_channels >= 4
+    }
+    assert any(name.startswith(head) for name in names)
+
+
+def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys):
+    config = write_config("ssd", sparsity='dict(strategy="srste")')
+    model = build_model(load_config(config))
+    torch.manual_seed(0)
+    model.init_weights()
+    nn.init.normal_(model.bbox_head.cls_convs[0][-1].weight, std=0.05)
+    nn.init.normal_(model.bbox_head.reg_convs[0][-1].weight, std=0.1)
+    fst.convert(model, "srste")
+    checkpoint, out = str(tmp_path / "epoch_1.pth"), str(tmp_path / "m.onnx")
+    meta = {"dataset_meta": {"classes": toy.CLASSES}}
+    sparsity = fst.sparsity_state(model)
+    torch.save({"state_dict": model.state_dict(), "sparsity": sparsity, "meta": meta}, checkpoint)
+    assert main([config, checkpoint, out, "--size", "96"]) == 0
+    assert "images: RGB, (x - [123.675" in capsys.readouterr().out
+
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    levels = range(4)
+    names = [f"{what}_{level}" for what in ("scores", "boxes") for level in levels]
+    assert [output.name for output in session.get_outputs()] == names
+    properties = session.get_modelmeta().custom_metadata_map
+    metadata = {key: json.loads(value) for key, value in properties.items()}
+    assert metadata["classes"] == list(toy.CLASSES) and metadata["std"][0] == 1.0
+    image = np.random.default_rng(0).normal(size=(1, 3, 96, 96)).astype("f4")
+    outputs = session.run(None, {session.get_inputs()[0].name: image})
+    example = runpy.run_path(str(EXAMPLES / "detect_onnx.py"))
+    boxes, scores, labels = example["decode"](outputs, metadata, (96, 96), 0.3, 0.45)
+
+    found = [[torch.from_numpy(output) for output in part] for part in (outputs[:4], outputs[4:])]
+    meta = [dict(img_shape=(96, 96), scale_factor=(1, 1))]
+    options = ConfigDict(
+        nms_pre=10_000,
+        nms=dict(type="nms", iou_threshold=0.45),
+        min_bbox_size=-1,
+        score_thr=0.3,
+        max_per_img=10_000,
+    )
+    (expected,) = model.bbox_head.predict_by_feat(*found, batch_img_metas=meta, cfg=options)
+    assert len(expected) == len(boxes) > 10
+    assert expected.labels.tolist() == labels.tolist()
+    assert np.allclose(expected.scores, scores, atol=1e-6)
+    assert np.allclose(expected.bboxes, boxes, atol=1e-3)
+
+    picture = tmp_path / "picture.png"
+    Image.fromarray((40 * image[0].transpose(1, 2, 0) + 120).clip(0, 255).astype("u1")).save(
+        picture
+    )
+    example["main"](out, str(picture))
+    assert capsys.readouterr().out.partition(" ")[0] in toy.CLASSES
+
+
+def test_other_models_are_refused():
+    with pytest.raises(ValueError, match="Sequential cannot be exported"):
+        HeadOutputs(nn.Sequential())

@@ -1,0 +1,166 @@
+"""The classifier, its preprocessor and its metric."""
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from fst.training.engine import Accuracy, Classifier, ImagePreprocessor
+from fst.training.engine.classifier import build_architecture
+from fst.training.engine.random_state import sample_keys, uniform
+
+PREPROCESSOR = dict(type="ImagePreprocessor", mean=[100.0], std=[50.0])
+TINY = dict(source="fst", name="tiny_net", num_classes=10)
+
+
+def batch(size=6, side=8, channels=1):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (size, channels, side, side), generator=generator).to(
+        torch.uint8
+    )
+    keys = torch.from_numpy(sample_keys(0, 0, np.arange(size)).view(np.int64))
+    return dict(inputs=inputs, labels=torch.arange(size), keys=keys)
+
+
+@pytest.mark.parametrize("source", ["timm", "torchvision"])
+def test_architectures(source):
+    assert build_architecture(source, "resnet18", num_classes=7).fc.out_features == 7
+    with pytest.raises(ValueError, match=f"{source} has no model 'resnet81'.* 'resnet18'"):
+        build_architecture(source, "resnet81")
+
+
+def test_architecture_errors():
+    with pytest.raises(ValueError, match="Did you mean 'timm'"):
+        build_architecture("tim", "resnet18")
+    with pytest.raises(ValueError, match="Did you mean 'resnet9'"):
+        build_architecture("fst", "resnet_9")
+    with pytest.raises(ValueError, match="wrong"):
+        build_architecture("fst", "tiny_net", wrong=1)
+    with pytest.raises(ValueError, match="label_smoothing"):
+        Classifier(TINY, loss=dict(label_smooting=0.1), data_preprocessor=PREPROCESSOR)
+    with pytest.raises(ValueError, match="test_time_augmentation='both'"):
+        Classifier(TINY, test_time_augmentation="both", data_preprocessor=PREPROCESSOR)
+
+
+def test_modes():
+    model = Classifier(TINY, dict(label_smoothing=0.1), PREPROCESSOR, "flip").eval()
+    data = model.data_preprocessor(batch())
+    logits = model(**data)
+    loss = F.cross_entropy(logits, data["labels"], label_smoothing=0.1)
+    assert torch.equal(model(**data, mode="loss")["loss"], loss)
+    (sample,) = model(**data, mode="predict")
+    mirrored = model(data["inputs"].flip(-1)).softmax(1)
+    torch.testing.assert_close(sample["scores"], (logits.softmax(1) + mirrored) / 2)
+    with pytest.raises(ValueError, match="mode='train'"):
+        model(**data, mode="train")
+
+
+def test_channels_last():
+    model = Classifier(TINY, data_preprocessor=PREPROCESSOR, channels_last=True).eval()
+    assert model.architecture[3].weight.is_contiguous(memory_format=torch.channels_last)
+    plain = Classifier(TINY, data_preprocessor=PREPROCESSOR).eval()
+    plain.load_state_dict(model.state_dict())
+    data = model.data_preprocessor(batch())
+    torch.testing.assert_close(model(**data), plain(**data), rtol=1e-4, atol=1e-5)
+
+
+def test_normalisation():
+    preprocessor = ImagePreprocessor(mean=[100.0], std=[50.0], flip=1.0, translate=3, cutout=4)
+    data = batch()
+    found = preprocessor(data, training=False)
+    assert torch.equal(found["inputs"], (data["inputs"].float() - 100) / 50)
+    assert found.keys() == {"inputs", "labels"}
+    listed = {"inputs": list(data["inputs"]), "labels": data["labels"].tolist()}
+    assert torch.equal(preprocessor(listed)["inputs"], found["inputs"])
+    with pytest.raises(ValueError, match="3 channels, but mean and std 1"):
+        preprocessor(batch(channels=3))
+
+
+@pytest.mark.parametrize("cutout_mode", ["centre", "inside"])
+@pytest.mark.parametrize("mode", ["zero", "mean", "reflect"])
+def test_augmentation_against_a_loop(mode, cutout_mode):
+    mean = [100.7, 50.2, 3.0]
+    preprocessor = ImagePreprocessor(mean, [1.0] * 3, 0.5, 2, mode, 3, cutout_mode)
+    data = batch(size=32, channels=3)
+    found = preprocessor(data, training=True)["inputs"]
+    draws = uniform(data["keys"].numpy().view(np.uint64), 5)
+    for image, (flip, down, right, y, x), result in zip(
+        data["inputs"], draws.T, found, strict=True
+    ):
+        if mode == "reflect":
+            padded = F.pad(image[None].float(), [2] * 4, mode="reflect")[0]
+        else:
+            fill = [int(value) if mode == "mean" else 0 for value in mean]
+            padded = torch.tensor(fill)[:, None, None].repeat(1, 12, 12).float()
+            padded[:, 2:10, 2:10] = image
+        top, left = int(down * 5), int(right * 5)
+        columns = torch.arange(8).flip(0) if flip < 0.5 else torch.arange(8)
+        expected = padded[:, top : top + 8, :][:, :, columns + left]
+        expected = expected - torch.tensor(mean)[:, None, None]
+        if cutout_mode == "centre":
+            top, left = int(y * 8) - 1, int(x * 8) - 1
+        else:
+            top, left = int(y * 6), int(x * 6)
+            assert (expected[0, top : top + 3, left : left + 3]).shape == (3, 3)
+        expected[:, max(top, 0) : top + 3, max(left, 0) : left + 3] = 0
+        assert torch.equal(result, expected)
+
+
+def test_augmentation_is_a_function_of_the_keys():
+    preprocessor = ImagePreprocessor([0.0], [1.0], 0.5, 2, cutout=2)
+    data = batch()
+    first = preprocessor(data, training=True)["inputs"]
+    assert torch.equal(preprocessor(data, training=True)["inputs"], first)
+    part = {name: value[2:4] for name, value in data.items()}
+    assert torch.equal(preprocessor(part, training=True)["inputs"], first[2:4])
+    del data["keys"]
+    assert not torch.equal(preprocessor(data, training=True)["inputs"], first)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(std=[1.0, 1.0]), "equal lengths"),
+        (dict(std=[0.0]), "positive"),
+        (dict(flip=2), "flip=2"),
+        (dict(translate=-1), "translate=-1"),
+        (dict(cutout=0.5), "cutout=0.5"),
+        (dict(padding_mode="wrap"), "padding_mode='wrap'"),
+        (dict(cutout=2, cutout_mode="outside"), "cutout_mode='outside'"),
+    ],
+)
+def test_preprocessor_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ImagePreprocessor(**{"mean": [0.0], "std": [1.0], **arguments})
+
+
+def test_a_hole_larger_than_the_image():
+    preprocessor = ImagePreprocessor([0.0], [1.0], cutout=9, cutout_mode="inside")
+    with pytest.raises(ValueError, match="cutout=9 .* does not fit into images of"):
+        preprocessor(batch(), training=True)
+
+
+def test_accuracy():
+    metric = Accuracy(topk=(1, 2))
+    scores = torch.eye(4)[[0, 1, 2, 3, 0, 1, 2]] + 0.5 * torch.eye(4)[[1, 2, 3, 0, 3, 3, 3]]
+    labels = torch.tensor([0, 1, 3, 0, 3, 2, 2])
+    for part in (slice(0, 5), slice(5, 7)):
+        metric.process(None, [dict(scores=scores[part], labels=labels[part])])
+    found = metric.evaluate(7)
+    assert found == pytest.approx({"accuracy/top1": 300 / 7, "accuracy/top2": 600 / 7})
+    metric.process(None, [dict(scores=scores[:1], labels=labels[:1])])
+    assert metric.evaluate(1)["accuracy/top1"] == 100
+    with pytest.raises(ValueError, match="exceeds the model's 4 classes"):
+        Accuracy(topk=5).process(None, [dict(scores=scores, labels=labels)])
+    with pytest.raises(ValueError, match="topk=0"):
+        Accuracy(topk=0)
+    with pytest.raises(ValueError, match="no image was evaluated"):
+        Accuracy().evaluate(3)
+
+
+def test_compiled_architecture(train):
+    torch._dynamo.reset()
+    counters.clear()
+    train(extra='compile = dict(backend="eager")\n')
+    assert counters["stats"]["unique_graphs"]

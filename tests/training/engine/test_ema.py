@@ -1,0 +1,139 @@
+"""MMEngine's EMAHook averages a sparse training: what a run validates, saves, resumes and folds."""
+
+import json
+
+import pytest
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+import fst
+from fst.files.checkpoint import load_checkpoint_safely
+from fst.training.engine import cli
+from fst.training.engine.config import load_config
+from fst.training.engine.trained import trained_model
+
+SEEN: dict[str, list] = {}
+
+
+@HOOKS.register_module(force=True)
+class Watch(Hook):
+    """The weights after each iteration, and those within validation and test."""
+
+    priority = "LOWEST"
+
+    def note(self, what, runner):
+        state = {name: value.clone() for name, value in runner.model.state_dict().items()}
+        SEEN.setdefault(what, []).append(state)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.note("train", runner)
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.note("val", runner)
+
+    def after_val_epoch(self, runner, metrics=None):
+        SEEN.setdefault("accuracy", []).append(metrics["accuracy/top1"])
+
+    before_test_iter = before_val_iter
+    after_test_epoch = after_val_epoch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen():
+    SEEN.clear()
+
+
+def hooks(*names, **options):
+    found = [dict(type="EMAHook", momentum=0.4, **options), *(dict(type=name) for name in names)]
+    return f"custom_hooks = {found}\n"
+
+
+def test_the_average_is_the_formulas_over_optimizer_steps(train):
+    """Eight iterations, two per step: the hook's interval leaves out those without a step."""
+    accumulate = "optim_wrapper['accumulative_counts'] = 2\n"
+    out = train("run", extra=hooks("Watch", interval=2) + accumulate)
+    averaged = SEEN["train"][0::2]
+    saved = load_checkpoint_safely(out / "epoch_2.pth")
+    parameters = [n for n in saved["state_dict"] if n.endswith(("weight", "bias"))]
+    for name in parameters:
+        expected = averaged[0][name].double()
+        for step in averaged[1:]:
+            expected = 0.6 * expected + 0.4 * step[name].double()
+        found = saved["state_dict"][name]
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(saved["ema_state_dict"][f"module.{name}"], SEEN["train"][-1][name])
+        assert torch.equal(SEEN["val"][-1][name], found)
+        assert not torch.equal(found, averaged[-1][name])
+
+
+@pytest.mark.parametrize(
+    "sparsity",
+    [
+        'dict(strategy="srste")',
+        'dict(strategy="tsm", interval=3)',
+        'dict(strategy="rigl", interval=2, sparsity=0.8)',
+        "None",
+    ],
+)
+def test_resume_restores_the_average(train, train_with_stop, assert_same_state, sparsity):
+    whole = train("whole", sparsity=sparsity, extra=hooks())
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train("parts", sparsity=sparsity, extra=hooks("StopInSecondEpoch"))
+    parts = train("parts", "--resume", sparsity=sparsity, extra=hooks())
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+
+
+@pytest.mark.parametrize("strategy", ["srste", "tsm", "rigl"])
+def test_validated_tested_and_folded_are_the_pruned_average(train, write_config, strategy):
+    """tsm's and rigl's masks are state: those of the training hold for the average, too."""
+    sparsity = f'dict(strategy="{strategy}", include="*")'
+    out = train("run", sparsity=sparsity, extra=hooks("Watch"))
+    config = write_config(sparsity, hooks("Watch"))
+    path = str(out / "epoch_2.pth")
+    cli.test([config, path, "--work-dir", str(out / "test")])
+    assert len(SEEN["accuracy"]) == 3 and SEEN["accuracy"][1] == SEEN["accuracy"][2]
+    assert all(torch.equal(SEEN["val"][-1][n], v) for n, v in SEEN["val"][-4].items())
+
+    cli.fold([config, path, str(out / "folded.pth")])
+    folded = load_checkpoint_safely(out / "folded.pth")
+    saved = load_checkpoint_safely(path)
+    masks = fst.sparse_layers(trained_model(load_config(config), path).architecture)
+    for name, layer in masks.items():
+        average = saved["state_dict"][f"architecture.{name}.weight"]
+        kept = layer.output_mask()
+        if kept is not None:
+            assert torch.equal(folded[f"{name}.weight"], average * kept)
+    assert 0 < masks["3"].output_mask().float().mean() < 1
+    del SEEN["accuracy"][:]
+    cli.test([config, str(out / "folded.pth"), "--work-dir", str(out / "test")])
+    assert SEEN["accuracy"] == [pytest.approx(saved_accuracy(out))]
+
+
+def saved_accuracy(out):
+    """The last validation's accuracy, from the run's log."""
+    (log,) = out.glob("2*/vis_data/scalars.json")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line["accuracy/top1"] for line in lines if "accuracy/top1" in line][-1]
+
+
+def test_fine_tuning_begins_with_the_loaded_weights(train):
+    out = train("run", extra=hooks())
+    average = load_checkpoint_safely(out / "epoch_2.pth")["state_dict"]
+    start = f'load_from = {str(out / "epoch_2.pth")!r}\noptim_wrapper["optimizer"]["lr"] = 0.0\n'
+    tuned = train("tuned", extra=hooks() + start + "train_cfg['max_epochs'] = 1\n")
+    found = load_checkpoint_safely(tuned / "epoch_1.pth")["state_dict"]
+    name = "architecture.3.weight"
+    assert torch.equal(found[name], average[name])
+
+
+def test_what_is_refused(train):
+    out = train("run", extra=hooks())
+    with pytest.raises(ValueError, match="cannot resume without EMAHook"):
+        train("run", "--resume")
+    plain = train("plain")
+    with pytest.raises(ValueError, match="cannot resume with EMAHook"):
+        train("plain", "--resume", extra=hooks())
+    assert (out / "epoch_2.pth").is_file() and (plain / "epoch_2.pth").is_file()
+    with pytest.raises(ValueError, match="removes channels"):
+        train("channels", sparsity='dict(strategy="prunetrain")', extra=hooks())

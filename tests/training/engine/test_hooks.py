@@ -1,0 +1,242 @@
+"""What the hooks log, and that a run stops at a loss that is not finite."""
+
+import json
+import math
+
+import mmengine.runner
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fst.files.checkpoint import load_checkpoint_safely
+from fst.layers.modules import SparseConv2d
+from fst.training.engine import Classifier, ClutteredDigits
+from fst.training.engine.hooks.monitor import LossMonitorHook
+from fst.training.engine.metrics import Accuracy
+from fst.training.engine.preprocessor import ImagePreprocessor
+
+
+@HOOKS.register_module(force=True)
+class BreakWeights(Hook):
+    """Makes the third iteration of the second epoch give NaN."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.epoch == 1 and batch_idx == 2:
+            with torch.no_grad():
+                runner.model.architecture[3].bias.fill_(math.nan)
+
+
+@HOOKS.register_module(force=True)
+class BreakWeightsAfterwards(Hook):
+    """Breaks a weight after the loss of the last iteration was finite."""
+
+    priority = "VERY_HIGH"
+
+    def after_train_epoch(self, runner):
+        if runner.epoch == 1:
+            with torch.no_grad():
+                runner.model.architecture[3].bias.fill_(math.inf)
+
+
+def test_non_finite_loss_stops_the_run(train, tmp_path):
+    expected = (
+        r"loss is nan at epoch 2, iteration 7 \(number 3 of the epoch\); the last finite loss was "
+        r"[\d.]+, at iteration 6\. .* newest checkpoint: .*epoch_1\.pth"
+    )
+    with pytest.raises(FloatingPointError, match=expected):
+        train(extra='custom_hooks = [dict(type="BreakWeights")]\n')
+    (kept,) = (tmp_path / "run").glob("*.pth")
+    state = load_checkpoint_safely(kept)["state_dict"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_non_finite_weights_are_not_saved(train, tmp_path):
+    expected = r"architecture\.3\.bias is not finite at epoch 2, .* at iteration 8\. .*epoch_1\.pth"
+    with pytest.raises(FloatingPointError, match=expected):
+        train(extra='custom_hooks = [dict(type="BreakWeightsAfterwards")]\n')
+    assert [path.name for path in (tmp_path / "run").glob("*.pth")] == ["epoch_1.pth"]
+
+
+def scalars_of(work_dir):
+    (path,) = work_dir.glob("*/vis_data/scalars.json")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_scalars(train):
+    work_dir = train(sparsity='dict(strategy="fst", log_interval=2)')
+    lines = scalars_of(work_dir)
+    layers = [line for line in lines if "density/3" in line]
+    assert [line["step"] for line in layers] == [2, 4, 6, 8]
+    assert layers[0]["density/3"] == 0.5 and layers[0]["density/0"] == 1.0
+    assert "mask_flip_rate/3" not in layers[0] and 0 < layers[1]["mask_flip_rate/3"] < 0.5
+    assert all(line["grad_norm/3"] > 0 for line in layers)
+    totals = [line for line in lines if "loss" in line]
+    sizes = 8 * 9, 64 * 9
+    assert totals[0]["density"] == pytest.approx((sizes[0] + 0.5 * sizes[1]) / sum(sizes))
+    assert {"mask_flip_rate", "sparse_grad_norm", "lr", "time"} <= totals[-1].keys()
+    assert any("accuracy/top3" in line for line in lines)
+    assert list(work_dir.glob("*/vis_data/events.out.tfevents*"))
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert "eta:" in log and "2 converted, 1 skipped" in log
+
+
+def test_the_norm_in_a_log_line_is_that_of_its_iteration(train):
+    """Whatever the interval of the looks, and with the decay in it."""
+    runs = [
+        train(f"every{n}", sparsity=f'dict(strategy="fst", decay=1.0, log_interval={n})')
+        for n in (1, 5)
+    ]
+    each, rare = map(scalars_of, runs)
+    norms = {
+        line["step"]: math.hypot(line["grad_norm/0"], line["grad_norm/3"])
+        for line in each
+        if "grad_norm/3" in line
+    }
+    for lines in (each, rare):
+        shown = {line["step"]: line["sparse_grad_norm"] for line in lines if "loss" in line}
+        assert shown == pytest.approx({step: norms[step] for step in (2, 4, 6, 8)}, rel=1e-5)
+    assert [line["step"] for line in rare if "grad_norm/3" in line] == [5]
+
+
+def test_a_log_line_without_a_step_has_no_norm(train):
+    lines = scalars_of(train(extra='optim_wrapper["accumulative_counts"] = 3\n'))
+    with_norm = {line["step"]: "sparse_grad_norm" in line for line in lines if "loss" in line}
+    assert with_norm == {2: False, 4: False, 6: True, 8: True}
+
+
+def test_dense_outputs_have_no_mask(train):
+    lines = scalars_of(train(sparsity='dict(strategy="sdgp", log_interval=1)'))
+    assert any("grad_norm/3" in line for line in lines)
+    assert not any("density/3" in line for line in lines)
+
+
+def test_looking_changes_nothing(train, assert_same_state):
+    for strategy in ('"tsm", interval=3', '"sdgp", rule="random"'):
+        runs = [
+            train(
+                f"{strategy[1:3]}{every}",
+                sparsity=f"dict(strategy={strategy}, log_interval={every})",
+            )
+            for every in (1, 100)
+        ]
+        assert_same_state(*(run / "epoch_2.pth" for run in runs))
+
+
+def test_gradient_accumulation_is_looked_at_with_the_next_step(train):
+    lines = scalars_of(train(extra='optim_wrapper["accumulative_counts"] = 3\n'))
+    assert [line["step"] for line in lines if "grad_norm/3" in line][0] == 3
+
+
+@MODELS.register_module(force=True)
+class TwoSteps(Classifier):
+    """Trained by two optimizers, each of one convolution."""
+
+    def train_step(self, data, optim_wrapper):
+        losses = self(**self.data_preprocessor(data, True), mode="loss")
+        self.parse_losses(losses)[0].backward()
+        for wrapper in optim_wrapper.values():
+            wrapper.step()
+            wrapper.zero_grad()
+        return losses
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+def two_optimizers(optim_wrapper_cfg, paramwise_cfg):
+    def build(model):
+        layers = {"first": model.architecture[0], "second": model.architecture[3]}
+        found = {n: torch.optim.SGD(x.parameters(), lr=0.5) for n, x in layers.items()}
+        return OptimWrapperDict(**{n: OptimWrapper(optimizer) for n, optimizer in found.items()})
+
+    return build
+
+
+def test_several_optimizers_hold_converted_weights(train):
+    """What is logged of a layer is measured at the step of its own optimizer."""
+    two = 'model["type"] = "TwoSteps"\noptim_wrapper["constructor"] = "two_optimizers"\n'
+    work_dir = train(extra=f"{two}param_scheduler = None\n")
+    state = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]
+    assert [layer["step"] for layer in state.values()] == [8, 8]
+    layers = [line for line in scalars_of(work_dir) if "density/3" in line]
+    assert [line["step"] for line in layers] == [2, 4, 6, 8]
+    assert all(line["grad_norm/0"] > 0 and line["grad_norm/3"] > 0 for line in layers)
+    assert all(line["mask_flip_rate/3"] > 0 for line in layers[1:])
+
+
+@MODELS.register_module(force=True)
+class StockModel(BaseModel):
+    """A model that knows nothing of FST."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Conv2d(4, 8, 3)
+        self.head = nn.Conv2d(8, 2, 3)
+
+    def forward(self, inputs, mode="loss"):
+        return {"loss": self.head(self.backbone(inputs)).square().mean()}
+
+
+def stock_runner(work_dir, name, **arguments):
+    data = [{"inputs": torch.ones(4, 8, 8) * i} for i in range(8)]
+    return mmengine.runner.Runner(
+        model=dict(type="StockModel"),
+        work_dir=str(work_dir),
+        train_dataloader=DataLoader(data, batch_size=2),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1)),
+        experiment_name=name,
+        cfg=Config(dict()),
+        **arguments,
+    )
+
+
+def test_sparsity_hook_in_the_stock_runner(tmp_path):
+    hook = dict(type="SparsityHook", strategy="fst", include="backbone", log_interval=1)
+    runner = stock_runner(tmp_path, "stock1", custom_hooks=[dict(hook)])
+    parameter = runner.model.backbone.weight
+    runner.train()
+    assert type(runner.model.backbone) is SparseConv2d and type(runner.model.head) is nn.Conv2d
+    assert runner.model.backbone.weight is parameter
+    assert any(group["params"][0] is parameter for group in runner.optim_wrapper.param_groups)
+    saved = load_checkpoint_safely(tmp_path / "epoch_1.pth")
+    assert saved["sparsity"].keys() == {"backbone"}
+    again = stock_runner(
+        tmp_path,
+        "stock2",
+        custom_hooks=[dict(hook)],
+        resume=True,
+        load_from=str(tmp_path / "epoch_1.pth"),
+    )
+    again.train()
+    torch.testing.assert_close(again.model.backbone.weight, parameter)
+    other = dict(hook, strategy="srste")
+    runner = stock_runner(
+        tmp_path,
+        "stock3",
+        custom_hooks=[other],
+        resume=True,
+        load_from=str(tmp_path / "epoch_1.pth"),
+    )
+    with pytest.raises(ValueError, match="srste"):
+        runner.train()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LossMonitorHook(interval=True),
+        lambda: Accuracy(topk=True),
+        lambda: ImagePreprocessor([100.0], [50.0], translate=True),
+        lambda: ClutteredDigits(split="train", noise=True),
+    ],
+)
+def test_true_is_no_number(build):
+    """It counts as 1 in Python, and is a slip in a config."""
+    with pytest.raises(ValueError, match="=True must be"):
+        build()

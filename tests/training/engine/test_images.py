@@ -1,0 +1,76 @@
+"""Image files as users have them: 16 bits, bombs, pipes, folders that link to themselves."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fst.training.engine import ImageFolder
+from fst.training.engine.data.images import faults, opened
+
+WIDE = np.array([[0, 128, 129, 257], [32767, 32896, 65278, 65535]], dtype=np.uint16)
+EIGHT = np.array([[0, 0, 1, 1], [127, 128, 254, 255]], dtype=np.uint8)  # of value / 257, rounded
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bits_are_scaled_to_8(tmp_path, suffix):
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a" / f"wide.{suffix}"
+    Image.fromarray(WIDE).save(path)
+    assert np.array_equal(np.asarray(opened(str(path))), EIGHT)
+    pixels = ImageFolder(str(tmp_path))[0]["inputs"]
+    assert np.array_equal(pixels.numpy(), np.stack([EIGHT] * 3))
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [("int32", "I"), ("float32", "F")])
+def test_modes_without_a_scale_are_refused(tmp_path, dtype, mode):
+    path = str(tmp_path / "wide.tif")
+    Image.fromarray(np.ones((2, 2), dtype)).save(path)
+    with pytest.raises(ValueError, match=f"wide.tif' cannot be read: its mode '{mode}'"):
+        opened(path)
+    assert f"mode '{mode}'" in faults([path], "")[path]
+
+
+def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
+    path = str(tmp_path / "bomb.png")
+    Image.new("L", (40, 40)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match="bomb.png' cannot be read: .* decompression bomb"):
+        opened(path)
+    assert faults([path], "").keys() == {path}
+
+
+def test_a_pipe_is_no_image(tmp_path):
+    path = str(tmp_path / "pipe.jpg")
+    os.mkfifo(path)
+    assert "no regular file" in faults([path], "")[path]
+    with pytest.raises(ValueError, match="pipe.jpg' cannot be read: it is no regular file"):
+        opened(path)
+
+
+def test_whole_and_broken_headers(tmp_path):
+    kinds = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")
+    paths = [str(tmp_path / f"{n}.{kind}") for n, kind in enumerate(kinds)]
+    for path in paths:
+        Image.new("RGB", (9, 8), (80, 90, 100)).save(path)
+    assert faults(paths, "") == {}
+    for path in paths:
+        with open(path, "r+b") as file:
+            file.truncate(6)
+    assert list(faults(paths, "")) == paths
+
+
+def test_links_to_parents_lead_nowhere(tmp_path):
+    for place in ("data/cat/more", "data/dog", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (9, 8)).save(tmp_path / place / "0.png")
+    Image.new("RGB", (9, 8)).save(tmp_path / "data" / "cat" / "1.png")
+    for number in range(2):
+        (tmp_path / "data" / "cat" / f"up{number}").symlink_to(tmp_path / "data")
+        (tmp_path / "data" / "cat" / "more" / f"up{number}").symlink_to(tmp_path / "data" / "cat")
+    (tmp_path / "data" / "dog" / "linked").symlink_to(tmp_path / "elsewhere")
+    dataset = ImageFolder(str(tmp_path / "data"))
+    found = [os.path.relpath(path, tmp_path / "data") for path in dataset.paths]
+    assert found == ["cat/1.png", "cat/more/0.png", "dog/0.png", "dog/linked/0.png"]
+    assert dataset.labels.tolist() == [0, 0, 1, 1]

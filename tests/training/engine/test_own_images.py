@@ -1,0 +1,155 @@
+"""`data_root`: a folder of images trains at once, classes are counted, outputs follow."""
+
+import shutil
+
+import pytest
+from PIL import Image
+
+from fst.training.engine import cli
+from fst.training.engine.config import load_config
+
+OWN = """
+_base_ = "fst::configs/own_images.py"
+model = dict(
+    architecture=dict(_delete_=True, source="timm", name="resnet18", channels=(8, 8, 8, 8))
+)
+train_cfg = dict(max_epochs=1, val_interval=1)
+train_dataloader = dict(
+    batch_size=4, num_workers=0, persistent_workers=False,
+    dataset=dict(transforms=[dict(type="RandomResizedCrop", size=32)]),
+)
+val_dataloader = dict(
+    batch_size=4, num_workers=0, persistent_workers=False,
+    dataset=dict(transforms=[dict(type="Resize", size=(32, 32))]),
+)
+"""
+
+
+@pytest.fixture
+def images(tmp_path):
+    for split, counts in {"train": {"cats": 3, "raccoons": 5}, "val": {"raccoons": 2}}.items():
+        for name, count in counts.items():
+            folder = tmp_path / "mine" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                color = (40 * number, 90, 200 if name == "cats" else 20)
+                Image.new("RGB", (50, 40), color).save(folder / f"{number}.jpg")
+    (tmp_path / "mine" / "val" / "cats").mkdir()
+    Image.new("RGB", (50, 40)).save(tmp_path / "mine" / "val" / "cats" / "0.png")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "own_images_tiny.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_path, capsys):
+    options = ["--cfg-options", f"data_root={images}"]
+    work_dir = tmp_path / "run"
+    assert cli.train([config, "--work-dir", str(work_dir), *options]) == 0
+    said = capsys.readouterr().out
+    train = f"{images}/train: 8 images of 2 classes (cats 3, raccoons 5), 3 x 32 x 32"
+    assert train in said and f"{images}/val: 3 images of 2 classes (cats 1, raccoons 2)" in said
+    checkpoint, folded = str(work_dir / "epoch_1.pth"), str(tmp_path / "folded.pth")
+    assert cli.fold([config, checkpoint, folded, *options]) == 0
+    shutil.rmtree(images / "train")  # the checkpoint names the classes
+    assert cli.test([config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("share", [0, 0.9])
+def test_a_broken_image_is_named_in_one_line(images, config, tmp_path, capsys, share, workers):
+    """Copied in part, or not at all; also where a process of its own reads it."""
+    broken = images / "train" / "cats" / "1.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: int(share * len(whole))])
+    options = ["--cfg-options", f"data_root={images}", f"train_dataloader.num_workers={workers}"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
+    assert stopped.value.code == 2
+    said, _, message = capsys.readouterr().err.rpartition("error: ")
+    assert message.startswith(f"image {str(broken)!r} cannot be read: "), said
+    assert message.count("\n") == 1
+
+
+def test_outputs_and_topk_follow_the_classes(images, config, tmp_path):
+    loaded = load_config(config, {"data_root": str(images)})
+    assert loaded.model.architecture.num_classes == 2
+    assert loaded.val_evaluator.topk == loaded.test_evaluator.topk == (1,)
+    assert loaded.val_dataloader.dataset.data_root == str(images)
+    loaded.dump(str(tmp_path / "dumped.py"))  # as a work dir keeps it
+    assert load_config(str(tmp_path / "dumped.py")).model.architecture.num_classes == 2
+    loaded = load_config("fst::configs/srste_resnet50_imagenet.py", {"data_root": str(images)})
+    assert loaded.model.architecture.num_classes == 2
+
+
+def test_a_data_root_that_changes_nothing_is_refused(images, config, tmp_path):
+    option = {"data_root": str(images)}
+    for name in ("train", "val", "test"):
+        option[f"{name}_dataloader.dataset.data_root"] = "elsewhere"
+    with pytest.raises(ValueError, match="changes nothing"):
+        load_config(config, option)
+    with pytest.raises(ValueError, match="changes nothing"):
+        load_config("fst::configs/demo_digits.py", {"data_root": str(images)})
+
+
+def test_a_folder_without_splits_says_how_to_sort_it(images, config, tmp_path, capsys):
+    options = ["--cfg-options", f"data_root={images / 'train'}"]
+    with pytest.raises(SystemExit):
+        cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
+    assert "sort them into data_root/train/<class>/" in capsys.readouterr().err
+
+
+def refused(capsys, command, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        command(list(arguments))
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_broken_image_stops_before_the_training_or_is_left_out(images, config, tmp_path, capsys):
+    (images / "train" / "cats" / "1.jpg").write_text("no image")
+    (images / "val" / "raccoons" / "0.jpg").write_text("no image")
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    message = refused(capsys, cli.train, config, *options)
+    assert f"{images / 'train' / 'cats' / '1.jpg'}" in message and "--skip-broken" in message
+    assert not work_dir.exists()
+    assert cli.train([config, *options, "--skip-broken"]) == 0
+    said = capsys.readouterr().out
+    assert f"{images}/train: 1 of 8 images left out" in said
+    assert f"{images}/train: 7 images of 2 classes (cats 2, raccoons 5)" in said
+    assert f"{images}/val: 2 images of 2 classes (cats 1, raccoons 1)" in said
+    kept = str(work_dir / "own_images_tiny.py")
+    tested = ["--work-dir", str(tmp_path / "test")]
+    assert cli.test([kept, str(work_dir / "epoch_1.pth"), *tested]) == 0
+    digits = ["fst::configs/demo_digits.py", "--work-dir", str(tmp_path / "digits")]
+    assert "--skip-broken changes nothing" in refused(capsys, cli.train, *digits, "--skip-broken")
+
+
+def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
+    data = {"data_root": str(images)}
+    loaded = load_config("fst::configs/own_images.py", {**data, "epochs": 12})
+    assert loaded.train_cfg.max_epochs == 12
+    assert (loaded.param_scheduler[1].T_max, loaded.param_scheduler[1].end) == (11, 12)
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    assert cli.train([config, "--epochs", "2", *options]) == 0
+    assert (work_dir / "epoch_2.pth").is_file()
+    kept = load_config(str(work_dir / "own_images_tiny.py"))
+    assert kept.train_cfg.max_epochs == 2 and kept.param_scheduler[1].end == 2
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert "sets both" not in log
+
+
+def test_epochs_alone_are_said_before_the_training(images, config, tmp_path):
+    """The schedules of the config last 30 epochs, its training one."""
+    work_dir = tmp_path / "run"
+    options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
+    assert cli.train([config, *options]) == 0
+    log = next(work_dir.glob("*/*.log")).read_text()
+    said = log.index("train_cfg.max_epochs=1, but param_scheduler ends at epoch 30: --epochs 1 se")
+    assert said < log.index("Epoch(train)")

@@ -1,0 +1,199 @@
+"""timm's losses, mixing and erasing in a classifier; torchvision's transforms, v2 as v1."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+from torch.nn import functional as F
+from torchvision import transforms as v1
+
+from fst.training.engine import Classifier, ImagePreprocessor
+from fst.training.engine.data.transforms import build_transforms
+from fst.training.engine.preprocessor import _seed
+from fst.training.engine.random_state import isolated, sample_keys
+
+ARCHITECTURE = dict(source="fst", name="tiny_net", num_classes=10)
+PLAIN = dict(type="ImagePreprocessor", mean=[100.0], std=[50.0])
+MIXUP = dict(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1)
+
+
+def batch(size=8, epoch=0):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (size, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    keys = torch.from_numpy(sample_keys(0, epoch, np.arange(size)).view(np.int64))
+    return dict(inputs=inputs, labels=torch.arange(size) % 10, keys=keys)
+
+
+@pytest.mark.parametrize("loss", [None, dict(label_smoothing=0.1)])
+def test_losses_of_class_indices(loss):
+    """timm's label smoothing is torch's, and its BCE the mean over classes of smoothed targets."""
+    data = Classifier(ARCHITECTURE, data_preprocessor=PLAIN).data_preprocessor(batch())
+    smoothing = (loss or {}).get("label_smoothing", 0.0)
+    kinds = {
+        "torch": loss,
+        "LabelSmoothingCrossEntropy": dict(smoothing=smoothing),
+        "BinaryCrossEntropy": dict(smoothing=smoothing),
+    }
+    found = {}
+    for kind, arguments in kinds.items():
+        arguments = arguments if kind == "torch" else dict(type=kind, **arguments)
+        model = Classifier(ARCHITECTURE, arguments, PLAIN).eval()
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        found[kind] = model(**data, mode="loss")["loss"]
+        logits = model(**data)
+    expected = F.cross_entropy(logits, data["labels"], label_smoothing=smoothing)
+    assert torch.equal(found["torch"], expected)
+    torch.testing.assert_close(found["LabelSmoothingCrossEntropy"], expected)
+    targets = F.one_hot(data["labels"], 10) * (1 - smoothing) + smoothing / 10
+    expected = F.binary_cross_entropy_with_logits(logits, targets)
+    torch.testing.assert_close(found["BinaryCrossEntropy"], expected)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [None, dict(type="SoftTargetCrossEntropy"), dict(type="BinaryCrossEntropy", smoothing=0)],
+)
+def test_mixing_is_timms_under_the_keys(loss):
+    preprocessor = dict(PLAIN, mixup=MIXUP)
+    model = Classifier(ARCHITECTURE, loss, preprocessor).eval()
+    data = model.data_preprocessor(batch(), training=True)
+    assert torch.equal(model.data_preprocessor(batch(), training=True)["inputs"], data["inputs"])
+    other = model.data_preprocessor(batch(epoch=1), training=True)
+    assert not torch.equal(other["labels"], data["labels"])
+    assert data["labels"].shape == (8, 10)
+    torch.testing.assert_close(data["labels"].sum(1), torch.ones(8))
+    plain = model.data_preprocessor(batch())  # validation
+    assert plain["labels"].tolist() == list(range(8))
+    logits = model(**data)
+    expected = -(data["labels"] * logits.log_softmax(1)).sum(1).mean()
+    if loss and loss["type"] == "BinaryCrossEntropy":
+        expected = F.binary_cross_entropy_with_logits(logits, data["labels"])
+    torch.testing.assert_close(model(**data, mode="loss")["loss"], expected)
+    # each mixed image is the image and its mirror in the batch, in the labels' proportion
+    smooth = 0.1 / 10
+    share = (data["labels"].diagonal() - smooth) / 0.9
+    if not (data["inputs"] == plain["inputs"]).any():  # mixup, not cutmix
+        share = share[:, None, None, None]
+        mixed = share * plain["inputs"] + (1 - share) * plain["inputs"].flip(0)
+        torch.testing.assert_close(data["inputs"], mixed, rtol=1e-4, atol=1e-4)
+
+
+def test_mixing_and_erasing_are_drawn_as_timm_draws():
+    """Both, one after the other, under one seed: the same as timm's objects called by hand."""
+    erasing = dict(probability=0.7, mode="pixel", max_count=2)
+    options = dict(MIXUP, num_classes=10)
+    preprocessor = ImagePreprocessor([100.0], [50.0], mixup=options, random_erasing=erasing)
+    data = batch()
+    found = preprocessor(data, training=True)
+    plain = preprocessor(data)["inputs"]
+    with isolated(_seed(data["keys"])):
+        expected = RandomErasing(**erasing, device="cpu")(plain.clone())
+        assert not torch.equal(expected, plain)
+        expected, labels = Mixup(**options)(expected, data["labels"])
+    assert torch.equal(found["inputs"], expected) and torch.equal(found["labels"], labels)
+    torch.manual_seed(3)
+    state = np.random.get_state()[1].copy(), torch.get_rng_state()
+    preprocessor(data, training=True)
+    assert (np.random.get_state()[1] == state[0]).all()
+    assert torch.equal(torch.get_rng_state(), state[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "preprocessor", "message"),
+    [
+        (dict(type="CrossEntropy"), {}, "loss type 'CrossEntropy' is unknown. Did you mean 'Cr"),
+        (dict(smoothing=0.1), {}, "loss key 'smoothing' is unknown. .*'label_smoothing'"),
+        (dict(label_smoothing=2), {}, r"loss label_smoothing=2 must be a number in \[0, 1\]"),
+        (dict(reduction="sum"), {}, "loss key 'reduction' is unknown"),
+        (dict(type="SoftTargetCrossEntropy"), {}, "the data is not mixed .*; use CrossEntropyLoss"),
+        (dict(type="LabelSmoothingCrossEntropy"), dict(mixup=MIXUP), "is mixed by mixup; use Cro"),
+        (dict(label_smoothing=0.1), dict(mixup=MIXUP), "labels are smoothed there; set data_prep"),
+        ({}, dict(mixup=dict(alpha=1)), "mixup key 'alpha' is unknown"),
+        ({}, dict(mixup=dict(mixup_alpha=-1)), "mixup_alpha=-1 and cutmix_alpha=0.0 must not be"),
+        ({}, dict(mixup=dict(prob=2)), r"mixup prob=2 must be a number in \[0, 1\]"),
+        ({}, dict(mixup=dict(mode="half")), "mixup mode='half' is unknown"),
+        ({}, dict(mixup=dict(cutmix_minmax=[0.1])), r"mixup: Mixup\(num_classes=10, cutmix_minmax"),
+        ({}, dict(random_erasing=dict(prob=1)), "random_erasing key 'prob' is unknown"),
+        ({}, dict(random_erasing=dict(probability=3)), "random_erasing probability=3 must be"),
+        ({}, dict(random_erasing=dict(mode="noise")), "random_erasing: RandomErasing.* is refused"),
+        ({}, dict(random_erasing=dict(device="cuda")), "random_erasing key 'device' is unknown"),
+    ],
+)
+def test_what_is_refused(loss, preprocessor, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(ARCHITECTURE, loss, dict(PLAIN, **preprocessor))
+
+
+def test_mixing_needs_an_even_batch_and_classes():
+    preprocessor = ImagePreprocessor([100.0], [50.0], mixup=dict(MIXUP, num_classes=10))
+    with pytest.raises(ValueError, match="even number of images, and got 7"):
+        preprocessor(batch(7), training=True)
+    with pytest.raises(ValueError, match="mixup needs num_classes"):
+        ImagePreprocessor([100.0], [50.0], mixup=MIXUP)
+
+
+def image(seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (60, 75, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(type="RandomResizedCrop", size=32),
+        dict(type="RandomResizedCrop", size=32, interpolation="bicubic"),
+        dict(type="RandomHorizontalFlip"),
+        dict(type="Resize", size=40),
+        dict(type="CenterCrop", size=30),
+        dict(type="RandomCrop", size=32, padding=4, padding_mode="reflect"),
+        dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+        dict(type="RandomRotation", degrees=20),
+        dict(type="RandomAffine", degrees=10, translate=(0.1, 0.1)),
+        dict(type="ProgressiveRandomResizedCrop", min_size=32, max_size=64),
+    ],
+    ids=lambda config: config["type"],
+)
+def test_v2_is_v1_bit_for_bit(config):
+    """So a recipe's images are those of before: the same draws, the same pixels."""
+    (new,) = build_transforms([config])
+    name, arguments = config["type"], {k: v for k, v in config.items() if k != "type"}
+    if "interpolation" in arguments:
+        arguments["interpolation"] = v1.InterpolationMode(arguments["interpolation"])
+    if name.startswith("Progressive"):
+        name, arguments = "RandomResizedCrop", dict(size=32)
+    old = getattr(v1, name)(**arguments)
+    for seed in range(5):
+        images = []
+        for transform in (new, old):
+            with isolated(seed):
+                images.append(np.asarray(transform(image(seed))))
+        assert np.array_equal(*images)
+
+
+def test_v2s_rand_augment_is_v1s_in_distribution():
+    """It draws signs from other numbers: every image is as likely as before."""
+    counts = {}
+    source = image().resize((6, 5))
+    for generation, kind in enumerate((v1.RandAugment, build_transforms)):
+        made = (
+            kind(num_ops=1)
+            if kind is v1.RandAugment
+            else kind([dict(type="RandAugment", num_ops=1)])[0]
+        )
+        with isolated(generation):
+            for _ in range(500):
+                result = np.asarray(made(source)).tobytes()
+                counts.setdefault(result, [0, 0])[generation] += 1
+    for old, new in counts.values():
+        assert abs(old - new) < 5 * (old + new) ** 0.5 + 1
+    assert len(counts) > 8 and all(min(pair) > 0 for pair in counts.values())
+
+
+@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
+def test_transforms_of_batches_are_refused(name):
+    with pytest.raises(ValueError, match="use the data preprocessor's mixup"):
+        build_transforms([dict(type=name, num_classes=10)])

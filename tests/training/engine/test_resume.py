@@ -1,0 +1,333 @@
+"""Two epochs equal one epoch, a stop, and one more: bit for bit."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fst.files.checkpoint import load_checkpoint_safely
+from fst.training.engine import Runner, cli
+from fst.training.engine.checkpoint import newest_checkpoint
+from fst.training.engine.config import load_config
+from fst.training.engine.metrics import Accuracy
+
+
+class Stopped(Exception):
+    pass
+
+
+STRATEGIES = [
+    'dict(strategy="fst", log_interval=2)',
+    'dict(strategy="fst", phase="random", decay_mode="decoupled", log_interval=3)',
+    'dict(strategy="sdgp", rule="random", log_interval=1)',
+    'dict(strategy="tsm", interval=3, log_interval=1)',
+    'dict(strategy="asp", from_scratch="allow", log_interval=1)',
+    'dict(strategy="asfp", goal=0.5)',
+    'dict(strategy="dpf", interval=2, log_interval=2)',
+    'dict(strategy="rigl", interval=2, sparsity=0.8, log_interval=2)',
+    'dict(strategy="clicktrain", include="*", choose=0.2, enforce=0.7)',
+    'dict(strategy="resprop", threshold=1e-4, warmup=6, log_interval=3)',
+    'dict(strategy="srste", patterns={"0": "4:4", "3": "1:8"}, log_interval=2)',
+    'dict(strategy="asp", from_scratch="allow", patterns={"3": "1:8"}, log_interval=2)',
+    "None",
+]
+
+
+@pytest.mark.parametrize("sparsity", STRATEGIES)
+def test_resume_is_bit_exact(train, train_with_stop, assert_same_state, sparsity):
+    whole = train("whole", sparsity=sparsity)
+    parts = train_with_stop("parts", sparsity=sparsity)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+
+
+def test_epochs_differ_and_seed_matters(train):
+    one, same, other = (train(f"r{i}", "--seed", s) for i, s in enumerate(("1", "1", "2")))
+    states = [load_checkpoint_safely(r / "epoch_2.pth")["state_dict"] for r in (one, same, other)]
+    name = "architecture.3.weight"
+    assert torch.equal(states[0][name], states[1][name])
+    assert not torch.equal(states[0][name], states[2][name])
+
+
+def test_resume_takes_an_unset_seed_from_the_checkpoint(train, train_with_stop, assert_same_state):
+    unset = "randomness = dict()\n"
+    whole = train("whole", "--seed", "11")
+    parts = train_with_stop("parts", "--seed", "11", extra=unset)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+
+
+def test_resume_from_a_named_checkpoint(train, assert_same_state):
+    whole = train("whole")
+    again = train("again", "--resume", str(whole / "epoch_1.pth"))
+    assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
+
+
+def test_validation_leaves_no_trace(train, assert_same_state):
+    often, never = (
+        train("often"),
+        train("never", extra="train_cfg = dict(by_epoch=True, max_epochs=2, val_begin=9)\n"),
+    )
+    for epoch in (1, 2):
+        assert_same_state(often / f"epoch_{epoch}.pth", never / f"epoch_{epoch}.pth")
+
+
+def test_resume_skips_broken_files_and_says_so(train, caplog):
+    work_dir = train("run")
+    newest = work_dir / "epoch_2.pth"
+    newest.write_bytes(newest.read_bytes()[:2000])
+    (work_dir / "last_checkpoint").write_text("")
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_1.pth")
+    train("run", "--resume")
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert f"Resuming from {work_dir / 'epoch_1.pth'} instead of a newer file" in log
+    assert str(newest) in log
+
+
+def test_nothing_readable_to_resume(train):
+    work_dir = train("run")
+    for path in work_dir.glob("*.pth"):
+        path.write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match="no checkpoint in .* can be read"):
+        train("run", "--resume")
+
+
+def test_resume_with_another_strategy(train):
+    train("run")
+    with pytest.raises(ValueError, match=r"fst_w(.|\n)*fst|fst(.|\n)*fst_w"):
+        train("run", "--resume", sparsity='dict(strategy="fst_w")')
+    with pytest.raises(ValueError, match="use the strategy that it was saved with"):
+        train("run", "--resume", sparsity='dict(strategy="fst", patterns={"3": "1:8"})')
+    with pytest.raises(ValueError, match="cannot resume without sparsity"):
+        train("run", "--resume", sparsity="None")
+    train("dense", sparsity="None")
+    with pytest.raises(ValueError, match="cannot resume with strategy 'fst'"):
+        train("dense", "--resume")
+
+
+def test_resume_from_weights_alone(train, tmp_path):
+    work_dir = train("run")
+    state = load_checkpoint_safely(work_dir / "epoch_1.pth")["state_dict"]
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="weights alone"):
+        train("run", "--resume", str(tmp_path / "weights.pth"))
+    train("tuned", extra=f'load_from = "{tmp_path / "weights.pth"}"\n')
+
+
+def test_iteration_based_resume(train, assert_same_state):
+    loop = """
+train_dataloader["sampler"] = dict(type="InfiniteSampler", shuffle=True)
+train_cfg = dict(by_epoch=False, max_iters=9, val_interval=100)
+default_hooks["checkpoint"] = dict(type="CheckpointHook", by_epoch=False, interval=3)
+param_scheduler = dict(type="CosineAnnealingLR", by_epoch=False)
+log_processor = dict(by_epoch=False)
+"""
+    whole = train("whole", extra=loop)
+    again = train("again", "--resume", str(whole / "iter_6.pth"), extra=loop)
+    assert_same_state(whole / "iter_9.pth", again / "iter_9.pth")
+
+
+def test_a_schedule_of_momentum_changes_the_betas_of_adam(train, assert_same_state):
+    """So betas are no setting that a resumed run must have as they were saved."""
+    adam = """
+optim_wrapper["optimizer"] = dict(type="Adam", lr=0.01)
+param_scheduler = dict(type="CosineAnnealingMomentum", convert_to_iter_based=True)
+"""
+    whole = train("whole", extra=adam)
+    again = train("again", "--resume", str(whole / "epoch_1.pth"), extra=adam)
+    assert_same_state(whole / "epoch_2.pth", again / "epoch_2.pth")
+
+
+def _copy(path, to, **changes):
+    """A checkpoint with other entries; those of None are left out."""
+    checkpoint = load_checkpoint_safely(path)
+    checkpoint["meta"] = {**checkpoint["meta"], **changes.pop("meta", {})}
+    checkpoint = {k: v for k, v in {**checkpoint, **changes}.items() if v is not None}
+    torch.save(checkpoint, to)
+    return str(to)
+
+
+def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
+    work_dir = train("run")
+    for changes, reason in (
+        ({"optimizer": None}, "holds no 'optimizer'"),
+        ({"param_schedulers": None}, "holds no 'param_schedulers'"),
+        ({"param_schedulers": []}, "holds 0 param_schedulers, and the run has 1"),
+        ({"message_hub": None}, "holds no 'message_hub'"),
+        ({"meta": {"epoch": None}}, r"its meta\['epoch'\] is None"),
+        ({"meta": {"epoch": 9, "iter": 36}}, "epoch=9 lies beyond the end, max_epochs=2"),
+        ({"meta": {"epoch": 0, "iter": 3}}, "inside an epoch"),
+    ):
+        path = _copy(work_dir / "epoch_1.pth", tmp_path / "changed.pth", **changes)
+        with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
+            train("other", "--resume", path)
+    for extra, reason in (
+        ("train_cfg['max_epochs'] = 3\n", r"train_cfg is .*: 2}, .* .*: 3} would be ignored"),
+        ("param_scheduler['eta_min'] = 0.01\n", 'param_scheduler is .* "eta_min": 0.01'),
+        (
+            "optim_wrapper['optimizer']['weight_decay'] = 0.5\n",
+            '"weight_decay": 0.5',
+        ),
+        ("optim_wrapper['optimizer']['lr'] = 0.5\n", '"lr": 0.05, .*"lr": 0.5, '),
+        ("optim_wrapper['paramwise_cfg'] = dict(bias_lr_mult=2.0)\n", "paramwise_cfg is null"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
+            train("other", "--resume", str(work_dir / "epoch_1.pth"), extra=extra)
+    assert not list((tmp_path / "other").glob("*.pth"))
+    constant = "param_scheduler = None\n"
+    train("longer", extra=constant)
+    adam = constant + "optim_wrapper['optimizer'] = dict(type='Adam', lr=0.05)\n"
+    with pytest.raises(ValueError, match='optimizer is .*"SGD"}, .* "Adam"}'):
+        train("longer", "--resume", extra=adam)
+    longer = train("longer", "--resume", extra=constant + "train_cfg['max_epochs'] = 3\n")
+    assert (longer / "epoch_3.pth").exists()
+
+
+def test_a_run_does_not_start_among_the_checkpoints_of_another(train, write_config):
+    """Killed before its first save, it would go on from the other's."""
+    work_dir = train("run")
+    before = sorted(work_dir.rglob("*"))
+    with pytest.raises(ValueError, match="holds epoch_2.pth of an earlier run: .* --resume"):
+        train("run")
+    assert sorted(work_dir.rglob("*")) == before
+    config = load_config(write_config())
+    config.work_dir = str(work_dir)
+    with pytest.raises(ValueError, match="holds epoch_2.pth"):
+        Runner.from_cfg(config).train()
+
+
+def test_a_refused_run_leaves_the_config(train, write_config):
+    config = write_config()
+    work_dir = Path(config).parent / "run"
+    cli.train([config, "--work-dir", str(work_dir), "--traceback"])
+    kept = (work_dir / Path(config).name).read_text()
+    refused = [config, "--work-dir", str(work_dir), "--resume", "--traceback", "--cfg-options"]
+    with pytest.raises(ValueError, match="srste"):
+        cli.train([*refused, "sparsity.strategy=srste"])
+    cli.test([config, str(work_dir / "epoch_1.pth"), "--work-dir", str(work_dir)])
+    assert (work_dir / Path(config).name).read_text() == kept
+
+
+def test_checkpoints_inside_an_epoch_are_refused(train):
+    hook = 'default_hooks["checkpoint"].update(by_epoch=False, interval=4)\n'
+    work_dir = train("run", extra=hook)
+    assert newest_checkpoint(work_dir).endswith("iter_8.pth")
+    with pytest.raises(ValueError, match="inside an epoch"):
+        train("run", "--resume", extra=hook)
+    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
+    assert "No run can be resumed from the checkpoints" in log and "by_epoch=False" in log
+
+
+BEST = """
+default_hooks["checkpoint"].update(max_keep_ckpts=1, save_best="accuracy/top1", rule="greater")
+"""
+
+
+@pytest.mark.parametrize("number", [float, np.float64, torch.tensor])
+def test_the_best_stays_the_best(train_with_stop, monkeypatch, number):
+    scores = iter((0.9, 0.6))
+    monkeypatch.setattr(Accuracy, "evaluate", lambda *_: {"accuracy/top1": number(next(scores))})
+    work_dir = train_with_stop("run", extra=BEST)
+    assert [path.name for path in work_dir.glob("best*")] == ["best_accuracy_top1_epoch_1.pth"]
+
+
+def test_checkpoints_that_are_not_found_are_announced(train):
+    named = 'default_hooks["checkpoint"]["filename_tmpl"] = "ck_{}.pth"\n'
+    log = next(train("run", extra=named).glob("*/*.log")).read_text()
+    assert "--resume does not find" in log and "filename_tmpl='ck_{}.pth'" in log
+
+
+def test_the_newest_has_the_largest_step(train, tmp_path):
+    work_dir = train("run", extra="train_cfg['max_epochs'] = 3\n")
+    for number, name in enumerate(("epoch_3.pth", "epoch_2.pth", "epoch_1.pth")):
+        os.utime(work_dir / name, ns=(number, number))
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    (work_dir / "epoch_12.pth").mkdir()
+    (work_dir / "epoch_11.pth").symlink_to(work_dir / "absent")
+    os.rename(work_dir / "epoch_1.pth", work_dir / "epoch_10.pth")
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    _copy(work_dir / "epoch_2.pth", work_dir / "iter_7.pth", meta={"iter": 7})
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
+    _copy(work_dir / "epoch_2.pth", work_dir / "iter_13.pth", meta={"iter": 13})
+    assert newest_checkpoint(work_dir) == str(work_dir / "iter_13.pth")
+
+
+def test_a_flipped_byte_is_not_resumed_from(train):
+    work_dir = train("run")
+    newest = work_dir / "epoch_2.pth"
+    weight = load_checkpoint_safely(newest)["state_dict"]["architecture.3.weight"]
+    content = bytearray(newest.read_bytes())
+    content[content.index(weight.numpy().tobytes()) + 5] ^= 1
+    newest.write_bytes(content)
+    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_1.pth")
+    with pytest.raises(ValueError, match="CRC"):
+        train("run", "--resume", str(newest))
+
+
+def test_nothing_to_resume(train, tmp_path):
+    with pytest.raises((FileNotFoundError, SystemExit)):
+        train("run", "--resume")
+    weights = tmp_path / "weights.pth"
+    torch.save(load_checkpoint_safely(train("old") / "epoch_1.pth")["state_dict"], weights)
+    work_dir = train("run", "--resume", "auto", extra=f'load_from = "{weights}"\n')
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert f"Loaded checkpoint {weights}" in log, "auto starts as without --resume"
+    train("run", "--resume", "auto", extra='load_from = "absent.pth"\n')
+
+
+def test_what_a_kill_left_is_removed_at_the_start(train, tmp_path, monkeypatch):
+    from fst.training.engine.hooks import CrashSafeCheckpointHook
+
+    keep_one = 'default_hooks["checkpoint"]["max_keep_ckpts"] = 1\n'
+    remove = CrashSafeCheckpointHook._remove
+
+    def stops_before_it_removes(self, names):
+        names = list(names)
+        if "epoch_1.pth" in names:
+            raise Stopped
+        remove(self, names)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(CrashSafeCheckpointHook, "_remove", stops_before_it_removes)
+        train("run", extra=keep_one)
+    assert len(list((tmp_path / "run").glob("epoch_*.pth"))) == 2
+    work_dir = train("run", "--resume", extra=keep_one)
+    assert [path.name for path in work_dir.glob("epoch_*.pth")] == ["epoch_2.pth"]
+
+
+LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_pointer_names_what_a_run_goes_on_from(train, tmp_path):
+    """A kill comes between a checkpoint and its pointer; a work dir is copied."""
+    work_dir = train()
+    pointer = work_dir / "last_checkpoint"
+    pointer.write_text(str(work_dir / "epoch_0.pth"))
+    train("run", "--resume")
+    assert pointer.read_text() == str(work_dir / "epoch_2.pth")
+    shutil.copytree(work_dir, tmp_path / "copy")
+    train("copy", "--resume")
+    assert (tmp_path / "copy" / "last_checkpoint").read_text() == str(
+        tmp_path / "copy" / "epoch_2.pth"
+    )
+
+
+def test_a_second_run_in_a_work_dir_is_refused(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", LOCK, str(tmp_path / "run" / "training.lock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(ValueError, match="another process is training there"):
+            train("run")
+        other.kill()
+    assert (train("run") / "epoch_2.pth").exists(), "a dead run holds no lock"

@@ -1,0 +1,308 @@
+"""The commands of `fst` that train and check, from end to end."""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+
+import pytest
+import torch
+import yapf.yapflib.yapf_api
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from timm.layers import StdConv2d
+from torch import nn
+
+import fst
+import fst.models
+from fst.basics.arguments import user_errors
+from fst.cli.commands import checks as commands
+from fst.cli.commands import main
+from fst.files.checkpoint import load_checkpoint_safely
+from fst.lab import demo
+from fst.lab.ablation.cli import main as ablate
+from fst.lab.analysis.cli import main as analyze
+from fst.lab.benchmark.cli import main as benchmark
+from fst.lab.reporting.cli import main as report
+from fst.training.engine import Runner, cli
+from fst.training.engine.config import load_config
+
+
+def test_fold_verify_and_test(train, write_config, tmp_path, capsys):
+    work_dir = train()
+    checkpoint, folded = str(work_dir / "epoch_2.pth"), str(tmp_path / "folded.pth")
+    config = write_config()
+    assert cli.fold([config, checkpoint, folded]) == 0
+    assert "folded 2 layers" in capsys.readouterr().out
+
+    model = fst.models.tiny_net()
+    model.load_state_dict(torch.load(folded, weights_only=True))
+    assert fst.verify(folded).ok
+
+    assert commands.verify([folded]) == 0
+    assert "1 weight is 2:4, 1 exempt" in capsys.readouterr().out
+    assert commands.verify([folded, "--min-coverage", "0.59"]) == 0  # 576 of 968 weights
+    assert commands.verify([folded, "--min-coverage", "0.6"]) == 1
+    assert "coverage 59.5%, less than min_coverage=0.6" in capsys.readouterr().out
+    assert commands.verify([folded, "--n", "1"]) == 1
+    assert commands.verify([checkpoint]) == 1
+    out = capsys.readouterr().out
+    assert "holds the dense weights" in out and f"fst fold CONFIG {checkpoint} OUT" in out
+    assert commands.verify([checkpoint, "--include", "architecture.0.weight"]) == 0
+
+    logs = []
+    for number, path in enumerate((checkpoint, folded)):
+        cli.test([write_config(), path, "--work-dir", str(tmp_path / f"test{number}")])
+        text = next((tmp_path / f"test{number}").glob("*/*.log")).read_text()
+        logs.append(text.rpartition("accuracy/top1:")[2].split()[0])
+    assert logs[0] == logs[1]
+
+
+def test_a_folded_file_is_evaluated_as_it_is(train, write_config, tmp_path):
+    """rigl's layers have other densities than its rule, which would prune the first one again."""
+    sparsity = 'dict(strategy="rigl", sparsity=0.8)'
+    checkpoint, folded = train(sparsity=sparsity) / "epoch_2.pth", tmp_path / "folded.pth"
+    cli.fold([write_config(sparsity), str(checkpoint), str(folded)])
+    images, outputs = torch.rand(2, 1, 8, 8), []
+    for number, path in enumerate((checkpoint, folded)):
+        config = load_config(write_config(sparsity))
+        config.update(work_dir=str(tmp_path / f"run{number}"), load_from=str(path))
+        runner = Runner.from_cfg(config)
+        runner.val()
+        outputs.append(runner.model.architecture(images))
+    assert torch.equal(*outputs)
+
+
+def test_tsm_is_folded_with_its_kept_mask(train, write_config, tmp_path):
+    sparsity = 'dict(strategy="tsm", interval=100)'
+    work_dir = train(sparsity=sparsity)
+    folded = tmp_path / "folded.pth"
+    cli.fold([write_config(sparsity), str(work_dir / "epoch_2.pth"), str(folded)])
+    mask = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]["3"]["kept_mask"]
+    weight = torch.load(folded, weights_only=True)["3.weight"]
+    assert torch.equal(weight != 0, mask.view(weight.shape))
+
+
+def test_errors(train, write_config, tmp_path, capsys):
+    work_dir = train(sparsity="None")
+    dense = str(work_dir / "epoch_1.pth")
+    config = write_config()
+    for arguments, message in (
+        ([config, dense, "out.pth"], "comes from a dense training"),
+        ([write_config("None"), dense, "out.pth"], "nothing to fold"),
+        ([config, "absent.pth", "out.pth"], "absent.pth"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.fold(arguments)
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+    for arguments in (
+        *(["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]),
+        [dense, "--min-coverage", "60"],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            commands.verify(arguments)
+        assert stopped.value.code == 2
+
+
+def error_of(capsys, command, arguments):
+    """The one line in which a command ends, with exit status 2."""
+    with pytest.raises(SystemExit) as stopped:
+        command([str(argument) for argument in arguments])
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["fold", "export"])
+def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, capsys, command):
+    checkpoint, folder = tmp_path / "epoch_1.pth", tmp_path / "folder"
+    checkpoint.write_bytes(b"trained for days")
+    folder.mkdir()
+    for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
+        arguments = [command, write_config(), checkpoint, out]
+        assert message in error_of(capsys, main, arguments)
+    assert checkpoint.read_bytes() == b"trained for days"
+    assert not list(tmp_path.glob(".fst-*"))
+
+
+def test_fold_refuses_what_the_dense_model_would_standardise_again(
+    write_config, tmp_path, capsys, monkeypatch
+):
+    def net(num_classes=10):
+        return nn.Sequential(StdConv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, num_classes))
+
+    monkeypatch.setattr(fst.models, "tiny_net", net)
+    model, checkpoint = net(), tmp_path / "epoch_1.pth"
+    fst.convert(model, "fst")
+    sparsity = fst.sparsity_state(model)
+    torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
+    line = error_of(capsys, cli.fold, [write_config(), checkpoint, tmp_path / "out.pth"])
+    assert "1 from StdConv2d to Conv2d" in line and "fst export" in line
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_every_command_ends_in_one_line(tmp_path, capsys):
+    absent = tmp_path / "absent.yaml"
+    for command, arguments in (
+        (cli.train, [absent]),
+        (cli.test, [absent, "a.pth"]),
+        (cli.fold, [absent, "a.pth", tmp_path / "out.pth"]),
+        (cli.fold, [absent, "a.pth", absent / "out.pth"]),
+        (commands.verify, [absent]),
+        (ablate, [absent]),
+        (analyze, ["macs", absent]),
+        (report, [absent, "-o", tmp_path / "report.html"]),
+        (benchmark, ["--model", absent]),
+    ):
+        assert "absent.yaml" in error_of(capsys, command, arguments)
+        with pytest.raises(FileNotFoundError):
+            command([*map(str, arguments), "--traceback"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (
+            'optim_wrapper["optimizer"]["type"] = "SDG"\n',
+            "type 'SDG' is unknown. Did you mean 'SGD'",
+        ),
+        ('optim_wrapper["optimizer"]["lrr"] = 0\n', "argument 'lrr' (--traceback shows where)"),
+        ('train_dataloader["batchsize"] = 7\n', "argument 'batchsize' (--traceback shows where)"),
+        ('model["architecture"].pop("source")\n', "source"),
+        ("optim_wrapper = None\n", "has no optim_wrapper"),
+        ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
+        ("optim_wrapper['optimizer']['maximize'] = True\n", "maximize=True turns round"),
+        (
+            "model['data_preprocessor'].update(translate=20, padding_mode='reflect')\n",
+            "translate=20 with padding_mode='reflect' must be less than the sides of images of (8,",
+        ),
+        ("optim_wrapper['accumulative_counts'] = 0\n", "greater than or equal to 1 (--traceback"),
+    ],
+)
+def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, extra, expected):
+    arguments = [write_config(extra=extra), "--work-dir", tmp_path / "w"]
+    assert expected in error_of(capsys, cli.train, arguments)
+
+
+def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch):
+    options = ["--strategies", "dense", "--epochs", "2", "--seeds", "0", "--out"]
+    (tmp_path / "file").touch()
+    assert "file/dense" in error_of(capsys, demo.main, [*options, tmp_path / "file"])
+    press_ctrl_c = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
+    monkeypatch.setattr(demo, "TRAIN", ["-c", press_ctrl_c])
+    with pytest.raises(SystemExit) as stopped:
+        demo.main([*options, str(tmp_path / "demo")])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
+
+
+def test_a_missing_key_is_named(capsys):
+    with pytest.raises(SystemExit), user_errors(argparse.Namespace(traceback=False)):
+        {}["lr"]
+    assert capsys.readouterr().err == "error: key 'lr' is missing (--traceback shows where)\n"
+
+
+@HOOKS.register_module(force=True)
+class PressCtrlC(Hook):
+    """Presses Ctrl-C in an iteration, once in a process."""
+
+    pressed = False
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration and not PressCtrlC.pressed:
+            PressCtrlC.pressed = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("iteration", [1, 6])
+def test_ctrl_c_says_how_to_continue(write_config, tmp_path, capsys, monkeypatch, iteration):
+    monkeypatch.setattr(PressCtrlC, "pressed", False)
+    config = write_config(extra=f'custom_hooks = [dict(type="PressCtrlC", iteration={iteration})]')
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([config, "--work-dir", str(tmp_path / "a run")])
+    assert stopped.value.code == 130
+    message = capsys.readouterr().err
+    if iteration == 1:
+        assert message == "stopped. No checkpoint was saved yet: the same command starts anew.\n"
+        return
+    command = shlex.split(message.partition("To continue:")[2])
+    arguments = [config, "--work-dir", str(tmp_path / "a run"), "--resume"]
+    assert command == ["fst", "train", *arguments]
+    assert cli.train(arguments) == 0
+    assert (tmp_path / "a run" / "epoch_2.pth").is_file()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_config_is_printed(
+    write_config, tmp_path, capsys, monkeypatch, number, status
+):
+    """MMEngine catches every exception there and says that the config is wrong."""
+    laid_out = yapf.yapflib.yapf_api.FormatCode
+
+    def signalled(text, **options):
+        os.kill(os.getpid(), number)
+        return laid_out(text, **options)
+
+    monkeypatch.setattr(yapf.yapflib.yapf_api, "FormatCode", signalled)
+    with pytest.raises(SystemExit) as stopped:
+        cli.train([write_config(), "--work-dir", str(tmp_path / "run")])
+    assert stopped.value.code == status
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
+
+
+def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    path = tmp_path / "model.safetensors"
+    save_file({"conv.weight": torch.eye(8).view(8, 8, 1, 1), "bias": torch.ones(8)}, path)
+    assert fst.verify(path, 1).ok and commands.verify([str(path), "--n", "1"]) == 0
+    save_file({"conv.weight": torch.ones(8, 8, 1, 1)}, path)
+    assert commands.verify([str(path)]) == 1
+    path.write_bytes(b"none")
+    assert "is no .safetensors file" in error_of(capsys, commands.verify, [path])
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    message = error_of(capsys, commands.verify, [path])
+    assert "pip install 'fst-train[export]'" in message
+
+
+def test_testing_takes_the_strategy_of_the_checkpoint_only(train, write_config, tmp_path):
+    work_dir = train()
+    other = write_config('dict(strategy="tsm")')
+    arguments = [other, str(work_dir / "epoch_1.pth"), "--work-dir", str(tmp_path / "t")]
+    with pytest.raises(ValueError, match="tsm"):
+        cli.test([*arguments, "--traceback"])
+    dense = write_config("None")
+    with pytest.raises(ValueError, match="comes from a sparse training, but the config has no"):
+        cli.test([dense, *arguments[1:], "--traceback"])
+    arguments[1] = str(train("dense", sparsity="None") / "epoch_1.pth")
+    with pytest.raises(ValueError, match="comes from a dense training, but the config has"):
+        cli.test([*arguments, "--traceback"])
+    cli.test([*arguments, "--cfg-options", "sparsity=None"])
+
+
+@pytest.mark.parametrize("sparsity", ['dict(strategy="tsm", interval=3)', "None"])
+def test_one_runner_trains_validates_and_tests(write_config, tmp_path, sparsity):
+    config = load_config(write_config(sparsity, "test_dataloader = dict(**val_dataloader)\n"))
+    config.work_dir = str(tmp_path / "run")
+    config.test_cfg, config.test_evaluator = {}, config.val_evaluator
+    runner = Runner.from_cfg(config)
+    runner.train()
+    assert runner.val() == runner.test()
+
+
+def test_command_line(repo, run_python, tmp_path):
+    config = tmp_path / "config.py"
+    base = repo / "configs" / "demo_digits.py"
+    if not base.exists():
+        pytest.skip("configs/demo_digits.py is missing")
+    config.write_text(f'_base_ = "{base}"\ntrain_cfg = dict(by_epoch=True, max_epochs=1)\n')
+    options = ("--work-dir", tmp_path / "w", "--seed", 1, "--cfg-options")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    command = (*torchrun, repo / "tools" / "train.py", config, "--launcher", "pytorch")
+    run_python(*command, *options, "train_dataloader.dataset.subset=128")
+    assert (tmp_path / "w" / "epoch_1.pth").exists()
