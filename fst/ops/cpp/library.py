@@ -24,6 +24,9 @@ FUNCTIONS = {  # name -> arguments: p pointer, i integer
     "fst_draw_positions": "piipppi",
     "fst_list_grad_weight": "ppipppiipppiiippi",
     "fst_list_grad_input": "ppippipiiippi",
+    "fst_maps_product": "pppiipiiippi",
+    "fst_maps_grad_weight": "ppiippipppiiippi",
+    "fst_count_nonzeros": "piiipi",
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
 
@@ -76,7 +79,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     Raises:
         RuntimeError: the kernels are missing.
         MemoryError: the kernel found no memory.
-        ValueError: the list of positions is not ascending, or leaves the output map.
+        ValueError: the list of positions is not ascending, or leaves the output map, or sizes do
+            not belong together.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
@@ -85,6 +89,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
         raise MemoryError(f"{name}: no memory for what it packs")
     if status == 2:
         raise ValueError("index must be ascending positions of the output map")
+    if status == 3:
+        raise ValueError(f"{name}: sizes are too large, or do not belong together")
 
 
 def integers(*values: int) -> ctypes.Array:
