@@ -19,75 +19,27 @@
 // chosen, its zeros stay: sum of s * dY * (X - m) = sum of s * dY * X - (sum of s * dY) * m, for
 // each tap over the positions that see the image through it.
 
-#include "zeros_maps.h"
+#include "zeros_grad_weight.h"
 
 namespace {
 
 using namespace fst;
 using namespace fst::maps;
 
-constexpr int64_t CHUNK = 64;           // positions: bits of a mask
 constexpr int64_t STRIP = 512;          // positions of a strip, if rows are not longer
 constexpr int64_t FEWEST_ROWS = 4;
 constexpr int64_t MOST_OWN = 24 << 20;  // numbers of dW of all sets
 
-// sums += value[i] * row place[i] of `rows`, for the bits i of the mask.
-template <int N>
-void add_masked(const float* value, uint64_t mask, const int32_t* place, const float* rows,
-                float* sums) {
-  constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
-  vec sum[SETS][N];
-#pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
-    if (SETS > 1) sum[SETS - 1][v] = vec{};
-  }
-  const auto add = [&](vec* set) __attribute__((always_inline)) {
-    const int i = __builtin_ctzll(mask);
-    mask &= mask - 1;
-    const float* row = rows + static_cast<int64_t>(place[i]) * (N * V);
-#pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
-  };
-  while (mask) {
-    add(sum[0]);
-    if (SETS > 1 && mask) add(sum[SETS - 1]);
-  }
-#pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    if (SETS > 1) sum[0][v] += sum[SETS - 1][v];
-    *reinterpret_cast<vec*>(sums + v * V) = sum[0][v];
-  }
-}
-
-struct Chunk {
-  int64_t count;
-  int32_t row[CHUNK], column[CHUNK];  // of all images
-  float scale[CHUNK];
-};
-
-struct Tap {
-  uint64_t mask;
-  int32_t place[CHUNK];  // of the partner, in pixels of the packed dense map
-};
-
 template <class T>
-struct MapsGradWeight {
+struct MapsGradWeight : Positions {
   using Int = typename T::Int;
   const Int *chosen, *dense;
-  bool of_input;  // X is chosen
-  const int32_t* index;
-  int64_t count;         // of the list
-  const float* factors;  // of each output position, 0 where it is not in the list; null: all 1
   const float *mean, *sums;
-  int64_t images, in, out, groups;
-  Axis rows, columns;
+  int64_t in, out, groups;
   int64_t deep, wide;  // channels of a group of the chosen map, of the dense one
   Blocks blocks;
   Map of_chosen, of_dense;
 
-  int64_t taps() const { return rows.taps * columns.taps; }
-  int64_t total() const { return images * rows.size; }
   int64_t numbers() const { return groups * blocks.padded() * taps() * deep; }
   int64_t of_block(int64_t group, int64_t block) const {
     return (group * blocks.padded() + blocks.first(block)) * taps() * deep;
@@ -103,61 +55,6 @@ struct MapsGradWeight {
     int64_t* row;  // of each slot
     int64_t slots;
   };
-
-  // Positions of rows [first, last); how many chunks.
-  int64_t find_chunks(int64_t first, int64_t last, Chunk* chunks) const {
-    int64_t used = 0;
-    bool open = false;
-    const auto append = [&](int64_t row, int64_t column, float scale) {
-      if (!open || chunks[used - 1].count == CHUNK) chunks[used++].count = 0;
-      open = true;
-      Chunk& last_one = chunks[used - 1];
-      last_one.row[last_one.count] = static_cast<int32_t>(row);
-      last_one.column[last_one.count] = static_cast<int32_t>(column);
-      last_one.scale[last_one.count++] = scale;
-    };
-    if (factors && !of_input) {
-      const int32_t* end = index + count;
-      const int32_t* k = std::lower_bound(index, end, first * columns.size);
-      for (; k < end && *k < last * columns.size; ++k) {
-        if (k > index && k[0] == k[-1]) continue;  // its factor is the sum
-        append(*k / columns.size, *k % columns.size, factors[*k]);
-      }
-      return used;
-    }
-    for (int64_t down = 0; down < rows.phases(); ++down) {
-      for (int64_t right = 0; right < columns.phases(); ++right) {
-        if (!rows.sees(down) || !columns.sees(right)) continue;
-        open = false;
-        for (int64_t row = first; row < last; ++row) {
-          if (row % rows.size % rows.phases() != down) continue;
-          for (int64_t x = right; x < columns.size; x += columns.phases()) append(row, x, 1.0f);
-        }
-      }
-    }
-    return used;
-  }
-
-  void find_partners(const Chunk& chunk, int64_t first, const Own& own, Tap* taps_of_chunk) const {
-    for (int64_t t = 0; t < taps(); ++t) taps_of_chunk[t].mask = 0;
-    for (int64_t k = 0; k < chunk.count; ++k) {
-      int64_t across[MOST_TAPS];
-      for (int64_t s = 0; s < columns.taps; ++s) across[s] = columns.at(chunk.column[k], s);
-      const int64_t image = chunk.row[k] / rows.size;
-      for (int64_t r = 0; r < rows.taps; ++r) {
-        const int64_t h = rows.at(chunk.row[k] % rows.size, r);
-        if (h < 0) continue;
-        const int64_t slot = own.of_row[chunk.row[k] - first] + h;
-        for (int64_t s = 0; s < columns.taps; ++s) {
-          const int64_t w = across[s], position = (image * rows.source + h) * columns.source + w;
-          if (w < 0 || (factors && of_input && factors[position] == 0)) continue;
-          Tap& tap = taps_of_chunk[r * columns.taps + s];
-          tap.mask |= uint64_t{1} << k;
-          tap.place[k] = static_cast<int32_t>(slot * columns.source + w);
-        }
-      }
-    }
-  }
 
   // Values and masks of a chunk's channels.
   void read_chosen(const Chunk& chunk, int64_t group, float* values, uint64_t* masks) const {
@@ -220,7 +117,7 @@ struct MapsGradWeight {
     if (!chunks) return;
     own.slots = Slots(rows, first, last, own.of_row, own.row).count;
     for (int64_t i = 0; i < chunks; ++i) {
-      find_partners(own.chunks[i], first, own, own.taps + i * taps());
+      find_partners(own.chunks[i], first, own.of_row, own.taps + i * taps());
     }
     for (int64_t group = 0; group < groups; ++group) {
       for (int64_t i = 0; i < chunks; ++i) {
@@ -235,23 +132,10 @@ struct MapsGradWeight {
         float* of_tap = result + of_block(group, b);
         for (int64_t t = 0; t < taps(); ++t, of_tap += deep * width) {
           for (int64_t i = 0; i < chunks; ++i) {
-            with_block(width / V, [&](auto vectors) {
-              add_chunk<vectors>(own.values + i * deep * CHUNK, own.masks + i * deep,
-                                 own.taps[i * taps() + t], own.packed, of_tap);
-            });
+            add_chunk(width / V, deep, own.values + i * deep * CHUNK, own.masks + i * deep,
+                      own.taps[i * taps() + t], own.packed, of_tap);
           }
         }
-      }
-    }
-  }
-
-  template <int N>
-  void add_chunk(const float* values, const uint64_t* masks, const Tap& tap, const float* packed,
-                 float* result) const {
-    for (int64_t c = 0; tap.mask && c < deep; ++c) {
-      const uint64_t mask = masks[c] & tap.mask;
-      if (mask) {
-        add_masked<N>(values + c * CHUNK, mask, tap.place, packed, result + c * (N * V));
       }
     }
   }
@@ -407,11 +291,11 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
   Geometry g;
   std::memcpy(&g, geometry, sizeof(g));
   if (!usable(g, in, out, groups)) return BAD_NUMBERS;
-  const int64_t positions = g.images * g.positions();
-  if (index && (count < 1 || !ascending(index, count, positions))) return NOT_ASCENDING;
-  Memory<float> factors(index ? positions : 0);
+  const int64_t all = g.images * g.positions();
+  if (index && (count < 1 || !ascending(index, count, all))) return NOT_ASCENDING;
+  Memory<float> factors(index ? all : 0);
   if (!factors.data) return NO_MEMORY;
-  if (index) std::fill_n(factors.data, positions, 0.0f);
+  if (index) std::fill_n(factors.data, all, 0.0f);
   for (int64_t k = 0; index && k < count; ++k) factors.data[index[k]] += weight[k];
   Status status = DONE;
   with_format(kind, [&](auto format) {
@@ -422,11 +306,12 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
     const Map of_x(groups * in, g.height * g.width, layouts[0]);
     const Map of_dy(groups * out, g.positions(), layouts[1]);
     const bool by_x = of_input != 0;
+    const Positions positions{by_x, index, count, index ? factors.data : nullptr, g.images,
+                              axis_of_rows(g, by_x), axis_of_columns(g, by_x)};
     const MapsGradWeight<T> task{
-        by_x ? x : dy, by_x ? dy : x, by_x, index, count, index ? factors.data : nullptr,
-        mean, mean ? sums : nullptr, g.images, in, out, groups, axis_of_rows(g, by_x),
-        axis_of_columns(g, by_x), by_x ? in : out, by_x ? out : in, Blocks(by_x ? out : in),
-        by_x ? of_x : of_dy, by_x ? of_dy : of_x};
+        positions, by_x ? x : dy, by_x ? dy : x, mean, mean ? sums : nullptr, in, out, groups,
+        by_x ? in : out, by_x ? out : in, Blocks(by_x ? out : in), by_x ? of_x : of_dy,
+        by_x ? of_dy : of_x};
     status = task.run(threads, layouts[2], static_cast<Int*>(result));
   });
   return status;

@@ -84,6 +84,39 @@ struct Runs {
   }
 };
 
+// Lists of a row of pixels: pixel w has start[w] to start[w + 1].
+struct Row {
+  float* value;
+  int32_t *place, *start;
+};
+
+// Adds what a run of taps gives to a row of the result.
+template <int N>
+__attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const Run& run, const Row& row, const float* w,
+             float* sums) {
+  int64_t first = run.shift;
+  for (int64_t x = run.phase; x < columns.size; x += columns.phases(), first += columns.step()) {
+    const int64_t low = std::max<int64_t>(first, 0);
+    const int64_t high = std::min(first + run.count, columns.source);
+    if (low >= high) continue;
+    const int64_t begin = row.start[low], count = row.start[high] - begin;
+    if (count) {
+      add_list<N>(row.value + begin, row.place + begin, count, w, first * depth,
+                  sums + x * (N * V));
+    }
+  }
+}
+
+// A thread's lists and sums of a strip.
+struct Own {
+  float* value;
+  int32_t *place, *start;
+  float *sums, *pixels;
+  int32_t* of_row;
+  int64_t* row;  // of each slot
+  int64_t slots;
+};
+
 template <class T>
 struct MapsProduct {
   using Int = typename T::Int;
@@ -153,16 +186,6 @@ struct MapsProduct {
     }
   }
 
-  // A thread's lists and sums of a strip.
-  struct Own {
-    float* value;
-    int32_t *place, *start;
-    float *sums, *pixels;
-    int32_t* of_row;
-    int64_t* row;  // of each slot
-    int64_t slots;
-  };
-
   // Pixels of a row of the source side by side, `depth` channels each, with zeros behind them.
   void fetch(int64_t row, int64_t channel, int64_t count, float* pixels) const {
     const Int* from = source + of_source.offset(row * columns.source);
@@ -178,6 +201,11 @@ struct MapsProduct {
       transpose<T, Single>([&](int64_t i) { return from + i * of_source.of_channel; }, count,
                            columns.source, reinterpret_cast<int32_t*>(pixels), depth);
     }
+  }
+
+  Row lists(int64_t list, const Own& own) const {
+    return {own.value + list * of_row(), own.place + list * of_row(),
+            own.start + list * (columns.source + 1)};
   }
 
   bool seen(int64_t column) const {  // by any pixel of the result
@@ -203,9 +231,7 @@ struct MapsProduct {
         fetch(row, first, count, own.pixels);
       }
       const int64_t list = piece * own.slots + slot;
-      float* value = own.value + list * of_row();
-      int32_t* place = own.place + list * of_row();
-      int32_t* start = own.start + list * (columns.source + 1);
+      const auto [value, place, start] = lists(list, own);
       int64_t found = 0;
       for (int64_t w = 0; w < columns.source; ++w, pixels += pitch) {
         start[w] = static_cast<int32_t>(found);
@@ -215,23 +241,6 @@ struct MapsProduct {
         }
       }
       start[columns.source] = static_cast<int32_t>(found);
-    }
-  }
-
-  template <int N>
-  void add_row(int64_t list, const Run& run, const float* w, const Own& own, float* sums) const {
-    const float* value = own.value + list * of_row();
-    const int32_t* place = own.place + list * of_row();
-    const int32_t* start = own.start + list * (columns.source + 1);
-    int64_t first = run.shift;
-    for (int64_t x = run.phase; x < columns.size; x += columns.phases(), first += columns.step()) {
-      const int64_t low = std::max<int64_t>(first, 0);
-      const int64_t high = std::min(first + run.count, columns.source);
-      if (low >= high) continue;
-      const int64_t begin = start[low], count = start[high] - begin;
-      if (count) {
-        add_list<N>(value + begin, place + begin, count, w, first * depth, sums + x * (N * V));
-      }
     }
   }
 
@@ -254,8 +263,9 @@ struct MapsProduct {
             for (int64_t y = first; y < last; ++y) {
               const int64_t h = rows.at(y % rows.size, r);
               if (h < 0) continue;
-              add_row<vectors>(piece * own.slots + own.of_row[y - first] + h, run,
-                               w + run.slot * depth * width, own, own.sums + (y - first) * of_sums);
+              const Row row = lists(piece * own.slots + own.of_row[y - first] + h, own);
+              add_row<vectors>(columns, depth, run, row, w + run.slot * depth * width,
+                               own.sums + (y - first) * of_sums);
             }
           }
         }

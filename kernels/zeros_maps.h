@@ -184,6 +184,26 @@ void transpose(vec* x) {
 }
 #endif
 
+#if defined(FST_SHUFFLES)
+// Of V rows: to[j * pitch + k] = from[k][j].
+template <class From, class To>
+__attribute__((noinline)) void transpose(const typename From::Int* const* from, int64_t columns,
+                                         typename To::Int* to, int64_t pitch) {
+  int64_t j = 0;
+  for (; j + V <= columns; j += V) {
+    vec x[V];
+#pragma GCC unroll 16
+    for (int k = 0; k < V; ++k) x[k] = load<From>(from[k] + j);
+    transpose(x);
+#pragma GCC unroll 16
+    for (int k = 0; k < V; ++k) store<To>(to + (j + k) * pitch, x[k]);
+  }
+  for (; j < columns; ++j) {
+    for (int k = 0; k < V; ++k) to[j * pitch + k] = To::narrow(From::wide(from[k][j]));
+  }
+}
+#endif
+
 // to[j * pitch + i] = row(i)[j] for i < rows, j < columns.
 template <class From, class To, class Row>
 void transpose(const Row& row, int64_t rows, int64_t columns, typename To::Int* to,
@@ -193,18 +213,7 @@ void transpose(const Row& row, int64_t rows, int64_t columns, typename To::Int* 
   for (; i + V <= rows; i += V) {
     const typename From::Int* from[V];
     for (int k = 0; k < V; ++k) from[k] = row(i + k);
-    int64_t j = 0;
-    for (; j + V <= columns; j += V) {
-      vec x[V];
-#pragma GCC unroll 16
-      for (int k = 0; k < V; ++k) x[k] = load<From>(from[k] + j);
-      transpose(x);
-#pragma GCC unroll 16
-      for (int k = 0; k < V; ++k) store<To>(to + (j + k) * pitch + i, x[k]);
-    }
-    for (; j < columns; ++j) {
-      for (int k = 0; k < V; ++k) to[j * pitch + i + k] = To::narrow(From::wide(from[k][j]));
-    }
+    transpose<From, To>(from, columns, to + i, pitch);
   }
 #endif
   for (; i < rows; ++i) {
