@@ -221,7 +221,7 @@ struct MapsGradWeight : Positions {
     const int64_t wanted = std::max(parts(STRIP, columns.size), FEWEST_ROWS);
     const int64_t length = std::min(wanted, parts(total(), sets));
     const int64_t most = length * columns.size;
-    const int64_t chunks = parts(most, CHUNK) + rows.phases() * columns.phases();
+    const int64_t chunks = parts(most, CHUNK) + rows.seen_phases() * columns.seen_phases();
     int64_t slots = 0;
     for (int64_t set = 0; set < sets; ++set) {
       const Team share{static_cast<int>(set), static_cast<int>(sets)};

@@ -23,7 +23,7 @@ void add_masked(const float* value, uint64_t mask, const int32_t* place, const f
   const auto add = [&](vec* set) __attribute__((always_inline)) {
     const int i = __builtin_ctzll(mask);
     mask &= mask - 1;
-    const float* row = rows + static_cast<int64_t>(place[i]) * (N * V);
+    const float* row = at_once(rows + static_cast<int64_t>(place[i]) * (N * V));
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
   };
@@ -93,8 +93,8 @@ struct Positions {
       }
       return used;
     }
-    for (int64_t down = 0; down < rows.phases(); ++down) {
-      for (int64_t right = 0; right < columns.phases(); ++right) {
+    for (int64_t down = 0; down < rows.first_phases(); ++down) {
+      for (int64_t right = 0; right < columns.first_phases(); ++right) {
         if (!rows.sees(down) || !columns.sees(right)) continue;
         open = false;
         for (int64_t row = first; row < last; ++row) {

@@ -38,7 +38,7 @@ void add_list(const float* value, const int32_t* place, int64_t count, const flo
     if (SETS > 1) sum[SETS - 1][v] = vec{};
   }
   const auto add = [&](vec* set, int64_t i) __attribute__((always_inline)) {
-    const float* row = w + (place[i] - shift) * (N * V);
+    const float* row = at_once(w + (place[i] - shift) * (N * V));
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
   };

@@ -38,6 +38,9 @@ struct Axis {
     found /= backward ? stride : 1;
     return found < source ? found : -1;
   }
+  // Of the phases, how many are looked at, and how many a tap can see.
+  int64_t first_phases() const { return std::min(phases(), size); }
+  int64_t seen_phases() const { return std::min(phases(), taps); }
   bool sees(int64_t phase_of_x) const {
     for (int64_t t = 0; t < taps; ++t) {
       if (phase(t) == phase_of_x) return true;
@@ -227,6 +230,12 @@ void copy(const typename From::Int* from, int64_t count, typename To::Int* to) {
   int64_t i = 0;
   for (; i + V <= count; i += V) store<To>(to + i, load<From>(from + i));
   for (; i < count; ++i) to[i] = To::narrow(From::wide(from[i]));
+}
+
+// An address in one register: some processors split instructions that add two for theirs.
+inline const float* at_once(const float* address) {
+  asm("" : "+r"(address));
+  return address;
 }
 
 // A bit for each number of a vector that is not zero: NaN is none.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst import Strategy
 from fst.ops import cpp
-from fst.ops.cpp import zeros_maps
+from fst.ops.cpp import library, zeros_maps
 from tests.kernels.values import with_threads
 from tests.oracle.conv import reference_conv2d
 
@@ -342,6 +342,10 @@ def test_wrong_arguments_are_named():
         zeros_maps.maps_grad_input(c["grad_output"], c["weight"], (2**27, 3, 5, 5), *PLAIN, 1)
     with pytest.raises(ValueError, match="every=0"):
         zeros_maps.nonzeros(c["input"], 0)
+    bad = ((2, 5, 5, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1), 3, 4, 1)  # an output map of 6 rows
+    pointers = (c["input"].data_ptr(), c["weight"].data_ptr(), None, 0, False)
+    with pytest.raises(ValueError, match="do not belong together"):
+        library.call("fst_maps_product", *pointers, library.integers(*bad[0]), *bad[1:], None, None)
 
 
 def test_reasons_of_refusal():
