@@ -92,8 +92,8 @@ struct Row {
 
 // Adds what a run of taps gives to a row of the result.
 template <int N>
-__attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const Run& run, const Row& row, const float* w,
-             float* sums) {
+__attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const Run& run,
+                                       const Row& row, const float* w, float* sums) {
   int64_t first = run.shift;
   for (int64_t x = run.phase; x < columns.size; x += columns.phases(), first += columns.step()) {
     const int64_t low = std::max<int64_t>(first, 0);
@@ -152,8 +152,8 @@ struct MapsProduct {
   int64_t packed_numbers() const { return groups * depths * depth * taps() * blocks.padded(); }
   // Where W of a block, a piece of the source's channels and a row of the kernel begins.
   int64_t packed(int64_t group, int64_t block, int64_t piece, int64_t r) const {
-    const int64_t before = (group * blocks.padded() + blocks.first(block)) * depths * depth * taps();
-    return before + (piece * rows.taps + r) * columns.taps * depth * blocks.width(block);
+    const int64_t channels = group * blocks.padded() + blocks.first(block);
+    return channels * depths * depth * taps() + (piece * rows.taps + r) * columns.taps * depth * blocks.width(block);
   }
 
   void pack_weight(int64_t unit, float* all) const {
@@ -226,7 +226,8 @@ struct MapsProduct {
       int64_t pitch = depth;
       if (sizeof(Int) == 4 && of_source.of_channel == 1 && count % V == 0) {
         pitch = of_source.of_place;
-        pixels = reinterpret_cast<const float*>(source) + of_source.offset(row * columns.source) + first;
+        pixels = reinterpret_cast<const float*>(source) + first;
+        pixels += of_source.offset(row * columns.source);
       } else {
         fetch(row, first, count, own.pixels);
       }
@@ -362,7 +363,7 @@ FST_EXPORT int fst_maps_product(const void* source, const void* weight, const vo
   return status;
 }
 
-// How many of `count` numbers that lie side by side are not zero, of every `every`-th block of 4096.
+// How many of `count` numbers are not zero, and of how many: of every `every`-th block of 4096.
 FST_EXPORT int fst_count_nonzeros(const void* numbers, int64_t kind, int64_t count, int64_t every,
                                   int64_t* result, int64_t threads) {
   constexpr int64_t BLOCK = 4096;
