@@ -153,7 +153,8 @@ struct MapsProduct {
   // Where W of a block, a piece of the source's channels and a row of the kernel begins.
   int64_t packed(int64_t group, int64_t block, int64_t piece, int64_t r) const {
     const int64_t channels = group * blocks.padded() + blocks.first(block);
-    return channels * depths * depth * taps() + (piece * rows.taps + r) * columns.taps * depth * blocks.width(block);
+    const int64_t before = piece * rows.taps + r;
+    return channels * depths * depth * taps() + before * columns.taps * depth * blocks.width(block);
   }
 
   void pack_weight(int64_t unit, float* all) const {
