@@ -22,6 +22,13 @@ from fst.ops.cpp.pruning import (
     refuses_grad_output,
     refuses_weight,
 )
+from fst.ops.cpp.zeros_maps import (
+    maps_grad_input,
+    maps_grad_weight,
+    maps_output,
+    nonzeros,
+    refuses_maps,
+)
 
 __all__ = [
     "BACKEND",
@@ -30,11 +37,16 @@ __all__ = [
     "draw_positions",
     "list_grad_input",
     "list_grad_weight",
+    "maps_grad_input",
+    "maps_grad_weight",
+    "maps_output",
     "measure_positions",
     "missing",
+    "nonzeros",
     "prune_grad_output",
     "prune_weight",
     "refuses_grad_output",
     "refuses_lists",
+    "refuses_maps",
     "refuses_weight",
 ]

@@ -24,6 +24,9 @@ FUNCTIONS = (
     "fst_draw_positions",
     "fst_list_grad_weight",
     "fst_list_grad_input",
+    "fst_maps_product",
+    "fst_maps_grad_weight",
+    "fst_count_nonzeros",
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
@@ -106,7 +109,7 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
 
 
-def refuses_maps(*operands: Tensor) -> str:
+def refuses_operands(*operands: Tensor) -> str:
     """The reason why kernels cannot read these (N, C, H, W) where they lie; "" if they can.
 
     They must be of one dtype, on a CPU, and no subclass (DTensor) that the operators do not know.

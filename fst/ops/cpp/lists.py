@@ -21,7 +21,7 @@ from fst.ops.cpp.library import (
     integers,
     missing,
     operator,
-    refuses_maps,
+    refuses_operands,
 )
 from fst.ops.geometry import (
     Geometry,
@@ -36,7 +36,7 @@ MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 
 def refuses_lists(*operands: Tensor) -> str:
     """The reason why the kernels of lists cannot read these (N, C, H, W); "" if they can."""
-    return missing() or refuses_maps(*operands)
+    return missing() or refuses_operands(*operands)
 
 
 def _like_measured(

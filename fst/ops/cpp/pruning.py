@@ -15,7 +15,7 @@ from fst.ops.cpp.library import (
     integers,
     missing,
     operator,
-    refuses_maps,
+    refuses_operands,
 )
 
 MOST_M = 8
@@ -32,7 +32,7 @@ def refuses_weight(weight: Tensor, dtype: torch.dtype) -> str:
     """
     if dtype not in RESULTS.get(weight.dtype, ()):
         return f"it does not prune {weight.dtype} into {dtype}"
-    return missing() or refuses_maps(weight)
+    return missing() or refuses_operands(weight)
 
 
 def refuses_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) -> str:
@@ -43,7 +43,7 @@ def refuses_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) ->
         return f"groups of {m} are more than {MOST_M}"
     if rule == "magnitude_rescaled" and rescale == "channel":
         return "it does not rescale whole channels"
-    return missing() or refuses_maps(grad_output)
+    return missing() or refuses_operands(grad_output)
 
 
 def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> list[Tensor]:

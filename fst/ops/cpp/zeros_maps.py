@@ -1,0 +1,329 @@
+"""The three products of a convolution without the zeros of its maps, by the C++ kernels.
+
+The results are those of the dense products, up to the order of their sums. A zero is left out
+whatever it is multiplied by: 0 · ∞ and 0 · NaN add nothing, where a dense product adds NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fst.ops.cpp.library import (
+    KINDS,
+    call,
+    check_dense,
+    check_groups,
+    integers,
+    is_dense,
+    is_plain,
+    missing,
+    operator,
+)
+from fst.ops.geometry import (
+    Geometry,
+    empty_maps,
+    is_channels_last,
+    output_shape,
+    share_of_mean,
+)
+
+MOST_TAPS = 31  # of a kernel along an axis
+MOST_NUMBERS = 2**31 - 1  # of places of a map, and of a weight
+LEAST_CHANNELS = 4  # of a group
+
+
+def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups: int) -> str:
+    """The reason why these kernels cannot take a product of a convolution; "" if they can.
+
+    Args:
+        operands: the two tensors (N, C, H, W) that are multiplied.
+        weight_shape: (Cout, Cin/groups, kh, kw).
+    """
+    if reason := missing():
+        return f"the C++ kernels: {reason}"
+    dtypes = {x.dtype for x in operands}
+    if len(dtypes) > 1 or not dtypes <= KINDS.keys():
+        return f"dtypes {', '.join(sorted(map(str, dtypes)))}"
+    if not all(is_plain(x) for x in operands):
+        return "an operand is no plain tensor of the CPU"
+    if not all(x.dim() == 4 and is_dense(x) for x in operands):
+        return "an operand is neither contiguous nor channels_last"
+    out, inside, *kernel = weight_shape
+    if min(out // groups, inside) < LEAST_CHANNELS:
+        return f"groups of fewer than {LEAST_CHANNELS} channels"
+    if max(kernel) > MOST_TAPS:
+        return f"a kernel of more than {MOST_TAPS} taps along an axis"
+    places = max(x.numel() // max(x.shape[1], 1) for x in operands)
+    if max(places, out * inside * kernel[0] * kernel[1]) > MOST_NUMBERS:
+        return f"more than {MOST_NUMBERS} places or weights"
+    return ""
+
+
+def _like_output(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    geometry = Geometry(stride, padding, dilation, groups)
+    shape = output_shape(input.shape, weight.shape, geometry)
+    return empty_maps(shape, input, is_channels_last(input))
+
+
+@operator(like=_like_output)
+def maps_output(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Y = W·X + bias without the zeros of X.
+
+    Args:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw).
+        bias: (Cout,) in the dtype of the input.
+
+    Returns:
+        (N, Cout, P, Q) in the dtype and memory format of the input.
+    """
+    _check_operands(input=input, weight=weight)
+    geometry = Geometry(stride, padding, dilation, groups)
+    _check_sizes(input.shape, weight.shape, geometry)
+    _check(input.dtype, (len(weight),), bias=bias)
+    result = _like_output(input, weight, stride, padding, dilation, groups)
+    if result.numel():
+        _product(input, weight, bias, False, result, input.shape, result.shape, geometry)
+    return result
+
+
+def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
+    return empty_maps(input_size, grad_output, is_channels_last(grad_output))
+
+
+@operator(like=_like_grad_input)
+def maps_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """dX = Wᵀ·dY without the zeros of dY.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw).
+        input_size: (N, Cin, H, W).
+
+    Returns:
+        dX of ``input_size``, in the dtype and memory format of grad_output.
+    """
+    _check_operands(grad_output=grad_output, weight=weight)
+    geometry = Geometry(stride, padding, dilation, groups)
+    _check_sizes(input_size, weight.shape, geometry)
+    _check_map(grad_output, input_size, weight.shape, geometry)
+    result = _like_grad_input(grad_output, input_size)
+    if result.numel():
+        sizes = (input_size, grad_output.shape)
+        _product(grad_output, weight, None, True, result, *sizes, geometry)
+    return result
+
+
+def _like_grad_weight(
+    grad_output: Tensor, weight_shape: Sequence[int], channels_last: bool
+) -> Tensor:
+    return empty_maps(weight_shape, grad_output, channels_last)
+
+
+@operator(like=_like_grad_weight)
+def maps_grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    index: Tensor | None,
+    weight: Tensor | None,
+    mean: Tensor | None,
+    sums: Tensor | None,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+    zeros_of: str,
+) -> Tensor:
+    """dW = dY·Xᵀ without the zeros of X or of dY; over a list of output positions, if one is given:
+    Σ_j weight_j · dY[index_j] · (X − mean)[window j]ᵀ, and sums · meanᵀ for each tap.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        input: (N, Cin, H, W).
+        index: (n,) int32, positions of the output map, ascending; None: all of them.
+        weight: (n,) float32; None: 1 everywhere. Positions whose weights add up to 0 are left out.
+        mean: (Cin,) float32, with a list: subtracted from the input inside the image.
+        sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; None: nothing is added.
+        weight_shape: (Cout, Cin/groups, kh, kw).
+        channels_last: the memory format of the result.
+        zeros_of: "input" or "grad_output", whose zeros are left out.
+
+    Returns:
+        dW of ``weight_shape``, in the dtype of grad_output.
+    """
+    _check_operands(grad_output=grad_output, input=input)
+    if zeros_of not in ("input", "grad_output"):
+        raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
+    geometry = Geometry(stride, padding, dilation, groups)
+    _check_sizes(input.shape, weight_shape, geometry)
+    _check_map(grad_output, input.shape, weight_shape, geometry)
+    if index is None and not (weight is mean is sums is None):
+        raise ValueError("weight, mean and sums belong to a list: index must be given.")
+    if index is not None:
+        weight = torch.ones(len(index)) if weight is None else weight
+        _check(torch.int32, (index.numel(),), index=index)
+        _check(torch.float32, (index.numel(),), weight=weight)
+    _check(torch.float32, (input.shape[1],), mean=mean)
+    _check(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
+    result = _like_grad_weight(grad_output, weight_shape, channels_last)
+    nothing = not grad_output.numel() or (index is not None and not len(index))
+    if nothing or not result.numel():
+        centred = mean is not None and sums is not None
+        return result.copy_(share_of_mean(sums, mean, groups)) if centred else result.zero_()
+    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
+    call(
+        "fst_maps_grad_weight",
+        *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype], zeros_of == "input"),
+        *(_pointer(index), _pointer(weight), 0 if index is None else len(index)),
+        *(_pointer(mean), _pointer(sums)),
+        *_numbers(input.shape, grad_output.shape, weight_shape, geometry),
+        *(integers(*layouts), result.data_ptr()),
+    )
+    return result
+
+
+def _like_nonzeros(maps: Tensor) -> Tensor:
+    return maps.new_empty(2, dtype=torch.int64)
+
+
+@operator(like=_like_nonzeros)
+def nonzeros(maps: Tensor, every: int) -> Tensor:
+    """How many numbers are not zero, and of how many that were looked at: (2,) int64.
+
+    Args:
+        maps: (N, C, H, W), contiguous or channels_last.
+        every: 1 looks at all numbers, n at every n-th block of 4096 that lie side by side.
+    """
+    _check_operands(maps=maps)
+    if every < 1:
+        raise ValueError(f"every={every} must be at least 1.")
+    result = _like_nonzeros(maps)
+    call(
+        "fst_count_nonzeros",
+        *(maps.data_ptr(), KINDS[maps.dtype], maps.numel(), every, result.data_ptr()),
+    )
+    return result
+
+
+def _product(
+    source: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    backward: bool,
+    result: Tensor,
+    input_size: Sequence[int],
+    output_size: Sequence[int],
+    geometry: Geometry,
+) -> None:
+    if not source.numel():
+        result.zero_() if bias is None else result.copy_(bias.view(1, -1, 1, 1))
+        return
+    layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(result))
+    call(
+        "fst_maps_product",
+        *(source.data_ptr(), weight.data_ptr(), _pointer(bias), KINDS[source.dtype], backward),
+        *_numbers(input_size, output_size, weight.shape, geometry),
+        *(integers(*layouts), result.data_ptr()),
+    )
+
+
+def _numbers(
+    input_size: Sequence[int],
+    output_size: Sequence[int],
+    weight_shape: Sequence[int],
+    geometry: Geometry,
+) -> tuple:
+    """What the kernels take of shapes: the geometry, channels of a group, groups."""
+    stride, padding, dilation, groups = geometry
+    maps = (input_size[0], *input_size[2:], *output_size[2:])
+    numbers = integers(*maps, *weight_shape[2:], *stride, *padding, *dilation)
+    return numbers, weight_shape[1], weight_shape[0] // groups, groups
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
+    """Raise ValueError unless the kernels can read the tensors where they lie."""
+    for name, x in given.items():
+        if x is not None and (x.dtype != dtype or x.shape != shape or not x.is_contiguous()):
+            found = f"{name} {x.dtype} {tuple(x.shape)} with strides {x.stride()}"
+            raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
+
+
+def _check_operands(**operands: Tensor) -> None:
+    dtypes = {name: operand.dtype for name, operand in operands.items()}
+    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
+        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
+    for name, operand in operands.items():
+        check_dense(name, operand, "(N, C, H, W)")
+
+
+def _check_sizes(
+    input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
+) -> None:
+    out, inside, *kernel = weight_shape
+    check_groups(geometry.groups, out)
+    if input_size[1] != inside * geometry.groups:
+        raise ValueError(
+            f"input {tuple(input_size)} must have {inside * geometry.groups} channels for a weight "
+            f"{tuple(weight_shape)} with groups={geometry.groups}."
+        )
+    numbers = (*kernel, *geometry.stride, *geometry.dilation)
+    if min(numbers) < 1 or min(geometry.padding) < 0 or max(kernel) > MOST_TAPS:
+        raise ValueError(
+            f"kernel {tuple(kernel)} with {geometry}: 1 to {MOST_TAPS} taps along an axis, strides "
+            "and dilations of at least 1, paddings of at least 0."
+        )
+    map = output_shape(input_size, weight_shape, geometry)[2:]
+    if min(map) < 0:
+        raise ValueError(
+            f"a kernel {tuple(kernel)} with {geometry} is larger than input {tuple(input_size)}."
+        )
+    places = input_size[0] * max(input_size[2] * input_size[3], map[0] * map[1])
+    if max(places, out * inside * kernel[0] * kernel[1]) > MOST_NUMBERS:
+        raise ValueError(
+            f"input {tuple(input_size)} and weight {tuple(weight_shape)}: at most {MOST_NUMBERS} "
+            "places of a map and weights."
+        )
+
+
+def _check_map(
+    grad_output: Tensor,
+    input_size: Sequence[int],
+    weight_shape: Sequence[int],
+    geometry: Geometry,
+) -> None:
+    wanted = output_shape(input_size, weight_shape, geometry)
+    if grad_output.shape != wanted:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must be {wanted}.")

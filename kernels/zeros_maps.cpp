@@ -1,0 +1,394 @@
+// Products of maps that have zeros with a weight:
+//     Y[n][co][p][q] = bias[co] + sum over ci, tap of W[co][ci][tap] * X[n][ci][pixel of tap]
+//     dX[n][ci][h][w] = sum over co, tap of W[co][ci][tap] * dY[n][co][position of tap]
+//
+// Here X, or dY, is the source. Its zeros are left out: each pixel's channels are compressed once
+// into a list of values and places. The sums of a pixel of the result are vectors of channels in
+// registers, and each value of the list adds a row of the weight to them. Lists of pixels that the
+// taps of a row of the kernel see lie one behind the other, and so are one list. For a strip of
+// rows of the result, which may span images:
+//
+//     list [source channels / depth][slot of a source row][pixel: value, place]
+//     W    [group][block][source channels / depth][kh][taps of a row][depth][block's channels]
+//     sums [row][pixel][block's channels]
+//
+// `depth` is chosen so that W of a row's taps stays in the first cache. In dX with a stride, pixels
+// of dX see different taps, by phases: taps of a row are ordered by phase, then by what they see.
+
+#include "zeros_maps.h"
+
+namespace {
+
+using namespace fst;
+using namespace fst::maps;
+
+constexpr int64_t STRIP = 512;         // pixels of the result, if rows are not longer
+constexpr int64_t FEWEST_ROWS = 4;     // of a strip: its first and last see rows of other strips
+constexpr int64_t BYTES_OF_W = 24576;  // that stay in the first cache
+
+// sums += value[i] * rows of w at place[i] - shift.
+template <int N>
+void add_list(const float* value, const int32_t* place, int64_t count, const float* w,
+              int64_t shift, float* sums) {
+  constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
+  vec sum[SETS][N];
+#pragma GCC unroll 8
+  for (int v = 0; v < N; ++v) {
+    sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
+    if (SETS > 1) sum[SETS - 1][v] = vec{};
+  }
+  const auto add = [&](vec* set, int64_t i) __attribute__((always_inline)) {
+    const float* row = at_once(w + (place[i] - shift) * (N * V));
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
+  };
+  int64_t i = 0;
+  for (; i + SETS <= count; i += SETS) {
+    add(sum[0], i);
+    if (SETS > 1) add(sum[SETS - 1], i + 1);
+  }
+  if (SETS > 1 && i < count) add(sum[0], i);
+#pragma GCC unroll 8
+  for (int v = 0; v < N; ++v) {
+    if (SETS > 1) sum[0][v] += sum[SETS - 1][v];
+    *reinterpret_cast<vec*>(sums + v * V) = sum[0][v];
+  }
+}
+
+// Neighbouring taps of a row of the kernel that see neighbouring pixels of the source.
+struct Run {
+  int64_t phase, shift, slot, count;
+};
+
+struct Runs {
+  int64_t count = 0, longest = 0;
+  int64_t order[MOST_TAPS];  // taps by their slots
+  Run run[MOST_TAPS];
+
+  explicit Runs(const Axis& axis) {
+    for (int64_t t = 0; t < axis.taps; ++t) order[t] = t;
+    std::sort(order, order + axis.taps, [&](int64_t a, int64_t b) {
+      const int64_t less = axis.phase(a) - axis.phase(b);
+      return less ? less < 0 : axis.shift(a) < axis.shift(b);
+    });
+    for (int64_t slot = 0; slot < axis.taps; ++slot) {
+      const int64_t phase = axis.phase(order[slot]), shift = axis.shift(order[slot]);
+      Run* last = run + count - 1;
+      if (count && last->phase == phase && last->shift + last->count == shift) {
+        ++last->count;
+      } else {
+        run[count++] = {phase, shift, slot, 1};
+      }
+      longest = std::max(longest, run[count - 1].count);
+    }
+  }
+};
+
+// Lists of a row of pixels: pixel w has start[w] to start[w + 1].
+struct Row {
+  float* value;
+  int32_t *place, *start;
+};
+
+// Adds what a run of taps gives to a row of the result.
+template <int N>
+__attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const Run& run,
+                                       const Row& row, const float* w, float* sums) {
+  int64_t first = run.shift;
+  for (int64_t x = run.phase; x < columns.size; x += columns.phases(), first += columns.step()) {
+    const int64_t low = std::max<int64_t>(first, 0);
+    const int64_t high = std::min(first + run.count, columns.source);
+    if (low >= high) continue;
+    const int64_t begin = row.start[low], count = row.start[high] - begin;
+    if (count) {
+      add_list<N>(row.value + begin, row.place + begin, count, w, first * depth,
+                  sums + x * (N * V));
+    }
+  }
+}
+
+// A thread's lists and sums of a strip.
+struct Own {
+  float* value;
+  int32_t *place, *start;
+  float *sums, *pixels;
+  int32_t* of_row;
+  int64_t* row;  // of each slot
+  int64_t slots;
+};
+
+template <class T>
+struct MapsProduct {
+  using Int = typename T::Int;
+  const Int *source, *weight, *bias;
+  bool backward, maps_last, weight_last;
+  int64_t images, in, out, groups;  // channels of a group of the convolution
+  Axis rows, columns;
+  Runs runs;
+  int64_t deep, wide;  // channels of a group of the source, of the result
+  Blocks blocks;
+  int64_t depth, depths;
+  Map of_source, of_result;
+
+  MapsProduct(const void* source, const void* weight, const void* bias, bool backward,
+              const Geometry& g, int64_t in, int64_t out, int64_t groups, const int64_t* layouts)
+      : source(static_cast<const Int*>(source)), weight(static_cast<const Int*>(weight)),
+        bias(static_cast<const Int*>(bias)), backward(backward), maps_last(layouts[0]),
+        weight_last(layouts[1]), images(g.images), in(in), out(out), groups(groups),
+        rows(axis_of_rows(g, backward)), columns(axis_of_columns(g, backward)), runs(columns),
+        deep(backward ? out : in), wide(backward ? in : out), blocks(wide),
+        of_source(groups * deep, rows.source * columns.source, maps_last),
+        of_result(groups * wide, rows.size * columns.size, maps_last) {
+    const int64_t of_channel = runs.longest * std::min<int64_t>(blocks.vectors, MOST_VECTORS) *
+                               V * static_cast<int64_t>(sizeof(float));
+    const int64_t most = std::max<int64_t>(BYTES_OF_W / of_channel / V, 1) * V;
+    depth = parts(parts(deep, parts(deep, most)), V) * V;
+    depths = parts(deep, depth);
+  }
+
+  int64_t taps() const { return rows.taps * columns.taps; }
+  int64_t of_row() const { return columns.source * depth + V; }  // of a list
+  int64_t list_numbers(int64_t slots) const { return depths * slots * of_row(); }
+  int64_t packed_numbers() const { return groups * depths * depth * taps() * blocks.padded(); }
+  // Where W of a block, a piece of the source's channels and a row of the kernel begins.
+  int64_t packed(int64_t group, int64_t block, int64_t piece, int64_t r) const {
+    const int64_t channels = group * blocks.padded() + blocks.first(block);
+    const int64_t before = piece * rows.taps + r;
+    return channels * depths * depth * taps() + before * columns.taps * depth * blocks.width(block);
+  }
+
+  void pack_weight(int64_t unit, float* all) const {
+    const int64_t r = unit % rows.taps, piece = unit / rows.taps % depths;
+    const int64_t block = unit / (rows.taps * depths) % blocks.count;
+    const int64_t group = unit / (rows.taps * depths * blocks.count);
+    const int64_t of_in = weight_last ? 1 : taps(), of_out = in * taps();
+    const int64_t of_deep = backward ? of_out : of_in, of_wide = backward ? of_in : of_out;
+    const int64_t width = blocks.width(block), valid = blocks.valid(block);
+    const int64_t count = std::min(depth, deep - piece * depth);
+    float* to = all + packed(group, block, piece, r);
+    for (int64_t slot = 0; slot < columns.taps; ++slot, to += depth * width) {
+      const int64_t tap = r * columns.taps + runs.order[slot];
+      const Int* from = weight + group * out * of_out + piece * depth * of_deep +
+                        blocks.first(block) * of_wide + tap * (weight_last ? in : 1);
+      if (of_deep == 1) {
+        transpose<T, Single>([&](int64_t i) { return from + i * of_wide; }, valid, count,
+                             reinterpret_cast<int32_t*>(to), width);
+      }
+      for (int64_t c = 0; c < count; ++c) {
+        if (of_deep != 1 && of_wide == 1) {
+          copy<T, Single>(from + c * of_deep, valid, reinterpret_cast<int32_t*>(to + c * width));
+        } else if (of_deep != 1) {
+          for (int64_t n = 0; n < valid; ++n) {
+            to[c * width + n] = T::wide(from[c * of_deep + n * of_wide]);
+          }
+        }
+        std::fill(to + c * width + valid, to + (c + 1) * width, 0.0f);
+      }
+    }
+  }
+
+  // Pixels of a row of the source side by side, `depth` channels each, with zeros behind them.
+  void fetch(int64_t row, int64_t channel, int64_t count, float* pixels) const {
+    const Int* from = source + of_source.offset(row * columns.source);
+    from += channel * of_source.of_channel;
+    for (int64_t w = 0; w < columns.source; ++w) {
+      float* to = pixels + w * depth;
+      if (of_source.of_channel == 1) {
+        copy<T, Single>(from + w * of_source.of_place, count, reinterpret_cast<int32_t*>(to));
+      }
+      std::fill(to + count, to + depth, 0.0f);
+    }
+    if (of_source.of_channel != 1) {
+      transpose<T, Single>([&](int64_t i) { return from + i * of_source.of_channel; }, count,
+                           columns.source, reinterpret_cast<int32_t*>(pixels), depth);
+    }
+  }
+
+  Row lists(int64_t list, const Own& own) const {
+    return {own.value + list * of_row(), own.place + list * of_row(),
+            own.start + list * (columns.source + 1)};
+  }
+
+  bool seen(int64_t column) const {  // by any pixel of the result
+    if (backward || columns.stride <= columns.taps) return true;
+    for (int64_t t = 0; t < columns.taps; ++t) {
+      const int64_t away = column - columns.shift(t);
+      if (away >= 0 && away % columns.stride == 0) return true;
+    }
+    return false;
+  }
+
+  void compress_row(int64_t slot, int64_t group, const Own& own) const {
+    const int64_t row = own.row[slot];
+    for (int64_t piece = 0; row >= 0 && piece < depths; ++piece) {
+      const int64_t first = group * deep + piece * depth;
+      const int64_t count = std::min(depth, deep - piece * depth);
+      const float* pixels = own.pixels;
+      int64_t pitch = depth;
+      if (sizeof(Int) == 4 && of_source.of_channel == 1 && count % V == 0) {
+        pitch = of_source.of_place;
+        pixels = reinterpret_cast<const float*>(source) + first;
+        pixels += of_source.offset(row * columns.source);
+      } else {
+        fetch(row, first, count, own.pixels);
+      }
+      const int64_t list = piece * own.slots + slot;
+      const auto [value, place, start] = lists(list, own);
+      int64_t found = 0;
+      for (int64_t w = 0; w < columns.source; ++w, pixels += pitch) {
+        start[w] = static_cast<int32_t>(found);
+        for (int64_t c = 0; seen(w) && c < count; c += V) {
+          const vec x = *reinterpret_cast<const vec*>(pixels + c);
+          found += compress(x, w * depth + c, value + found, place + found);
+        }
+      }
+      start[columns.source] = static_cast<int32_t>(found);
+    }
+  }
+
+  // Rows [first, last) of all images, one block of channels.
+  void add_block(int64_t first, int64_t last, int64_t group, int64_t block, const float* packed_w,
+                 const Own& own) const {
+    const int64_t width = blocks.width(block), of_sums = columns.size * width;
+    float start[MOST_VECTORS * V] = {};
+    const Int* from = bias + group * wide + blocks.first(block);
+    for (int64_t n = 0; bias && n < blocks.valid(block); ++n) start[n] = T::wide(from[n]);
+    for (int64_t i = 0; i < (last - first) * columns.size; ++i) {
+      std::copy_n(start, width, own.sums + i * width);
+    }
+    with_block(width / V, [&](auto vectors) {
+      for (int64_t piece = 0; piece < depths; ++piece) {
+        for (int64_t r = 0; r < rows.taps; ++r) {
+          const float* w = packed_w + packed(group, block, piece, r);
+          for (int64_t i = 0; i < runs.count; ++i) {
+            const Run& run = runs.run[i];
+            for (int64_t y = first; y < last; ++y) {
+              const int64_t h = rows.at(y % rows.size, r);
+              if (h < 0) continue;
+              const Row row = lists(piece * own.slots + own.of_row[y - first] + h, own);
+              add_row<vectors>(columns, depth, run, row, w + run.slot * depth * width,
+                               own.sums + (y - first) * of_sums);
+            }
+          }
+        }
+      }
+    });
+  }
+
+  void write(int64_t first, int64_t last, int64_t group, int64_t block, const float* sums,
+             Int* result) const {
+    const int64_t width = blocks.width(block), valid = blocks.valid(block);
+    for (int64_t y = first; y < last; ++y, sums += columns.size * width) {
+      Int* to = result + of_result.offset(y * columns.size) +
+                (group * wide + blocks.first(block)) * of_result.of_channel;
+      if (of_result.of_channel != 1) {
+        const auto row = [&](int64_t i) {
+          return reinterpret_cast<const int32_t*>(sums + i * width);
+        };
+        transpose<Single, T>(row, columns.size, valid, to, of_result.of_channel);
+      }
+      for (int64_t x = 0; of_result.of_channel == 1 && x < columns.size; ++x) {
+        copy<Single, T>(reinterpret_cast<const int32_t*>(sums + x * width), valid,
+                        to + x * of_result.of_place);
+      }
+    }
+  }
+
+  Status run(int64_t threads, Int* result) const {
+    if (columns.source * depth > INT32_MAX) return BAD_NUMBERS;
+    const int64_t total = images * rows.size;
+    const int64_t shared = parts(total, 4 * threads);  // a strip's rows, to have four per thread
+    const int64_t wanted = std::max(parts(STRIP, columns.size), FEWEST_ROWS);
+    const int64_t length = parts(total, parts(total, std::min(wanted, shared)));
+    const int64_t strips = parts(total, length);
+    const int64_t splits = std::clamp<int64_t>(threads / (strips * groups), 1, blocks.count);
+    const int64_t slots = Slots::most(rows, total, length);
+    const int64_t widest = parts(blocks.vectors, blocks.count) * V;
+    const int64_t lists = depths * slots, starts = lists * (columns.source + 1);
+    const int64_t sums = length * columns.size * widest, pixels = columns.source * depth;
+    Memory<float> weights(packed_numbers()), values(threads * list_numbers(slots));
+    Memory<int32_t> places(threads * list_numbers(slots)), begins(threads * starts);
+    Memory<float> all_sums(threads * sums), all_pixels(threads * pixels);
+    Memory<int32_t> of_rows(threads * length);
+    Memory<int64_t> slot_rows(threads * slots);
+    if (!weights.data || !values.data || !places.data || !begins.data || !all_sums.data ||
+        !all_pixels.data || !of_rows.data || !slot_rows.data) {
+      return NO_MEMORY;
+    }
+    int64_t next = 0;
+    in_parallel(threads, [&](Team team) {
+      const int64_t units = groups * blocks.count * depths * rows.taps;
+      for (int64_t i = team.first(units); i < team.last(units); ++i) pack_weight(i, weights.data);
+      team.wait();
+      Own own{values.data + team.rank * list_numbers(slots),
+              places.data + team.rank * list_numbers(slots), begins.data + team.rank * starts,
+              all_sums.data + team.rank * sums, all_pixels.data + team.rank * pixels,
+              of_rows.data + team.rank * length, slot_rows.data + team.rank * slots, 0};
+      while (true) {
+        const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+        if (task >= strips * groups * splits) break;
+        const Team share{static_cast<int>(task % splits), static_cast<int>(splits)};
+        const int64_t group = task / splits % groups, strip = task / (splits * groups);
+        const int64_t first = strip * length, last = std::min(total, first + length);
+        own.slots = Slots(rows, first, last, own.of_row, own.row).count;
+        for (int64_t slot = 0; slot < own.slots; ++slot) compress_row(slot, group, own);
+        for (int64_t b = share.first(blocks.count); b < share.last(blocks.count); ++b) {
+          add_block(first, last, group, b, weights.data, own);
+          write(first, last, group, b, own.sums, result);
+        }
+      }
+    });
+    return DONE;
+  }
+};
+
+}  // namespace
+
+// Shapes: weight (groups * out, in, kh, kw). Forward: source (images, groups * in, height, width),
+// bias (groups * out) or null, result (images, groups * out, rows, columns). Backward: source and
+// result change places, without a bias. `layouts`: whether source and result, and weight, are
+// channels_last.
+FST_EXPORT int fst_maps_product(const void* source, const void* weight, const void* bias,
+                                int64_t kind, int64_t backward, const int64_t* geometry,
+                                int64_t in, int64_t out, int64_t groups, const int64_t* layouts,
+                                void* result, int64_t threads) {
+  Geometry g;
+  std::memcpy(&g, geometry, sizeof(g));
+  if (!usable(g, in, out, groups)) return BAD_NUMBERS;
+  Status status = DONE;
+  with_format(kind, [&](auto format) {
+    using T = decltype(format);
+    const MapsProduct<T> task(source, weight, bias, backward, g, in, out, groups, layouts);
+    status = task.run(threads, static_cast<typename T::Int*>(result));
+  });
+  return status;
+}
+FST_ARGUMENTS(fst_maps_product)
+
+// How many of `count` numbers are not zero, and of how many: of every `every`-th block of 4096.
+FST_EXPORT int fst_count_nonzeros(const void* numbers, int64_t kind, int64_t count, int64_t every,
+                                  int64_t* result, int64_t threads) {
+  constexpr int64_t BLOCK = 4096;
+  if (count < 0 || every < 1) return BAD_NUMBERS;
+  const int64_t blocks = parts(parts(count, BLOCK), every);
+  int64_t nonzero = 0, seen = 0;
+  in_parallel(std::min(threads, parts(blocks, 16)), [&](Team team) {
+    int64_t found = 0, looked_at = 0;
+    with_format(kind, [&](auto format) {
+      using T = decltype(format);
+      for (int64_t b = team.first(blocks); b < team.last(blocks); ++b) {
+        const auto* x = static_cast<const typename T::Int*>(numbers) + b * every * BLOCK;
+        const int64_t size = std::min(BLOCK, count - b * every * BLOCK);
+        int32_t some = 0;
+#pragma omp simd reduction(+ : some)
+        for (int64_t i = 0; i < size; ++i) some += (x[i] & T::MAGNITUDE) != 0;
+        found += some, looked_at += size;
+      }
+    });
+    __atomic_fetch_add(&nonzero, found, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&seen, looked_at, __ATOMIC_RELAXED);
+  });
+  result[0] = nonzero, result[1] = seen;
+  return DONE;
+}
+FST_ARGUMENTS(fst_count_nonzeros)
