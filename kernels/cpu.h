@@ -26,7 +26,7 @@ int omp_get_num_threads();
 
 namespace fst {
 
-enum Status { DONE, NO_MEMORY, NOT_ASCENDING };
+enum Status { DONE, NO_MEMORY, NOT_ASCENDING, BAD_NUMBERS };
 enum Kind { SINGLE, BRAIN, HALF };  // of elements, as fst/ops/cpp numbers them
 
 // Numbers are handled as their bits.

@@ -24,6 +24,9 @@ FUNCTIONS = {  # name -> arguments: p pointer, i integer
     "fst_draw_positions": "piipppi",
     "fst_list_grad_weight": "ppipppiipppiiippi",
     "fst_list_grad_input": "ppippipiiippi",
+    "fst_zeros_lists_size": "ppi",
+    "fst_zeros_lists": "piippii",
+    "fst_zeros_product": "pipppippipi",
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
 
@@ -76,7 +79,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     Raises:
         RuntimeError: the kernels are missing.
         MemoryError: the kernel found no memory.
-        ValueError: the list of positions is not ascending, or leaves the output map.
+        ValueError: the list of positions is not ascending, or leaves the output map; or numbers
+            are those of no convolution that the kernel takes.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
@@ -85,6 +89,8 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
         raise MemoryError(f"{name}: no memory for what it packs")
     if status == 2:
         raise ValueError("index must be ascending positions of the output map")
+    if status == 3:
+        raise ValueError(f"{name}: these sizes or lists are not those of a product that it takes")
 
 
 def integers(*values: int) -> ctypes.Array:
