@@ -11,11 +11,66 @@ namespace {
 
 using namespace fst;
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Places {
+  uint64_t of[256] = {};
+
+  constexpr Places() {
+    for (int kept = 0; kept < 256; ++kept) {
+      int found = 0;
+      for (uint64_t i = 0; i < 8; ++i) {
+        if (kept >> i & 1) of[kept] |= i << 8 * found++;
+      }
+    }
+  }
+};
+constexpr Places PLACES;
+#endif
+
 // Tap and offset of the weights of a phase's runs, in order.
 struct Phase {
   int64_t taps = 0;
   int64_t tap[MOST_TAPS * MOST_TAPS];
 };
+
+// Appends what is not zero and returns how much it is. Zeros are told by their bits, whatever the
+// processor does with subnormal numbers. Up to `count` numbers of `to` are written.
+int64_t compress(const float* values, const uint16_t* offsets, int64_t count, Entries to) {
+  int64_t found = 0, i = 0;
+#if defined(__AVX512F__)
+  for (; i + V <= count; i += V) {
+    const __m512i bits = _mm512_loadu_si512(values + i);
+    const __mmask16 kept = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(Single::MAGNITUDE));
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offsets + i));
+    const __m512i own = _mm512_maskz_compress_epi32(kept, _mm512_maskz_cvtepu16_epi32(0xFFFF, all));
+    _mm512_storeu_si512(to.values + found, _mm512_maskz_compress_epi32(kept, bits));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.offsets + found),
+                        _mm512_maskz_cvtepi32_epi16(0xFFFF, own));
+    found += __builtin_popcount(kept);
+  }
+#elif defined(__AVX2__)
+  for (; i + V <= count; i += V) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i));
+    const __m256i zero = _mm256_cmpeq_epi32(_mm256_add_epi32(bits, bits), __m256i{});
+    const int kept = ~_mm256_movemask_ps(_mm256_castsi256_ps(zero)) & 0xFF;
+    // Places of the bits of `kept` in eight bytes, then in eight pairs of bytes.
+    const __m128i places = _mm_cvtsi64_si128(static_cast<int64_t>(PLACES.of[kept]));
+    const __m128i twice = _mm_unpacklo_epi8(_mm_add_epi8(places, places), _mm_add_epi8(places, places));
+    const __m128i pairs = _mm_add_epi8(twice, _mm_set1_epi16(256));
+    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(offsets + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.values + found),
+                        _mm256_permutevar8x32_epi32(bits, _mm256_cvtepu8_epi32(places)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.offsets + found), _mm_shuffle_epi8(all, pairs));
+    found += __builtin_popcount(kept);
+  }
+#endif
+  for (; i < count; ++i) {
+    to.values[found] = values[i];
+    to.offsets[found] = offsets[i];
+    found += (Single::narrow(values[i]) & Single::MAGNITUDE) != 0;
+  }
+  return found;
+}
 
 template <class T>
 struct Lists {
@@ -87,17 +142,6 @@ struct Lists {
     }
   }
 
-  // Appends what is not zero; zeros are told by their bits, whatever the processor does with
-  // subnormal numbers.
-  static int64_t compress(const float* values, const int32_t* offsets, int64_t count, Entry* to) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      to[found] = {values[i], offsets[i]};
-      found += (Single::narrow(values[i]) & Single::MAGNITUDE) != 0;
-    }
-    return found;
-  }
-
   void find_phases(Phase* phases) const {
     const int64_t across = p.columns.phases();
     for (int64_t f = 0; f < p.phases(); ++f) {
@@ -110,13 +154,13 @@ struct Lists {
     }
   }
 
-  void find_offsets(int64_t f, const Phase& phase, int64_t channels, int32_t* offsets) const {
+  void find_offsets(int64_t f, const Phase& phase, int64_t channels, uint16_t* offsets) const {
     const int64_t across = p.columns.phases(), width = p.columns.kernel;
     for (int64_t t = 0; t < phase.taps; ++t) {
       const int64_t tap = phase.tap[t];
       for (int64_t c = 0; c < channels; ++c) {
         const int64_t at = by_channel() ? c * phase.taps + t : t * channels + c;
-        offsets[at] = static_cast<int32_t>(
+        offsets[at] = static_cast<uint16_t>(
             p.offset(c, f / across, f % across, tap / width, tap % width));
       }
     }
@@ -125,10 +169,10 @@ struct Lists {
   Status run(int64_t threads, int64_t* lists) const {
     describe(p, lists);
     Run* runs = reinterpret_cast<Run*>(lists + HEAD);
-    Entry* entries = reinterpret_cast<Entry*>(runs + p.runs());
+    const Entries entries = entries_of(p, runs);
     const int64_t length = p.block * p.taps(), step = together();
     Memory<Phase> phases(p.phases());
-    Memory<int32_t> offsets(2 * p.phases() * length);  // of full blocks, of the last block
+    Memory<uint16_t> offsets(2 * p.phases() * length);  // of full blocks, of the last block
     Memory<float> rows(threads * V * length);
     if (!phases.data || !offsets.data || !rows.data) return NO_MEMORY;
     std::fill_n(phases.data, p.phases(), Phase());
@@ -155,12 +199,13 @@ struct Lists {
           at = (group * p.sources + b * p.block) * p.results * p.taps() + result * size;
           for (int64_t e = 0; e < f; ++e) at += p.results * channels * phases.data[e].taps;
         }
-        const int32_t* own = offsets.data + ((b == p.blocks - 1) * p.phases() + f) * length;
+        const uint16_t* own = offsets.data + ((b == p.blocks - 1) * p.phases() + f) * length;
         const Int* from = weight + group * of_group + result * of_result +
                           b * p.block * of_channel;
         gather(phase, from, channels, count, length, values);
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t some = compress(values + i * length, own, size, entries + at);
+          const int64_t some = compress(values + i * length, own, size,
+                                        {entries.values + at, entries.offsets + at});
           runs[unit * p.results + result + i] = {at, at + some};
           at += some;
         }

@@ -17,8 +17,7 @@ constexpr int64_t TASKS = 4;  // at least, for each thread
 
 // sum[i][j] += value * x[offset + i * pitch + j vectors] over the entries; `fresh`: y holds nothing.
 template <int HIGH, int WIDE>
-void add_entries(const Entry* entry, const Entry* end, const float* x, int64_t pitch, bool fresh,
-                 float* y) {
+void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, bool fresh, float* y) {
   vec sum[HIGH][WIDE];
   vec* tile = reinterpret_cast<vec*>(y);
 #pragma GCC unroll 32
@@ -26,9 +25,9 @@ void add_entries(const Entry* entry, const Entry* end, const float* x, int64_t p
 #pragma GCC unroll 32
     for (int j = 0; j < WIDE; ++j) sum[i][j] = fresh ? vec{} : tile[i * WIDE + j];
   }
-  for (; entry != end; ++entry) {
-    const vec value = entry->value - vec{};
-    const char* row = reinterpret_cast<const char*>(x) + entry->offset;
+  for (int64_t k = 0; k < count; ++k) {
+    const vec value = list.values[k] - vec{};
+    const char* row = reinterpret_cast<const char*>(x) + list.offsets[k] * UNIT;
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {
       const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
@@ -43,7 +42,7 @@ void add_entries(const Entry* entry, const Entry* end, const float* x, int64_t p
   }
 }
 
-using Add = void (*)(const Entry*, const Entry*, const float*, int64_t, bool, float*);
+using Add = void (*)(Entries, int64_t, const float*, int64_t, bool, float*);
 
 template <int HIGH, int... WIDE>
 Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
@@ -80,7 +79,7 @@ struct Product {
   Int* to;
   Plan p;
   const Run* runs;
-  const Entry* entries;
+  Entries entries;
   Epilogue epilogue;
   Layout source, result;
 
@@ -200,8 +199,8 @@ struct Product {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
           for (int64_t c = begin; c < end; ++c) {
             const Run own = run[c];
-            add(entries + own.begin, entries + own.end, block, p.of_row * 4, b == 0,
-                strip.y + (f * all + c) * size);
+            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, block,
+                p.of_row * 4, b == 0, strip.y + (f * all + c) * size);
           }
         }
       }
@@ -282,17 +281,17 @@ struct Product {
     const bool even = units >= TASKS * threads || units % threads == 0;
     const int64_t pieces = even ? 1 : std::min(tiles, parts(TASKS * threads, units));
     const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, parts(all, V));
-    const int64_t size_x = (p.numbers() + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
-    const int64_t entries_of = vectors() * (V + 1);
+    const int64_t size_x = (p.numbers() + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
+    const int64_t size_places = vectors() * (V + 1);
     Memory<float> numbers(threads * (size_x + size_y));
-    Memory<int64_t> places(threads * entries_of);
+    Memory<int64_t> places(threads * size_places);
     if (!numbers.data || !places.data) return NO_MEMORY;
     int64_t next = 0;
     in_parallel(threads, [&](Team team) {
       Strip strip{};
       strip.x = numbers.data + team.rank * (size_x + size_y);
       strip.y = strip.x + size_x;
-      strip.places = places.data + team.rank * entries_of;
+      strip.places = places.data + team.rank * size_places;
       strip.columns = strip.places + vectors() * V;
       while (true) {
         const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
@@ -341,13 +340,13 @@ bool belong(const Plan& plan, const int64_t* lists, int64_t bytes) {
 // (channels of the result). bias and residual may be null. layouts: whether source, result (and
 // residual) are channels_last. lists: fst_zeros_lists's of the same numbers.
 FST_EXPORT int fst_zeros_product(const void* source, int64_t kind, const int64_t* layouts,
-                                 const int64_t* numbers, const void* lists, int64_t bytes,
+                                 const int64_t* numbers, void* lists, int64_t bytes,
                                  const float* bias, const void* residual, int64_t activation,
                                  void* result, int64_t threads) {
   if (activation < 0 || activation >= ACTIVATIONS) return BAD_NUMBERS;
   return with_plan(numbers, [&](Plan plan) {
     Status status = BAD_NUMBERS;
-    const auto* head = static_cast<const int64_t*>(lists);
+    auto* head = static_cast<int64_t*>(lists);
     if (!belong(plan, head, bytes)) return status;
     const bool from_last = layouts[0] != 0, to_last = layouts[1] != 0;
     if (plan.flat && !(from_last && to_last)) {  // images do not follow each other without a gap
@@ -360,10 +359,10 @@ FST_EXPORT int fst_zeros_product(const void* source, int64_t kind, const int64_t
     with_format(kind, [&](auto format) {
       using T = decltype(format);
       using Int = typename T::Int;
-      const Run* runs = reinterpret_cast<const Run*>(head + HEAD);
+      Run* runs = reinterpret_cast<Run*>(head + HEAD);
       const Product<T> task{
           static_cast<const Int*>(source), static_cast<Int*>(result), plan, runs,
-          reinterpret_cast<const Entry*>(runs + plan.runs()), {bias, residual, activation},
+          entries_of(plan, runs), {bias, residual, activation},
           Layout(sources * from_places, sources, from_places, plan.columns.from, from_last),
           Layout(results * to_places, results, to_places, plan.columns.to, to_last)};
       status = task.run(threads);

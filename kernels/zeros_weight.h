@@ -34,16 +34,21 @@ constexpr int TILE = V == 16 ? 28 : V == 8 ? 14 : 12;  // vectors in registers b
 constexpr int HIGHEST = 4;               // rows of a tile over images
 constexpr int MOST_TAPS = 16;            // of an axis; the most of a stride too
 constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again for each result
-constexpr int64_t MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
+constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t MOST_NUMBERS = int64_t{1} << 40;
 
 enum Lanes { AUTOMATIC, IMAGES, PIXELS };
 
-// A weight that is not zero, and where what it multiplies lies in a tile's window of X, in bytes.
-struct Entry {
-  float value;
-  int32_t offset;
+// Weights that are not zero, and where what they multiply lies in a tile's window of X. Offsets of
+// 16 bits save memory. Whatever a list holds, they reach no further than REACH from the window,
+// so much lies behind each X.
+constexpr int64_t UNIT = 8;  // bytes, which an address of x86 multiplies by
+constexpr int64_t REACH = 65536 * UNIT + TILE * V * 4;
+
+struct Entries {
+  float* values;
+  uint16_t* offsets;
 };
 
 struct Axis {
@@ -135,7 +140,8 @@ struct Plan : Shape {
     const int64_t copies = over_pixels ? across.count : 1;
     const int64_t seen = down.count * window * line * copies * V * 4;  // bytes of a channel
     const int64_t most = flat ? MOST_FLAT_BLOCK : MOST_BLOCK;
-    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / seen, 4, most);
+    const int64_t least = std::clamp<int64_t>(65536 * UNIT / seen, 1, LEAST_BLOCK);
+    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / seen, least, most);
     blocks = parts(sources, fitting);
     block = parts(sources, blocks);
     of_row = (over_pixels ? line : block * line) * V;
@@ -169,13 +175,13 @@ struct Plan : Shape {
   int64_t strips() const { return parts(length(), wide); }
   int64_t length() const { return over_pixels ? parts(columns.count(), V) : columns.count(); }
 
-  // Bytes from a window's start to what a tap of a phase multiplies.
+  // From a window's start to what a tap of a phase multiplies, in units.
   int64_t offset(int64_t channel, int64_t phase_h, int64_t phase_w, int64_t r, int64_t s) const {
     const int64_t shift_h = rows.shift(phase_h, r), shift_w = columns.shift(phase_w, s);
     const int k = down.find(shift_h, false), l = across.find(shift_w, over_pixels);
     const int64_t row = k * kept + (shift_h - down.least[k]) / down.stride;
     return (channel * of_channel + row * of_row + column(l) +
-            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) * 4;
+            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) * 4 / UNIT;
   }
   // Where the columns of a class begin.
   int64_t column(int l) const {
@@ -198,8 +204,12 @@ inline void describe(const Plan& p, int64_t* head) {
   std::memcpy(head, numbers, sizeof(numbers));
 }
 inline int64_t list_bytes(const Plan& p) {
-  return HEAD * 8 + p.runs() * static_cast<int64_t>(sizeof(Run)) +
-         p.weights() * static_cast<int64_t>(sizeof(Entry));
+  const int64_t numbers = HEAD * 8 + p.runs() * static_cast<int64_t>(sizeof(Run)) + p.weights() * 6;
+  return (numbers + 7) / 8 * 8;
+}
+inline Entries entries_of(const Plan& p, Run* runs) {
+  float* values = reinterpret_cast<float*>(runs + p.runs());
+  return {values, reinterpret_cast<uint16_t*>(values + p.weights())};
 }
 
 // Calls with the plan of a product, unless its numbers are no convolution that fits.
@@ -253,7 +263,7 @@ Status with_plan(const int64_t* numbers, const Function& function) {
       axis(g.width, g.columns, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w), backward};
   const Plan plan(shape, rest[4]);
   if (product({groups, plan.blocks, plan.of_block}) > MOST_PACKED ||
-      product({plan.of_block, 4}) > INT32_MAX) {
+      plan.of_block * 4 > 65536 * UNIT) {
     return BAD_NUMBERS;
   }
   return function(plan);
