@@ -88,7 +88,7 @@ struct Product {
     float *x, *y;
     int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
     int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
-    int64_t origin, packed;     // the row that lies first in X, and the row after the last
+    int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
   };
 
   int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
@@ -119,68 +119,87 @@ struct Product {
   void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
     const bool outside = row < 0 || row >= p.rows.from;
     const Int* begin = from + row * source.width * source.of_place;
-    for (int64_t at = 0; at < vectors(); ++at) {
-      const int64_t* place = strip.places + at * V;
-      bool all = true;
-      for (int i = 0; i < V; ++i) all &= place[i] >= 0;
+    for (int64_t at = 0; at < vectors(); at += 2) {
+      const int64_t some = std::min<int64_t>(2, vectors() - at);
       for (int64_t g = 0, c = 0; g < p.groups; ++g) {
         for (int64_t b = 0; b < p.blocks; ++b) {
-          float* x = strip.x + (g * p.blocks + b) * p.of_block + slot * p.of_row +
-                     strip.columns[at];
+          float* x = strip.x + (g * p.blocks + b) * p.of_block + slot * p.of_row;
           const int64_t count = p.channels_of(b);
-          pack_channels(outside ? nullptr : begin + c * source.of_channel, place, all, count, x);
+          const Int* channel = outside ? nullptr : begin + c * source.of_channel;
+          pack_channels(channel, strip.places + at * V, strip.columns + at, some, count, x);
           c += count;
         }
       }
     }
   }
 
-  void pack_channels(const Int* x, const int64_t* place, bool all, int64_t count, float* y) const {
-    int64_t c = 0;
+  // One or two vectors of so many channels; 16 at a time, which fill lines of the cache.
+  void pack_channels(const Int* x, const int64_t* place, const int64_t* column, int64_t some,
+                     int64_t count, float* y) const {
+    for (int64_t c = 0; c < count;) {
+      const bool whole = x && source.of_channel == 1 && c + V <= count;
+      const int64_t end = std::min(count, c + (whole ? std::max(V, 16) : V));
+      for (int64_t i = 0; i < some; ++i) {
+        for (int64_t d = c; d < end; d += V) {
+          pack_square(x, place + i * V, d, std::min<int64_t>(V, end - d), y + column[i]);
+        }
+      }
+      c = end;
+    }
+  }
+
+  void pack_square(const Int* x, const int64_t* place, int64_t c, int64_t count, float* y) const {
+    y += c * p.of_channel;
     if (!x) {
-      for (; c < count; ++c) *reinterpret_cast<vec*>(y + c * p.of_channel) = vec{};
+      for (int64_t i = 0; i < count; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = vec{};
       return;
     }
-    for (; source.of_channel == 1 && c + V <= count; c += V, y += V * p.of_channel) {
+    x += c * source.of_channel;
+    bool all = true;
+    for (int i = 0; i < V; ++i) all &= place[i] >= 0;
+    if (source.of_channel == 1 && count == V) {
       vec square[V];
       if (all) {
-        for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i] + c);
+        for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i]);
       } else {
-        for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i] + c);
+        for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
       }
       turn(square);
       for (int i = 0; i < V; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = square[i];
+      return;
     }
-    const bool together = all && place[V - 1] - place[0] == V - 1 && p.over_pixels;
-    for (; c < count; ++c, y += p.of_channel) {
-      const Int* one = x + c * source.of_channel;
+    const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
+    for (int64_t i = 0; i < count; ++i, x += source.of_channel, y += p.of_channel) {
       if (together) {
-        *reinterpret_cast<vec*>(y) = load<T>(one + place[0]);
+        *reinterpret_cast<vec*>(y) = load<T>(x + place[0]);
       } else {
-        for (int i = 0; i < V; ++i) y[i] = place[i] < 0 ? 0.0f : T::wide(one[place[i]]);
+        for (int j = 0; j < V; ++j) y[j] = place[j] < 0 ? 0.0f : T::wide(x[place[j]]);
       }
     }
   }
 
   // Packs what rows [row, row + high) of the result's grid see.
   void advance(Strip& strip, int64_t row, int64_t high) const {
-    const int64_t window = high + p.down.longest();
-    if (row - strip.origin + window > p.kept) {
-      const int64_t stay = std::max<int64_t>(strip.packed - row, 0);
-      const int64_t planes = p.numbers() / (p.kept * p.of_row);
-      for (int64_t i = 0; stay && i < planes; ++i) {
-        float* plane = strip.x + i * p.kept * p.of_row;
-        std::memmove(plane, plane + (row - strip.origin) * p.of_row,
-                     stay * p.of_row * sizeof(float));
+    const int64_t rows = p.kept * p.of_row;  // numbers of a class
+    if (row - strip.origin + high + p.down.longest() > p.kept) {
+      for (int64_t i = 0; i < p.numbers() / rows; ++i) {
+        const int64_t stay = strip.packed + p.down.span(i % p.down.count) - row;
+        float* plane = strip.x + i * rows;
+        if (stay > 0) {
+          std::memmove(plane, plane + (row - strip.origin) * p.of_row,
+                       stay * p.of_row * sizeof(float));
+        }
       }
       strip.origin = row;
     }
-    for (int64_t i = std::max(strip.packed, row); i < row + window; ++i) {
-      for (int k = 0; k < p.down.count; ++k) {
+    for (int k = 0; k < p.down.count; ++k) {
+      const int64_t span = p.down.span(k);
+      const int64_t begin = strip.packed < 0 ? row : strip.packed + span;
+      for (int64_t i = begin; i < row + high + span; ++i) {
         pack_row(strip, i * p.down.stride + p.down.least[k], k * p.kept + i - strip.origin);
       }
     }
-    strip.packed = row + window;
+    strip.packed = row + high;
   }
 
   // Sums of channels [first, last) of the result.
@@ -307,7 +326,7 @@ struct Product {
         const int64_t rest = std::min(p.wide, p.length() - strip.column);
         const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
         find_places(strip);
-        strip.origin = strip.packed = begin;
+        strip.origin = begin, strip.packed = -1;
         for (int64_t row = begin; row < end; row += p.high) {
           const int64_t high = std::min(p.high, end - row);
           advance(strip, row, high);

@@ -35,6 +35,7 @@ constexpr int HIGHEST = 4;               // rows of a tile over images
 constexpr int MOST_TAPS = 16;            // of an axis; the most of a stride too
 constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again for each result
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
+constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t MOST_NUMBERS = int64_t{1} << 40;
 
@@ -132,38 +133,49 @@ struct Plan : Shape {
       columns.from = columns.to = images * rows.to * columns.to;
       rows.from = rows.to = images = 1;
     }
-    choose_tile();
-    line = over_pixels ? wide : across.count * wide;
-    for (int k = 0; !over_pixels && k < across.count; ++k) line += across.span(k);
+    double least = 0;
+    int64_t best_high = 1, best_wide = 1;
+    const int64_t most = std::min<int64_t>(length(), TILE);
+    for (int64_t width = most; width >= 1; --width) {
+      const int64_t highest = over_pixels ? TILE / width : std::min<int64_t>(TILE / width, HIGHEST);
+      for (int64_t rows_of = std::min(highest, rows.count()); rows_of >= 1; --rows_of) {
+        const double found = cut(rows_of, width);
+        if (least == 0 || found < least) least = found, best_high = rows_of, best_wide = width;
+      }
+    }
+    cut(best_high, best_wide);
     const int64_t window = high + down.longest();
     kept = window > high && !over_pixels ? window + 2 * high : window;
-    const int64_t copies = over_pixels ? across.count : 1;
-    const int64_t seen = down.count * window * line * copies * V * 4;  // bytes of a channel
-    const int64_t most = flat ? MOST_FLAT_BLOCK : MOST_BLOCK;
-    const int64_t least = std::clamp<int64_t>(65536 * UNIT / seen, 1, LEAST_BLOCK);
-    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / seen, least, most);
-    blocks = parts(sources, fitting);
-    block = parts(sources, blocks);
     of_row = (over_pixels ? line : block * line) * V;
-    of_channel = (over_pixels ? copies * down.count * kept * line : line) * V;
-    of_block = block * copies * down.count * kept * line * V;
+    of_channel = (over_pixels ? copies() * down.count * kept * line : line) * V;
+    of_block = block * copies() * down.count * kept * line * V;
   }
 
-  void choose_tile() {
-    const int64_t length = over_pixels ? parts(columns.count(), V) : columns.count();
-    const int64_t height = rows.count();
-    double least = 0;
-    for (int64_t strips = parts(length, TILE); strips <= length; ++strips) {
-      const int64_t width = parts(length, strips);
-      const int64_t most = over_pixels ? TILE / width : std::min<int64_t>(TILE / width, HIGHEST);
-      const int64_t tiles = parts(height, std::min(most, height));
-      const int64_t rows_of = parts(height, tiles);
-      // A non-zero costs a load per vector and two beside them; narrow strips pack more.
-      const double cost = static_cast<double>(parts(length, width)) * tiles *
-                          (rows_of * width + 2) * (1 + 0.1 / width);
-      if (least == 0 || cost < least) least = cost, high = rows_of, wide = width;
-      if (width == 1) break;
+  int64_t copies() const { return over_pixels ? across.count : 1; }
+
+  // Chooses a tile, and blocks of channels whose part of X stays in the first cache. Returns about
+  // how many cycles it takes for each channel of the source and of the result, half of the weight
+  // being zero.
+  double cut(int64_t rows_of, int64_t width) {
+    high = rows_of, wide = width;
+    line = over_pixels ? wide : across.count * wide;
+    for (int k = 0; !over_pixels && k < across.count; ++k) line += across.span(k);
+    int64_t packed = 0, seen = 0;  // vectors of a channel that are new in a tile, and all
+    for (int k = 0; k < down.count; ++k) {
+      packed += high * line * copies();
+      seen += (high + down.span(k)) * line * copies();
     }
+    const int64_t bytes = seen * V * 4;
+    const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
+    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, flat ? MOST_FLAT_BLOCK : MOST_BLOCK);
+    blocks = parts(sources, fitting);
+    block = parts(sources, blocks);
+    const double tiles = static_cast<double>(parts(rows.count(), high)) * strips();
+    const double vectors = static_cast<double>(rows.count()) * length();
+    const double runs = static_cast<double>(phases()) / block;
+    return vectors * (0.25 * taps() + runs) +
+           tiles * (0.5 * taps() + RUN_CYCLES * runs +
+                    PACK_CYCLES * packed / static_cast<double>(results));
   }
 
   int64_t numbers() const { return groups * blocks * of_block; }
