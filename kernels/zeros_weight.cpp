@@ -23,7 +23,7 @@ void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, boo
 #pragma GCC unroll 32
   for (int i = 0; i < HIGH; ++i) {
 #pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) sum[i][j] = fresh ? vec{} : tile[i * WIDE + j];
+    for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
   }
   for (int64_t k = 0; k < count; ++k) {
     const vec value = list.values[k] - vec{};
@@ -38,7 +38,10 @@ void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, boo
 #pragma GCC unroll 32
   for (int i = 0; i < HIGH; ++i) {
 #pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) tile[i * WIDE + j] = sum[i][j];
+    for (int j = 0; j < WIDE; ++j) {
+      vec& place = tile[i * WIDE + j];
+      place = fresh ? sum[i][j] : place + sum[i][j];
+    }
   }
 }
 

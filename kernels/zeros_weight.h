@@ -35,6 +35,7 @@ constexpr int HIGHEST = 4;               // rows of a tile over images
 constexpr int MOST_TAPS = 16;            // of an axis; the most of a stride too
 constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again for each result
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
+constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t MOST_NUMBERS = int64_t{1} << 40;
@@ -167,7 +168,8 @@ struct Plan : Shape {
     }
     const int64_t bytes = seen * V * 4;
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
-    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, flat ? MOST_FLAT_BLOCK : MOST_BLOCK);
+    const int64_t most = flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
+    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
     blocks = parts(sources, fitting);
     block = parts(sources, blocks);
     const double tiles = static_cast<double>(parts(rows.count(), high)) * strips();
