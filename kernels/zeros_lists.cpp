@@ -27,6 +27,8 @@ struct Places {
 constexpr Places PLACES;
 #endif
 
+constexpr int64_t AHEAD = 4;  // results from what is read to what is fetched
+
 // Tap and offset of the weights of a phase's runs, in order.
 struct Phase {
   int64_t taps = 0;
@@ -134,7 +136,11 @@ struct Lists {
         const Int* x = from + phase.tap[t] * of_tap;
         float* y = to + t * channels;
         if (of_channel == 1) {
-          for (int64_t c = 0; c < channels; ++c) y[c] = T::wide(x[c]);
+          __builtin_prefetch(x + AHEAD * of_result);
+          __builtin_prefetch(x + AHEAD * of_result + channels - 1);
+          int64_t c = 0;
+          for (; c + V <= channels; c += V) *reinterpret_cast<vec*>(y + c) = load<T>(x + c);
+          for (; c < channels; ++c) y[c] = T::wide(x[c]);
         } else {
           for (int64_t c = 0; c < channels; ++c) y[c] = T::wide(x[c * of_channel]);
         }
