@@ -4,8 +4,6 @@
 // the source are packed once each, tiles are summed block by block of channels, and are turned into
 // the layout of the result, where bias, residual and activation are applied.
 
-#include <utility>
-
 #include "vectors.h"
 #include "zeros_weight.h"
 
@@ -14,51 +12,6 @@ namespace {
 using namespace fst;
 
 constexpr int64_t TASKS = 4;  // at least, for each thread
-
-// sum[i][j] += value * x[offset + i * pitch + j vectors] over the entries; `fresh`: y holds nothing.
-template <int HIGH, int WIDE>
-void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, bool fresh, float* y) {
-  vec sum[HIGH][WIDE];
-  vec* tile = reinterpret_cast<vec*>(y);
-#pragma GCC unroll 32
-  for (int i = 0; i < HIGH; ++i) {
-#pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
-  }
-  for (int64_t k = 0; k < count; ++k) {
-    const vec value = list.values[k] - vec{};
-    const char* row = reinterpret_cast<const char*>(x) + list.offsets[k] * UNIT;
-#pragma GCC unroll 32
-    for (int i = 0; i < HIGH; ++i) {
-      const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
-#pragma GCC unroll 32
-      for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
-    }
-  }
-#pragma GCC unroll 32
-  for (int i = 0; i < HIGH; ++i) {
-#pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) {
-      vec& place = tile[i * WIDE + j];
-      place = fresh ? sum[i][j] : place + sum[i][j];
-    }
-  }
-}
-
-using Add = void (*)(Entries, int64_t, const float*, int64_t, bool, float*);
-
-template <int HIGH, int... WIDE>
-Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
-  static constexpr Add all[] = {add_entries<HIGH, WIDE + 1>...};
-  return all[wide - 1];
-}
-
-Add find_add(int64_t high, int64_t wide) {
-  if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
-  if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
-  if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
-  return of_width<4>(wide, std::make_integer_sequence<int, TILE / 4>());
-}
 
 // Elements of a map (images, channels, places), contiguous or channels_last.
 struct Layout {
@@ -96,6 +49,10 @@ struct Product {
 
   int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
   int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
+  // From what is packed to what comes after it: the next row, or strip.
+  int64_t ahead() const {
+    return p.flat ? p.wide * V * source.of_place : p.down.stride * source.width * source.of_place;
+  }
   int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
   int64_t channels() const { return p.groups * p.sources; }
 
@@ -143,6 +100,9 @@ struct Product {
       const bool whole = x && source.of_channel == 1 && c + V <= count;
       const int64_t end = std::min(count, c + (whole ? std::max(V, 16) : V));
       for (int64_t i = 0; i < some; ++i) {
+        for (int lane = 0; whole && lane < V; ++lane) {
+          __builtin_prefetch(x + place[i * V + lane] + c + ahead(), 0, 2);
+        }
         for (int64_t d = c; d < end; d += V) {
           pack_square(x, place + i * V, d, std::min<int64_t>(V, end - d), y + column[i]);
         }
@@ -296,6 +256,21 @@ struct Product {
     }
   }
 
+  // Rows [begin, end) of a strip, channels [first, last) of the result.
+  void run_strip(Strip& strip, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    // Over pixels a tile of rows is one of vectors that follow each other.
+    const int64_t rest = std::min(p.wide, p.length() - strip.column);
+    const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
+    find_places(strip);
+    strip.origin = begin, strip.packed = -1;
+    for (int64_t row = begin; row < end; row += p.high) {
+      const int64_t high = std::min(p.high, end - row);
+      advance(strip, row, high);
+      multiply(strip, row, high, wide, first, last);
+      write(strip, row, high, wide, first, last);
+    }
+  }
+
   Status run(int64_t threads) const {
     const int64_t strips = p.strips(), height = p.rows.count(), tiles = parts(height, p.high);
     const int64_t units = parts(p.images, lanes()) * strips, all = p.groups * p.results;
@@ -303,6 +278,9 @@ struct Product {
     const bool even = units >= TASKS * threads || units % threads == 0;
     const int64_t pieces = even ? 1 : std::min(tiles, parts(TASKS * threads, units));
     const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, parts(all, V));
+    // Strips that follow each other fetch for each other.
+    const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
+    const int64_t tasks = parts(units, together) * pieces * splits;
     const int64_t size_x = (p.numbers() + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
     const int64_t size_places = vectors() * (V + 1);
     Memory<float> numbers(threads * (size_x + size_y));
@@ -317,24 +295,15 @@ struct Product {
       strip.columns = strip.places + vectors() * V;
       while (true) {
         const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-        if (task >= units * pieces * splits) break;
+        if (task >= tasks) break;
         const int64_t split = task % splits, piece = task / splits % pieces;
-        const int64_t unit = task / splits / pieces;
-        const int64_t first = all * split / splits, last = all * (split + 1) / splits;
-        strip.image = unit / strips * lanes();
-        strip.column = unit % strips * p.wide;
-        const int64_t begin = tiles * piece / pieces * p.high;
-        const int64_t end = std::min(height, tiles * (piece + 1) / pieces * p.high);
-        // Over pixels a tile of rows is one of vectors that follow each other.
-        const int64_t rest = std::min(p.wide, p.length() - strip.column);
-        const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
-        find_places(strip);
-        strip.origin = begin, strip.packed = -1;
-        for (int64_t row = begin; row < end; row += p.high) {
-          const int64_t high = std::min(p.high, end - row);
-          advance(strip, row, high);
-          multiply(strip, row, high, wide, first, last);
-          write(strip, row, high, wide, first, last);
+        const int64_t unit = task / splits / pieces * together;
+        for (int64_t i = unit; i < std::min(unit + together, units); ++i) {
+          strip.image = i / strips * lanes();
+          strip.column = i % strips * p.wide;
+          run_strip(strip, tiles * piece / pieces * p.high,
+                    std::min(height, tiles * (piece + 1) / pieces * p.high), all * split / splits,
+                    all * (split + 1) / splits);
         }
       }
     });

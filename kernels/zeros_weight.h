@@ -25,6 +25,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <utility>
 
 #include "cpu.h"
 
@@ -281,6 +282,51 @@ Status with_plan(const int64_t* numbers, const Function& function) {
     return BAD_NUMBERS;
   }
   return function(plan);
+}
+
+// sum[i][j] += value * x[offset + i * pitch + j vectors] over the entries; `fresh`: y holds nothing.
+template <int HIGH, int WIDE>
+void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, bool fresh, float* y) {
+  vec sum[HIGH][WIDE];
+  vec* tile = reinterpret_cast<vec*>(y);
+#pragma GCC unroll 32
+  for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    const vec value = list.values[k] - vec{};
+    const char* row = reinterpret_cast<const char*>(x) + list.offsets[k] * UNIT;
+#pragma GCC unroll 32
+    for (int i = 0; i < HIGH; ++i) {
+      const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
+#pragma GCC unroll 32
+      for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
+    }
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < WIDE; ++j) {
+      vec& place = tile[i * WIDE + j];
+      place = fresh ? sum[i][j] : place + sum[i][j];
+    }
+  }
+}
+
+using Add = void (*)(Entries, int64_t, const float*, int64_t, bool, float*);
+
+template <int HIGH, int... WIDE>
+Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
+  static constexpr Add all[] = {add_entries<HIGH, WIDE + 1>...};
+  return all[wide - 1];
+}
+
+inline Add find_add(int64_t high, int64_t wide) {
+  if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
+  if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
+  if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
+  return of_width<4>(wide, std::make_integer_sequence<int, TILE / 4>());
 }
 
 }  // namespace fst

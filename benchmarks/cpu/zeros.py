@@ -59,8 +59,7 @@ def times_in_turns(
 
 def pruned(weight: Tensor, n: int, m: int, dim: int) -> Tensor:
     """The weight with its n largest of m along ``dim``, channels_last."""
-    mask = nm_mask(weight.movedim(dim, 1), n, m).movedim(1, dim)
-    return (weight * mask).contiguous(memory_format=torch.channels_last)
+    return (weight * nm_mask(weight, n, m, dim)).contiguous(memory_format=torch.channels_last)
 
 
 def weight_zeros(
