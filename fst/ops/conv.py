@@ -18,6 +18,7 @@ from fst.ops.arguments import UNTRACEABLE, check_linear
 from fst.ops.geometry import Geometry
 from fst.ops.operands import GradInput, GradWeight, Lists, Output
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
+from fst.ops.zeros import may_count, share_of_zeros, zeros_of_output
 from fst.rules.rule import Rule
 from fst.rules.strategy import GEMMS, Strategy
 
@@ -60,7 +61,11 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        output = choice.compute(Output(input, weight_output, bias, call.geometry))
+        zeros = zeros_of_output(call.strategy, input, weight_output)
+        output = choice.compute(Output(input, weight_output, bias, call.geometry, zeros))
+        ctx.zeros = zeros
+        if weight_grad_input is not weight_output and may_count(call.strategy):
+            ctx.zeros = zeros._replace(weight=share_of_zeros("transposed", weight_grad_input))
         ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
         ctx.record = choice.current_record()
         decay_mask = mask if call.decay else None
@@ -92,6 +97,14 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     # The operands: dY as each of the two GEMMs multiplies with it, and lists of drawn positions.
     rules = _rules_of_products(strategy, grad_output)
     dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
+    zeros = ctx.zeros
+    of_dy_input = of_dy_weight = zeros
+    if may_count(strategy):
+        of_dy_input = zeros._replace(grad_output=share_of_zeros("grad_output", dy_input))
+        of_dy_weight = of_dy_input
+        if dy_weight is not dy_input:
+            share = share_of_zeros("grad_output of grad_weight", dy_weight)
+            of_dy_weight = zeros._replace(grad_output=share)
     lists = None
     if ctx.start is not None and grad_output.numel():
         size, kernel = ctx.input_shape[2:], weight.shape[2:]
@@ -104,6 +117,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     of_input = GradInput(
         *(dy_input, weight_grad_input, geometry, ctx.input_shape, input, rules[0]),
         None if rules[0] is None else lists,
+        of_dy_input,
     )
     backend = choice.choose(of_input) if need_input and of_input.lists is None else None
     if need_weight:
@@ -113,6 +127,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
             lists if _samples(rules[1]) else None,
             joint=same and backend is not None and backend.name == DENSE,
             bias=same and need_bias and dy_weight is grad_output and not _samples(rules[1]),
+            zeros=of_dy_weight,
         )
         grad_input, grad_weight, grad_bias = choice.compute(of_weight)
     if need_input and grad_input is None:

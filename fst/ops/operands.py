@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends.choice import LayerKey, draw_seed
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, output_shape
 from fst.ops.positions import draw
 from fst.rules.rule import Lattice, Pattern, Rule
 from fst.rules.sampled import Positions
@@ -264,6 +264,14 @@ class GradWeight(NamedTuple):
 def drawn_positions(rule: Rule | None, positions: int) -> int:
     """How many of the positions a rule draws; all of them without one."""
     return positions if rule is None else draw.count_of(rule.density, positions)
+
+
+def multiply_adds(operands: Output | GradInput | GradWeight) -> int:
+    """Those of the dense product."""
+    if isinstance(operands, Output):
+        positions = output_shape(operands.input.shape, operands.weight.shape, operands.geometry)
+        return positions[0] * positions[2] * positions[3] * operands.weight.numel()
+    return operands.positions * operands.weight.numel()
 
 
 class PruneWeight(NamedTuple):

@@ -47,6 +47,7 @@ class Strategy:
             `fst.sparse_conv2d` has no step: it adds the term of "gradient" in its backward pass.
         min_in_channels: `fst.convert` leaves convolutions with fewer input channels dense unless
             they are included by name.
+        skips_zeros: False for the library's own products, whatever zeros the operands have.
         schedule: what happens to masks and weights around optimizer steps, see `fst.attach`.
     """
 
@@ -57,6 +58,7 @@ class Strategy:
     decay: float = 0.0
     decay_mode: str = "gradient"
     min_in_channels: int = 1
+    skips_zeros: bool = True
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:

@@ -18,6 +18,8 @@ from fst.ops.backends import (  # noqa: E402
     prune_torch,
     prune_triton,
     strided,
+    zeros_maps,
+    zeros_weight,
 )
 
 __all__ = [
@@ -29,4 +31,6 @@ __all__ = [
     "prune_torch",
     "prune_triton",
     "strided",
+    "zeros_maps",
+    "zeros_weight",
 ]

@@ -29,6 +29,7 @@ from fst.ops.cpp.zeros_maps import (
     nonzeros,
     refuses_maps,
 )
+from fst.ops.cpp.zeros_weight import refuses_zeros, zeros_grad_input, zeros_output
 
 __all__ = [
     "BACKEND",
@@ -49,4 +50,7 @@ __all__ = [
     "refuses_lists",
     "refuses_maps",
     "refuses_weight",
+    "refuses_zeros",
+    "zeros_grad_input",
+    "zeros_output",
 ]

@@ -27,6 +27,9 @@ FUNCTIONS = (
     "fst_maps_product",
     "fst_maps_grad_weight",
     "fst_count_nonzeros",
+    "fst_zeros_lists_size",
+    "fst_zeros_lists",
+    "fst_zeros_product",
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
@@ -104,6 +107,11 @@ def integers(*values: int) -> ctypes.Array:
     return (ctypes.c_int64 * len(values))(*values)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """True if it lies on a CPU, and is no subclass (DTensor) that the operators do not know."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu"
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether it is contiguous, or contiguous in channels_last."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
@@ -116,7 +124,7 @@ def refuses_operands(*operands: Tensor) -> str:
     """
     dtype = operands[0].dtype
     for x in operands:
-        if type(x) is not Tensor or x.device.type != "cpu":
+        if not is_plain(x):
             return "an operand is no plain tensor on a CPU"
         if x.dtype != dtype or dtype not in KINDS:
             return f"operands of {x.dtype} and {dtype} are none that it reads"

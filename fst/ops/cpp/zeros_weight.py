@@ -1,0 +1,336 @@
+"""Y and dX of a convolution that leave out the zeros of the weight, by the C++ kernels.
+
+The products are those of the dense kernels up to the order of their sums. A zero of the weight is
+not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are numbers like others.
+
+``lanes`` says what a vector of the processor runs over: 0 a rule decides, 1 images of the batch,
+2 pixels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fst.ops.cpp.library import (
+    KINDS,
+    LAST,
+    call,
+    check_dense,
+    check_groups,
+    integers,
+    is_dense,
+    is_plain,
+    missing,
+    operator,
+)
+from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+
+ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/vectors.h numbers them
+LEAST_CHANNELS = 4  # of a group, where there are groups
+MOST_TAPS = 16  # of a kernel's side, and the most of a stride
+
+
+def refuses_zeros(
+    maps: Tensor, weight: Tensor, geometry: Geometry, input_size: Sequence[int] | None = None
+) -> str:
+    """Why the kernels cannot take a product, in words; "" if they can.
+
+    Args:
+        maps: the input (N, Cin, H, W) of Y, or grad_output (N, Cout, P, Q) of dX.
+        weight: (Cout, Cin/groups, kh, kw).
+        input_size: (N, Cin, H, W) of dX; None for Y.
+    """
+    if reason := missing():
+        return reason
+    if not is_plain(maps) or not is_plain(weight.detach()):
+        return "an operand is no plain tensor of a CPU"
+    if maps.dtype not in KINDS or maps.dtype != weight.dtype:
+        return f"operands of {maps.dtype} and {weight.dtype}: one of {', '.join(map(str, KINDS))}"
+    if maps.dim() != 4 or weight.dim() != 4 or not is_dense(maps) or not is_dense(weight):
+        return "an operand is neither contiguous nor channels_last with four axes"
+    if not maps.numel() or not weight.numel():
+        return "an operand has no elements"
+    inside, out = weight.shape[1], weight.shape[0] // geometry.groups
+    if geometry.groups > 1 and min(inside, out) < LEAST_CHANNELS:
+        return f"groups of fewer than {LEAST_CHANNELS} channels"
+    if max(*weight.shape[2:], *geometry.stride) > MOST_TAPS:
+        return f"a kernel or stride of more than {MOST_TAPS}"
+    backward = input_size is not None
+    try:
+        numbers = _numbers(input_size if backward else maps.shape, weight.shape, geometry, backward)
+        _list_size(numbers)
+    except ValueError:
+        return "sizes that do not belong together, or are too large"
+    return ""
+
+
+def zeros_lists(
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    grad_input: bool = False,
+    lanes: int = 0,
+) -> Tensor:
+    """The numbers of a weight that are not zero, for `listed_output` and `listed_grad_input`.
+
+    Args:
+        weight: (Cout, Cin/groups, kh, kw), contiguous or channels_last.
+        input_size: (N, Cin, H, W) of the convolution; the lists are for this size alone.
+        grad_input: whether they are for dX instead of Y.
+
+    Returns:
+        int64, one-dimensional; its contents are for this kind of processor.
+
+    Raises:
+        TypeError, ValueError: operands or numbers that the kernels do not take.
+    """
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input_size, weight.shape, geometry, grad_input, lanes)
+    return _lists(weight, numbers)
+
+
+def _like_output(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    return _like_listed_output(input, weight.shape, stride, padding, dilation, groups)
+
+
+@operator(like=_like_output)
+def zeros_output(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int = 0,
+    lanes: int = 0,
+) -> Tensor:
+    """Y = activation(W * X + bias + residual), with one rounding.
+
+    Args:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), of the input's dtype.
+        bias: (Cout,) float32.
+        residual: (N, Cout, P, Q), of the dtype and memory format of the result.
+        activation: an index of ACTIVATIONS.
+
+    Returns:
+        (N, Cout, P, Q), in the dtype and memory format of the input.
+
+    Raises:
+        TypeError, ValueError: operands or numbers that the kernels do not take.
+    """
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+    _check_dtypes(input=input, weight=weight)
+    result = _like_output(input, weight, *geometry)
+    return _multiply(input, _lists(weight, numbers), numbers, result, bias, residual, activation)
+
+
+def _like_listed_output(
+    input: Tensor,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    shape = output_shape(
+        input.shape, weight_shape, Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    )
+    return empty_maps(shape, input, is_channels_last(input))
+
+
+@operator(like=_like_listed_output)
+def listed_output(
+    input: Tensor,
+    lists: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int = 0,
+    lanes: int = 0,
+) -> Tensor:
+    """`zeros_output` of a weight whose lists `zeros_lists` has built, for the same numbers."""
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input.shape, weight_shape, geometry, False, lanes)
+    result = _like_listed_output(input, weight_shape, *geometry)
+    return _multiply(input, lists, numbers, result, bias, residual, activation)
+
+
+def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
+    return empty_maps(input_size, grad_output, is_channels_last(grad_output))
+
+
+@operator(like=_like_grad_input)
+def zeros_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    lanes: int = 0,
+) -> Tensor:
+    """dX = Wᵀ * dY.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw), of the dtype of grad_output.
+        input_size: (N, Cin, H, W).
+
+    Returns:
+        dX of ``input_size``, in the dtype and memory format of grad_output.
+
+    Raises:
+        TypeError, ValueError: operands or numbers that the kernels do not take.
+    """
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input_size, weight.shape, geometry, True, lanes)
+    _check_dtypes(grad_output=grad_output, weight=weight)
+    _check_map(grad_output, input_size, weight.shape, geometry)
+    result = _like_grad_input(grad_output, input_size)
+    return _multiply(grad_output, _lists(weight, numbers), numbers, result)
+
+
+@operator(like=_like_grad_input)
+def listed_grad_input(
+    grad_output: Tensor,
+    lists: Tensor,
+    weight_shape: Sequence[int],
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    lanes: int = 0,
+) -> Tensor:
+    """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input_size, weight_shape, geometry, True, lanes)
+    _check_map(grad_output, input_size, weight_shape, geometry)
+    result = _like_grad_input(grad_output, input_size)
+    return _multiply(grad_output, lists, numbers, result)
+
+
+def _numbers(
+    input_size: Sequence[int],
+    weight_shape: Sequence[int],
+    geometry: Geometry,
+    grad_input: bool,
+    lanes: int = 0,
+) -> tuple[int, ...]:
+    """Numbers of a product as kernels/zeros_weight.h takes them.
+
+    Raises:
+        ValueError: the shapes do not belong together.
+    """
+    out, inside, *kernel = weight_shape
+    stride, padding, dilation, groups = geometry
+    check_groups(groups, out)
+    samples, channels, *size = input_size
+    if channels != inside * groups:
+        raise ValueError(
+            f"weight {tuple(weight_shape)} with groups={groups} takes {inside * groups} channels, "
+            f"not those of an input {tuple(input_size)}."
+        )
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise ValueError(f"stride={stride}, padding={padding} or dilation={dilation} is negative.")
+    map = output_shape(input_size, weight_shape, geometry)[2:]
+    if min(map) < 1:
+        raise ValueError(
+            f"a kernel {tuple(kernel)} with dilation={dilation} does not fit into an input "
+            f"{tuple(input_size)} with padding={padding}."
+        )
+    shapes = (samples, *size, *map, *kernel, *stride, *padding, *dilation)
+    return (*shapes, inside, out // groups, groups, int(grad_input), lanes)
+
+
+def _list_size(numbers: tuple[int, ...]) -> int:
+    size = ctypes.c_int64()
+    call("fst_zeros_lists_size", integers(*numbers), ctypes.addressof(size))
+    return size.value
+
+
+def _lists(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
+    _check_dtypes(weight=weight)
+    check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
+    size = _list_size(numbers)
+    lists = torch.empty(size // 8, dtype=torch.int64)
+    call(
+        "fst_zeros_lists",
+        *(weight.data_ptr(), KINDS[weight.dtype], is_channels_last(weight), integers(*numbers)),
+        *(lists.data_ptr(), size),
+    )
+    return lists
+
+
+def _multiply(
+    maps: Tensor,
+    lists: Tensor,
+    numbers: tuple[int, ...],
+    result: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
+    _check_dtypes(maps=maps)
+    check_dense("maps", maps, "(N, C, H, W)")
+    if lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous():
+        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from zeros_lists.")
+    channels = (result.shape[1],)
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape != channels):
+        raise ValueError(f"bias {bias.dtype} {tuple(bias.shape)} must be float32 {channels}.")
+    if residual is not None and (
+        residual.dtype != result.dtype
+        or residual.shape != result.shape
+        or residual.stride() != result.stride()
+    ):
+        raise ValueError(
+            f"residual {residual.dtype} {tuple(residual.shape)} with strides {residual.stride()} "
+            f"must be {result.dtype} {tuple(result.shape)} with {result.stride()}."
+        )
+    bias = None if bias is None else bias.contiguous()
+    layouts = (maps.is_contiguous(memory_format=LAST), result.is_contiguous(memory_format=LAST))
+    call(
+        "fst_zeros_product",
+        *(maps.data_ptr(), KINDS[maps.dtype], integers(*layouts), integers(*numbers)),
+        *(lists.data_ptr(), 8 * len(lists), None if bias is None else bias.data_ptr()),
+        *(None if residual is None else residual.data_ptr(), activation, result.data_ptr()),
+    )
+    return result
+
+
+def _check_dtypes(**operands: Tensor) -> None:
+    dtypes = {name: operand.dtype for name, operand in operands.items()}
+    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
+        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
+
+
+def _check_map(
+    grad_output: Tensor, input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
+) -> None:
+    wanted = output_shape(input_size, weight_shape, geometry)
+    if grad_output.shape != wanted:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have the shape {wanted}.")

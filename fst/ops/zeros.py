@@ -1,0 +1,58 @@
+"""Shares of zeros in the operands of a product, which decide between backends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fst.backends import choice
+from fst.ops import cpp
+from fst.ops.operands import Zeros
+from fst.rules.strategy import Strategy
+
+BLOCKS = 16  # of 4096 numbers, which a count looks at
+
+
+def share_of_zeros(operand: str, tensor: Tensor) -> float:
+    """The share of zeros of an operand, in eighths, rounded down; 0 where no kernel can use them.
+
+    A layer counts them in every 16th call, see `fst.backends.Record.share`.
+
+    Args:
+        operand: its name in the layer's record.
+        tensor: (N, C, H, W).
+    """
+    if not tensor.numel() or cpp.missing() or cpp.refuses_lists(tensor):
+        return 0.0
+    record = choice.current_record()
+
+    def count() -> float:
+        every = max(1, tensor.numel() // (BLOCKS * 4096))
+        kept, seen = cpp.nonzeros(tensor, every).tolist()
+        return 1 - kept / seen
+
+    if record is None:
+        return int(count() * choice.STEPS) / choice.STEPS
+    return record.share(operand, count)
+
+
+def zeros_of_output(strategy: Strategy, input: Tensor, weight: Tensor) -> Zeros:
+    """The shares of zeros in S(W) and X."""
+    if not strategy.skips_zeros:
+        return Zeros()
+    if torch.compiler.is_compiling():
+        return Zeros(weight=share_by_rule(strategy))
+    return Zeros(share_of_zeros("weight", weight), share_of_zeros("input", input))
+
+
+def share_by_rule(strategy: Strategy) -> float:
+    """The share of zeros in S(W) of an N:M strategy, in eighths: inside torch.compile, where
+    nothing is counted.
+    """
+    groups = None if strategy.output is None else strategy.output.weight_groups
+    return 0.0 if groups is None else int((1 - groups.n / groups.m) * choice.STEPS) / choice.STEPS
+
+
+def may_count(strategy: Strategy) -> bool:
+    """True where zeros are counted: not for the control, nor inside torch.compile."""
+    return strategy.skips_zeros and not torch.compiler.is_compiling()

@@ -1,0 +1,364 @@
+// Y and dX of a convolution from lists of what is not zero in the weight (zeros_weight.h).
+//
+// A task is a strip of V images, or of one image, as wide as a tile. It goes down the strip: rows of
+// the source are packed once each, tiles are summed block by block of channels, and are turned into
+// the layout of the result, where bias, residual and activation are applied.
+
+#include "vectors.h"
+#include "zeros_weight.h"
+
+namespace {
+
+using namespace fst;
+
+constexpr int64_t TASKS = 4;  // at least, for each thread
+
+// Elements of a map (images, channels, places), contiguous or channels_last.
+struct Layout {
+  int64_t of_image, of_channel, of_place, width;
+
+  Layout(int64_t images_apart, int64_t channels, int64_t places, int64_t width, bool last)
+      : of_image(images_apart), of_channel(last ? 1 : places), of_place(last ? channels : 1),
+        width(width) {}
+};
+
+struct Epilogue {
+  const float* bias;
+  const void* residual;
+  int64_t activation;
+};
+
+template <class T>
+struct Product {
+  using Int = typename T::Int;
+  const Int* from;
+  Int* to;
+  Plan p;
+  const Run* runs;
+  Entries entries;
+  Epilogue epilogue;
+  Layout source, result;
+
+  // One thread's memory, and what it has packed of a strip.
+  struct Strip {
+    float *x, *y;
+    int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
+    int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
+    int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
+  };
+
+  int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
+  int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
+  // From what is packed to what comes after it: the next row, or strip.
+  int64_t ahead() const {
+    return p.flat ? p.wide * V * source.of_place : p.down.stride * source.width * source.of_place;
+  }
+  int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
+  int64_t channels() const { return p.groups * p.sources; }
+
+  // Where each lane of each vector of a row lies in a row of the source.
+  void find_places(Strip& strip) const {
+    int64_t at = 0;
+    for (int k = 0; k < p.across.count; ++k) {
+      const int64_t length = p.wide + (p.over_pixels ? 0 : p.across.span(k));
+      for (int64_t i = 0; i < length; ++i, ++at) {
+        strip.columns[at] = p.column(k) + i * V;
+        for (int64_t lane = 0; lane < V; ++lane) {
+          const int64_t image = strip.image + (p.over_pixels ? 0 : lane);
+          const int64_t step = p.over_pixels ? (strip.column + i) * V + lane : strip.column + i;
+          const int64_t column = step * p.across.stride + p.across.least[k];
+          const bool there = image < p.images && column >= 0 && column < p.columns.from;
+          strip.places[at * V + lane] =
+              there ? image * source.of_image + column * source.of_place : -1;
+        }
+      }
+    }
+  }
+
+  // A row of the source, or zeros, as row `slot` of X.
+  void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
+    const bool outside = row < 0 || row >= p.rows.from;
+    const Int* begin = from + row * source.width * source.of_place;
+    for (int64_t at = 0; at < vectors(); at += 2) {
+      const int64_t some = std::min<int64_t>(2, vectors() - at);
+      for (int64_t g = 0, c = 0; g < p.groups; ++g) {
+        for (int64_t b = 0; b < p.blocks; ++b) {
+          float* x = strip.x + (g * p.blocks + b) * p.of_block + slot * p.of_row;
+          const int64_t count = p.channels_of(b);
+          const Int* channel = outside ? nullptr : begin + c * source.of_channel;
+          pack_channels(channel, strip.places + at * V, strip.columns + at, some, count, x);
+          c += count;
+        }
+      }
+    }
+  }
+
+  // One or two vectors of so many channels; 16 at a time, which fill lines of the cache.
+  void pack_channels(const Int* x, const int64_t* place, const int64_t* column, int64_t some,
+                     int64_t count, float* y) const {
+    for (int64_t c = 0; c < count;) {
+      const bool whole = x && source.of_channel == 1 && c + V <= count;
+      const int64_t end = std::min(count, c + (whole ? std::max(V, 16) : V));
+      for (int64_t i = 0; i < some; ++i) {
+        for (int lane = 0; whole && lane < V; ++lane) {
+          __builtin_prefetch(x + place[i * V + lane] + c + ahead(), 0, 2);
+        }
+        for (int64_t d = c; d < end; d += V) {
+          pack_square(x, place + i * V, d, std::min<int64_t>(V, end - d), y + column[i]);
+        }
+      }
+      c = end;
+    }
+  }
+
+  void pack_square(const Int* x, const int64_t* place, int64_t c, int64_t count, float* y) const {
+    y += c * p.of_channel;
+    if (!x) {
+      for (int64_t i = 0; i < count; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = vec{};
+      return;
+    }
+    x += c * source.of_channel;
+    bool all = true;
+    for (int i = 0; i < V; ++i) all &= place[i] >= 0;
+    if (source.of_channel == 1 && count == V) {
+      vec square[V];
+      if (all) {
+        for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i]);
+      } else {
+        for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
+      }
+      turn(square);
+      for (int i = 0; i < V; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = square[i];
+      return;
+    }
+    const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
+    for (int64_t i = 0; i < count; ++i, x += source.of_channel, y += p.of_channel) {
+      if (together) {
+        *reinterpret_cast<vec*>(y) = load<T>(x + place[0]);
+      } else {
+        for (int j = 0; j < V; ++j) y[j] = place[j] < 0 ? 0.0f : T::wide(x[place[j]]);
+      }
+    }
+  }
+
+  // Packs what rows [row, row + high) of the result's grid see.
+  void advance(Strip& strip, int64_t row, int64_t high) const {
+    const int64_t rows = p.kept * p.of_row;  // numbers of a class
+    if (row - strip.origin + high + p.down.longest() > p.kept) {
+      for (int64_t i = 0; i < p.numbers() / rows; ++i) {
+        const int64_t stay = strip.packed + p.down.span(i % p.down.count) - row;
+        float* plane = strip.x + i * rows;
+        if (stay > 0) {
+          std::memmove(plane, plane + (row - strip.origin) * p.of_row,
+                       stay * p.of_row * sizeof(float));
+        }
+      }
+      strip.origin = row;
+    }
+    for (int k = 0; k < p.down.count; ++k) {
+      const int64_t span = p.down.span(k);
+      const int64_t begin = strip.packed < 0 ? row : strip.packed + span;
+      for (int64_t i = begin; i < row + high + span; ++i) {
+        pack_row(strip, i * p.down.stride + p.down.least[k], k * p.kept + i - strip.origin);
+      }
+    }
+    strip.packed = row + high;
+  }
+
+  // Sums of channels [first, last) of the result.
+  void multiply(const Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
+                int64_t last) const {
+    const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
+    // Rows of pixels lie side by side.
+    const Add add = p.over_pixels ? find_add(1, high * wide) : find_add(high, wide);
+    const float* x = strip.x + (row - strip.origin) * p.of_row;
+    for (int64_t g = first / p.results; g * p.results < last; ++g) {
+      const int64_t begin = std::max(first, g * p.results);
+      const int64_t end = std::min(last, (g + 1) * p.results);
+      for (int64_t b = 0; b < p.blocks; ++b) {
+        const float* block = x + (g * p.blocks + b) * p.of_block;
+        for (int64_t f = 0; f < p.phases(); ++f) {
+          const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
+          for (int64_t c = begin; c < end; ++c) {
+            const Run own = run[c];
+            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, block,
+                p.of_row * 4, b == 0, strip.y + (f * all + c) * size);
+          }
+        }
+      }
+    }
+  }
+
+  // One vector of the result: its lanes go to places `at`, unless these are negative.
+  void put(vec sum, float bias, const int64_t* at) const {
+    const Int* residual = static_cast<const Int*>(epilogue.residual);
+    vec value = sum + bias;
+    if (residual) {
+      for (int i = 0; i < V; ++i) value[i] += at[i] < 0 ? 0.0f : T::wide(residual[at[i]]);
+    }
+    Int numbers[V];
+    store<T>(activate(value, epilogue.activation), numbers);
+    for (int i = 0; i < V; ++i) {
+      if (at[i] >= 0) to[at[i]] = numbers[i];
+    }
+  }
+
+  // V vectors of V channels; each lane's channels go to a place.
+  void put_square(vec* square, const float* bias, const int64_t* place, int64_t channel) const {
+    const Int* residual = static_cast<const Int*>(epilogue.residual);
+    const vec more = bias ? *reinterpret_cast<const vec*>(bias + channel) : vec{};
+    turn(square);
+    for (int i = 0; i < V; ++i) {
+      if (place[i] < 0) continue;
+      vec value = square[i] + more;
+      if (residual) value += load<T>(residual + place[i] + channel);
+      store<T>(activate(value, epilogue.activation), to + place[i] + channel);
+    }
+  }
+
+  void write(const Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
+             int64_t last) const {
+    const int64_t across = p.columns.phases(), down = p.rows.phases();
+    const int64_t size = p.high * p.wide * V, all = p.groups * p.results;
+    for (int64_t f = 0; f < p.phases(); ++f) {
+      for (int64_t t = 0; t < high * wide; ++t) {
+        const int64_t h = f / across + down * (row + t / wide);
+        int64_t place[V];
+        bool any = false;
+        for (int64_t i = 0; i < V; ++i) {
+          const int64_t step = strip.column + t % wide;
+          const int64_t w = f % across + across * (p.over_pixels ? step * V + i : step);
+          const int64_t image = strip.image + (p.over_pixels ? 0 : i);
+          const bool there = h < p.rows.to && w < p.columns.to && image < p.images;
+          any |= there;
+          place[i] = there ? image * result.of_image + (h * result.width + w) * result.of_place
+                           : -1;
+        }
+        if (!any) continue;
+        const float* y = strip.y + f * all * size + t * V;
+        int64_t c = first;
+        for (; result.of_channel == 1 && c + V <= last; c += V) {
+          vec square[V];
+          for (int i = 0; i < V; ++i) {
+            square[i] = *reinterpret_cast<const vec*>(y + (c + i) * size);
+          }
+          put_square(square, epilogue.bias, place, c);
+        }
+        for (; c < last; ++c) {
+          int64_t at[V];
+          for (int i = 0; i < V; ++i) {
+            at[i] = place[i] < 0 ? -1 : place[i] + c * result.of_channel;
+          }
+          put(*reinterpret_cast<const vec*>(y + c * size),
+              epilogue.bias ? epilogue.bias[c] : 0.0f, at);
+        }
+      }
+    }
+  }
+
+  // Rows [begin, end) of a strip, channels [first, last) of the result.
+  void run_strip(Strip& strip, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    // Over pixels a tile of rows is one of vectors that follow each other.
+    const int64_t rest = std::min(p.wide, p.length() - strip.column);
+    const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
+    find_places(strip);
+    strip.origin = begin, strip.packed = -1;
+    for (int64_t row = begin; row < end; row += p.high) {
+      const int64_t high = std::min(p.high, end - row);
+      advance(strip, row, high);
+      multiply(strip, row, high, wide, first, last);
+      write(strip, row, high, wide, first, last);
+    }
+  }
+
+  Status run(int64_t threads) const {
+    const int64_t strips = p.strips(), height = p.rows.count(), tiles = parts(height, p.high);
+    const int64_t units = parts(p.images, lanes()) * strips, all = p.groups * p.results;
+    // Parts of a strip repeat the rows that both see, parts of the channels repeat all packing.
+    const bool even = units >= TASKS * threads || units % threads == 0;
+    const int64_t pieces = even ? 1 : std::min(tiles, parts(TASKS * threads, units));
+    const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, parts(all, V));
+    // Strips that follow each other fetch for each other.
+    const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
+    const int64_t tasks = parts(units, together) * pieces * splits;
+    const int64_t size_x = (p.numbers() + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
+    const int64_t size_places = vectors() * (V + 1);
+    Memory<float> numbers(threads * (size_x + size_y));
+    Memory<int64_t> places(threads * size_places);
+    if (!numbers.data || !places.data) return NO_MEMORY;
+    int64_t next = 0;
+    in_parallel(threads, [&](Team team) {
+      Strip strip{};
+      strip.x = numbers.data + team.rank * (size_x + size_y);
+      strip.y = strip.x + size_x;
+      strip.places = places.data + team.rank * size_places;
+      strip.columns = strip.places + vectors() * V;
+      while (true) {
+        const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+        if (task >= tasks) break;
+        const int64_t split = task % splits, piece = task / splits % pieces;
+        const int64_t unit = task / splits / pieces * together;
+        for (int64_t i = unit; i < std::min(unit + together, units); ++i) {
+          strip.image = i / strips * lanes();
+          strip.column = i % strips * p.wide;
+          run_strip(strip, tiles * piece / pieces * p.high,
+                    std::min(height, tiles * (piece + 1) / pieces * p.high), all * split / splits,
+                    all * (split + 1) / splits);
+        }
+      }
+    });
+    return DONE;
+  }
+};
+
+// Whether lists of that many bytes are those of a plan, with all runs inside.
+bool belong(const Plan& plan, const int64_t* lists, int64_t bytes) {
+  int64_t head[HEAD];
+  describe(plan, head);
+  if (bytes < list_bytes(plan) || std::memcmp(head, lists, sizeof(head)) != 0) return false;
+  const Run* runs = reinterpret_cast<const Run*>(lists + HEAD);
+  bool bad = false;
+  for (int64_t k = 0; k < plan.runs(); ++k) {
+    bad |= runs[k].begin < 0 || runs[k].end < runs[k].begin || runs[k].end > plan.weights();
+  }
+  return !bad;
+}
+
+}  // namespace
+
+// Y or dX, in the kind of the source. Shapes: source (images, groups * in, height, width) or, for
+// dX, (images, groups * out, rows, columns); result the other; residual as the result; bias
+// (channels of the result). bias and residual may be null. layouts: whether source, result (and
+// residual) are channels_last. lists: fst_zeros_lists's of the same numbers.
+FST_EXPORT int fst_zeros_product(const void* source, int64_t kind, const int64_t* layouts,
+                                 const int64_t* numbers, void* lists, int64_t bytes,
+                                 const float* bias, const void* residual, int64_t activation,
+                                 void* result, int64_t threads) {
+  if (activation < 0 || activation >= ACTIVATIONS) return BAD_NUMBERS;
+  return with_plan(numbers, [&](Plan plan) {
+    Status status = BAD_NUMBERS;
+    auto* head = static_cast<int64_t*>(lists);
+    if (!belong(plan, head, bytes)) return status;
+    const bool from_last = layouts[0] != 0, to_last = layouts[1] != 0;
+    if (plan.flat && !(from_last && to_last)) {  // images do not follow each other without a gap
+      plan.images = numbers[0];
+      plan.columns.from = plan.columns.to = numbers[1] * numbers[2];
+    }
+    const int64_t from_places = plan.rows.from * plan.columns.from;
+    const int64_t to_places = plan.rows.to * plan.columns.to;
+    const int64_t sources = plan.groups * plan.sources, results = plan.groups * plan.results;
+    with_format(kind, [&](auto format) {
+      using T = decltype(format);
+      using Int = typename T::Int;
+      Run* runs = reinterpret_cast<Run*>(head + HEAD);
+      const Product<T> task{
+          static_cast<const Int*>(source), static_cast<Int*>(result), plan, runs,
+          entries_of(plan, runs), {bias, residual, activation},
+          Layout(sources * from_places, sources, from_places, plan.columns.from, from_last),
+          Layout(results * to_places, results, to_places, plan.columns.to, to_last)};
+      status = task.run(threads);
+    });
+    return status;
+  });
+}
+FST_ARGUMENTS(fst_zeros_product)

@@ -1,0 +1,332 @@
+// Products of a convolution that leave out the zeros of the weight: shapes, and lists of what is
+// not zero.
+//
+//     Y[n][co][p][q] = sum over ci, r, s of W[co][ci][r][s] * X[n][ci][p * sh + r * dh - ph][..]
+//     dX[n][ci][h][w] = sum over co, r, s of W[co][ci][r][s] * dY[n][co][(h + ph - r * dh) / sh][..]
+//
+// Both are one product of a source and a result. Along each axis, result index phase + phases * u
+// sees source index u * stride + shift(phase, tap). Y has one phase and the convolution's stride;
+// dX has as many phases as the stride, of which each sees some of the taps, and a stride of 1.
+//
+// A tile of the result, `high` rows of `wide` vectors, stays in registers. The source that it sees
+// is packed (X below), so that each non-zero of the weight is a value and an offset:
+//
+//     tile[i][j] += value * X[window + offset + i rows + j vectors]
+//
+// A vector runs over V images, or over V pixels of a row where images are few:
+//
+//     images   X [group, block][row][channel of the block][column][image]
+//     pixels   X [group, block][channel of the block][copy][row][column]
+//
+// Rows of the same remainder by the stride lie side by side, and so do columns: all loads of a tile
+// follow each other. Over pixels each tap's column has a copy of its own, which keeps loads aligned.
+// 1x1 kernels without padding take all pixels of a batch as one row.
+
+#pragma once
+
+#include <initializer_list>
+#include <utility>
+
+#include "cpu.h"
+
+namespace fst {
+
+constexpr int TILE = V == 16 ? 28 : V == 8 ? 14 : 12;  // vectors in registers beside two others
+constexpr int HIGHEST = 4;               // rows of a tile over images
+constexpr int MOST_TAPS = 16;            // of an axis; the most of a stride too
+constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again for each result
+constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
+constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
+constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
+constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
+constexpr int64_t MOST_OF_A_MAP = int64_t{1} << 40;
+
+enum Lanes { AUTOMATIC, IMAGES, PIXELS };
+
+// Weights that are not zero, and where what they multiply lies in a tile's window of X. Offsets of
+// 16 bits save memory. Whatever a list holds, they reach no further than REACH from the window,
+// so much lies behind each X.
+constexpr int64_t UNIT = 8;  // bytes, which an address of x86 multiplies by
+constexpr int64_t REACH = 65536 * UNIT + TILE * V * 4;
+
+struct Entries {
+  float* values;
+  uint16_t* offsets;
+};
+
+struct Axis {
+  int64_t from, to, kernel, step, padding, dilation;
+  bool backward;
+
+  int64_t phases() const { return backward ? step : 1; }
+  int64_t stride() const { return backward ? 1 : step; }
+  int64_t count() const { return parts(to, phases()); }
+  bool sees(int64_t phase, int64_t tap) const {
+    return !backward || (phase + padding - tap * dilation) % step == 0;
+  }
+  int64_t shift(int64_t phase, int64_t tap) const {
+    return backward ? (phase + padding - tap * dilation) / step : tap * dilation - padding;
+  }
+};
+
+// Shifts that share rows or columns of X: those of the same remainder by the stride.
+struct Classes {
+  int count = 0;
+  int64_t stride = 1, least[MOST_TAPS], most[MOST_TAPS];
+
+  int find(int64_t shift, bool alone) const {
+    for (int k = 0; k < count; ++k) {
+      if (alone ? shift == least[k] : (shift - least[k]) % stride == 0) return k;
+    }
+    return count;
+  }
+  Classes(const Axis& axis, bool alone) : stride(axis.stride()) {
+    for (int64_t phase = 0; phase < axis.phases(); ++phase) {
+      for (int64_t tap = 0; tap < axis.kernel; ++tap) {
+        if (!axis.sees(phase, tap)) continue;
+        const int64_t shift = axis.shift(phase, tap);
+        const int k = find(shift, alone);
+        if (k == count) least[k] = most[k] = shift, ++count;
+        least[k] = std::min(least[k], shift);
+        most[k] = std::max(most[k], shift);
+      }
+    }
+  }
+  int64_t span(int k) const { return (most[k] - least[k]) / stride; }
+  int64_t longest() const {
+    int64_t found = 0;
+    for (int k = 0; k < count; ++k) found = std::max(found, span(k));
+    return found;
+  }
+};
+
+struct Shape {
+  int64_t images, sources, results, groups;  // channels of a group
+  Axis rows, columns;
+  bool backward;
+};
+
+// How a product is cut. It depends on neither memory formats nor threads, so that lists can be kept.
+struct Plan : Shape {
+  bool over_pixels, flat;
+  Classes down, across;
+  int64_t high, wide;     // rows and vectors of a tile
+  int64_t line;           // vectors of a row of X
+  int64_t kept;           // rows of X of each class
+  int64_t block, blocks;  // channels, and how many blocks a group has
+  int64_t of_row, of_channel, of_block;  // numbers of X
+
+  static bool is_flat(const Shape& s) {
+    return s.rows.kernel == 1 && s.columns.kernel == 1 && s.rows.step == 1 &&
+           s.columns.step == 1 && s.rows.padding == 0 && s.columns.padding == 0;
+  }
+  static bool choose(const Shape& s, int64_t lanes) {
+    if (lanes != AUTOMATIC) return lanes == PIXELS;
+    if (is_flat(s)) return true;
+    // The share of lanes that hold something.
+    const int64_t wide = s.columns.count();
+    return s.images * parts(wide, V) * V < parts(s.images, V) * V * wide;
+  }
+
+  Plan(const Shape& s, int64_t lanes)
+      : Shape(s), over_pixels(choose(s, lanes)), flat(over_pixels && is_flat(s)),
+        down(s.rows, false), across(s.columns, over_pixels) {
+    if (flat) {
+      columns.from = columns.to = images * rows.to * columns.to;
+      rows.from = rows.to = images = 1;
+    }
+    double least = 0;
+    int64_t best_high = 1, best_wide = 1;
+    const int64_t most = std::min<int64_t>(length(), TILE);
+    for (int64_t width = most; width >= 1; --width) {
+      const int64_t highest = over_pixels ? TILE / width : std::min<int64_t>(TILE / width, HIGHEST);
+      for (int64_t rows_of = std::min(highest, rows.count()); rows_of >= 1; --rows_of) {
+        const double found = cut(rows_of, width);
+        if (least == 0 || found < least) least = found, best_high = rows_of, best_wide = width;
+      }
+    }
+    cut(best_high, best_wide);
+    const int64_t window = high + down.longest();
+    kept = window > high && !over_pixels ? window + 2 * high : window;
+    of_row = (over_pixels ? line : block * line) * V;
+    of_channel = (over_pixels ? copies() * down.count * kept * line : line) * V;
+    of_block = block * copies() * down.count * kept * line * V;
+  }
+
+  int64_t copies() const { return over_pixels ? across.count : 1; }
+
+  // Chooses a tile, and blocks of channels whose part of X stays in the first cache. Returns about
+  // how many cycles it takes for each channel of the source and of the result, half of the weight
+  // being zero.
+  double cut(int64_t rows_of, int64_t width) {
+    high = rows_of, wide = width;
+    line = over_pixels ? wide : across.count * wide;
+    for (int k = 0; !over_pixels && k < across.count; ++k) line += across.span(k);
+    int64_t packed = 0, seen = 0;  // vectors of a channel that are new in a tile, and all
+    for (int k = 0; k < down.count; ++k) {
+      packed += high * line * copies();
+      seen += (high + down.span(k)) * line * copies();
+    }
+    const int64_t bytes = seen * V * 4;
+    const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
+    const int64_t most = flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
+    const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
+    blocks = parts(sources, fitting);
+    block = parts(sources, blocks);
+    const double tiles = static_cast<double>(parts(rows.count(), high)) * strips();
+    const double vectors = static_cast<double>(rows.count()) * length();
+    const double runs = static_cast<double>(phases()) / block;
+    return vectors * (0.25 * taps() + runs) +
+           tiles * (0.5 * taps() + RUN_CYCLES * runs +
+                    PACK_CYCLES * packed / static_cast<double>(results));
+  }
+
+  int64_t numbers() const { return groups * blocks * of_block; }
+  int64_t phases() const { return rows.phases() * columns.phases(); }
+  int64_t taps() const { return rows.kernel * columns.kernel; }
+  int64_t weights() const { return groups * sources * results * taps(); }
+  int64_t runs() const { return groups * blocks * phases() * results; }
+  int64_t channels_of(int64_t b) const { return std::min(block, sources - b * block); }
+  int64_t strips() const { return parts(length(), wide); }
+  int64_t length() const { return over_pixels ? parts(columns.count(), V) : columns.count(); }
+
+  // From a window's start to what a tap of a phase multiplies, in units.
+  int64_t offset(int64_t channel, int64_t phase_h, int64_t phase_w, int64_t r, int64_t s) const {
+    const int64_t shift_h = rows.shift(phase_h, r), shift_w = columns.shift(phase_w, s);
+    const int k = down.find(shift_h, false), l = across.find(shift_w, over_pixels);
+    const int64_t row = k * kept + (shift_h - down.least[k]) / down.stride;
+    return (channel * of_channel + row * of_row + column(l) +
+            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) * 4 / UNIT;
+  }
+  // Where the columns of a class begin.
+  int64_t column(int l) const {
+    if (over_pixels) return l * down.count * kept * line * V;
+    int64_t at = 0;
+    for (int k = 0; k < l; ++k) at += wide + across.span(k);
+    return at * V;
+  }
+};
+
+// Lists of a weight: for each (group, block, phase, result) a run of entries.
+struct Run {
+  int64_t begin, end;
+};
+constexpr int64_t HEAD = 8;  // numbers of int64 before the runs, which say what they are for
+
+inline void describe(const Plan& p, int64_t* head) {
+  const int64_t numbers[HEAD] = {p.of_row, p.of_channel, p.runs(), p.weights(), p.block,
+                                 p.kept * 2 + p.over_pixels, p.line, p.taps() * 2 + p.backward};
+  std::memcpy(head, numbers, sizeof(numbers));
+}
+inline int64_t list_bytes(const Plan& p) {
+  const int64_t numbers = HEAD * 8 + p.runs() * static_cast<int64_t>(sizeof(Run)) + p.weights() * 6;
+  return (numbers + 7) / 8 * 8;
+}
+inline Entries entries_of(const Plan& p, Run* runs) {
+  float* values = reinterpret_cast<float*>(runs + p.runs());
+  return {values, reinterpret_cast<uint16_t*>(values + p.weights())};
+}
+
+// Calls with the plan of a product, unless its numbers are no convolution that fits.
+// numbers: Geometry's; input and output channels of a group, groups; whether dX is wanted; Lanes.
+template <class Function>
+Status with_plan(const int64_t* numbers, const Function& function) {
+  Geometry g;
+  std::memcpy(&g, numbers, sizeof(g));
+  const int64_t* rest = numbers + sizeof(g) / sizeof(*numbers);
+  const int64_t in = rest[0], out = rest[1], groups = rest[2];
+  const bool backward = rest[3] != 0;
+  const int64_t positive[] = {g.images, g.height, g.width, g.rows, g.columns, g.kernel_h,
+                              g.kernel_w, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w,
+                              in, out, groups};
+  for (const int64_t number : positive) {
+    if (number < 1 || number > INT32_MAX) return BAD_NUMBERS;
+  }
+  const int64_t paddings[] = {g.padding_h, g.padding_w};
+  for (const int64_t number : paddings) {
+    if (number < 0 || number > INT32_MAX / 4) return BAD_NUMBERS;
+  }
+  if (std::max(g.kernel_h, g.kernel_w) > MOST_TAPS || rest[4] < AUTOMATIC || rest[4] > PIXELS ||
+      std::max(g.stride_h, g.stride_w) > MOST_TAPS) {
+    return BAD_NUMBERS;
+  }
+  const auto fits = [](int64_t size, int64_t padding, int64_t span, int64_t stride, int64_t count) {
+    return size + 2 * padding >= span && (size + 2 * padding - span) / stride + 1 == count;
+  };
+  if (!fits(g.height, g.padding_h, g.span_h(), g.stride_h, g.rows) ||
+      !fits(g.width, g.padding_w, g.span_w(), g.stride_w, g.columns)) {
+    return BAD_NUMBERS;
+  }
+  const auto product = [](std::initializer_list<int64_t> factors) {
+    double all = 1;
+    for (const int64_t factor : factors) all *= static_cast<double>(factor);
+    return all;
+  };
+  if (product({g.images, groups, in, g.height, g.width}) > MOST_OF_A_MAP ||
+      product({g.images, groups, out, g.rows, g.columns}) > MOST_OF_A_MAP ||
+      product({groups, in, out, g.kernel_h, g.kernel_w}) > INT32_MAX) {
+    return BAD_NUMBERS;
+  }
+  const auto axis = [&](int64_t from, int64_t to, int64_t kernel, int64_t step, int64_t padding,
+                        int64_t dilation) {
+    return Axis{backward ? to : from, backward ? from : to, kernel, step, padding, dilation,
+                backward};
+  };
+  const Shape shape{
+      g.images, backward ? out : in, backward ? in : out, groups,
+      axis(g.height, g.rows, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h),
+      axis(g.width, g.columns, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w), backward};
+  const Plan plan(shape, rest[4]);
+  if (product({groups, plan.blocks, plan.of_block}) > MOST_PACKED ||
+      plan.of_block * 4 > 65536 * UNIT) {
+    return BAD_NUMBERS;
+  }
+  return function(plan);
+}
+
+// sum[i][j] += value * x[offset + i * pitch + j vectors] over the entries; `fresh`: y holds nothing.
+template <int HIGH, int WIDE>
+void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, bool fresh, float* y) {
+  vec sum[HIGH][WIDE];
+  vec* tile = reinterpret_cast<vec*>(y);
+#pragma GCC unroll 32
+  for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    const vec value = list.values[k] - vec{};
+    const char* row = reinterpret_cast<const char*>(x) + list.offsets[k] * UNIT;
+#pragma GCC unroll 32
+    for (int i = 0; i < HIGH; ++i) {
+      const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
+#pragma GCC unroll 32
+      for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
+    }
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+    for (int j = 0; j < WIDE; ++j) {
+      vec& place = tile[i * WIDE + j];
+      place = fresh ? sum[i][j] : place + sum[i][j];
+    }
+  }
+}
+
+using Add = void (*)(Entries, int64_t, const float*, int64_t, bool, float*);
+
+template <int HIGH, int... WIDE>
+Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
+  static constexpr Add all[] = {add_entries<HIGH, WIDE + 1>...};
+  return all[wide - 1];
+}
+
+inline Add find_add(int64_t high, int64_t wide) {
+  if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
+  if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
+  if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
+  return of_width<4>(wide, std::make_integer_sequence<int, TILE / 4>());
+}
+
+}  // namespace fst

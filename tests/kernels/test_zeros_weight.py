@@ -1,0 +1,345 @@
+"""The C++ kernels that leave out zeros of the weight, against products in float64."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from fst.ops import cpp
+from fst.ops.cpp import zeros_weight as zeros
+from fst.ops.geometry import Geometry, convolve, input_gradient
+from tests.kernels.values import with_threads
+from tests.oracle.geometry import Windows
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = (torch.contiguous_format, torch.channels_last)
+LANES = (0, 1, 2)
+PLAIN = Geometry((1, 1), (1, 1), (1, 1), 1)
+
+pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
+
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@st.composite
+def products(draw) -> dict:
+    """Operands of both products, in any dtype and memory format, with zeros in the weight."""
+    kernel = draw(st.sampled_from([(1, 1), (1, 1), (3, 3), (3, 3), (1, 3), (5, 2), (7, 7)]))
+    stride = draw(st.one_of(st.just((1, 1)), pairs))
+    dilation = draw(st.one_of(st.just((1, 1)), pairs))
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 2)))
+    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
+    size = draw(st.tuples(st.integers(1, 15), st.integers(1, 31)))
+    size = tuple(max(size[i], span[i] - 2 * padding[i]) for i in range(2))
+    geometry = Geometry(stride, padding, dilation, draw(st.sampled_from([1, 1, 2, 3])))
+    inside, out = draw(st.integers(1, 35)), draw(st.integers(1, 35)) * geometry.groups
+    samples = draw(st.sampled_from([1, 3, 8, 9, 17]))
+    dtype = draw(st.sampled_from(DTYPES))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+
+    def made(*shape: int) -> Tensor:
+        memory = draw(st.sampled_from(FORMATS))
+        return torch.randn(shape).to(dtype).contiguous(memory_format=memory)
+
+    input, weight = made(samples, inside * geometry.groups, *size), made(out, inside, *kernel)
+    weight *= torch.rand_like(weight) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    map = Windows(size, kernel, stride, padding, dilation).output
+    return {
+        "input": input,
+        "weight": weight,
+        "grad_output": made(samples, out, *map),
+        "geometry": geometry,
+        "lanes": draw(st.sampled_from(LANES)),
+        "threads": draw(st.sampled_from([1, 2, 5])),
+    }
+
+
+def oracle(operand: Tensor, weight: Tensor, geometry: Geometry, size=None) -> Tensor:
+    """Y of an input, or dX of ``size`` of a grad_output, in float64 by unfolded windows."""
+    stride, padding, dilation, groups = geometry
+    maps = operand if size is None else torch.empty(size)
+    windows = Windows(maps.shape[2:], weight.shape[2:], stride, padding, dilation)
+    matrix = weight.double().unflatten(0, (groups, -1)).flatten(2)
+    if size is None:
+        columns = windows.im2col(operand.double()).unflatten(1, (groups, -1))
+        product = torch.einsum("goi,ngip->ngop", matrix, columns)
+        return product.reshape(len(operand), len(weight), *windows.output)
+    rows = operand.double().flatten(2).unflatten(1, (groups, -1))
+    columns = torch.einsum("goi,ngop->ngip", matrix, rows).flatten(1, 2)
+    return windows.col2im(columns, size[1])
+
+
+def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
+    """Error at most twice that of torch's result, and one rounding of the largest number."""
+    assert found.shape == exact.shape and found.dtype == same.dtype
+    allowed = 2 * (same.double() - exact).norm() + torch.finfo(found.dtype).eps * exact.norm()
+    assert (found.double() - exact).norm() <= allowed
+
+
+def output(input: Tensor, weight: Tensor, geometry: Geometry = PLAIN, *, lanes: int = 0) -> Tensor:
+    return zeros.zeros_output(input, weight, None, None, *geometry, 0, lanes)
+
+
+def gradient(
+    grad_output: Tensor, weight: Tensor, size, geometry: Geometry = PLAIN, *, lanes: int = 0
+) -> Tensor:
+    return zeros.zeros_grad_input(grad_output, weight, size, *geometry, lanes)
+
+
+@given(products())
+def test_output(c):
+    input, weight, geometry = c["input"], c["weight"], c["geometry"]
+    arguments = (input, weight, None, None, *geometry, 0, c["lanes"])
+    found = with_threads(c["threads"], zeros.zeros_output, *arguments)
+    assert found.is_contiguous() or found.is_contiguous(memory_format=torch.channels_last)
+    if not input.is_contiguous():
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_as_exact(found, oracle(input, weight, geometry), convolve(input, weight, None, geometry))
+
+
+@given(products())
+def test_grad_input(c):
+    grad_output, weight, geometry = c["grad_output"], c["weight"], c["geometry"]
+    size = c["input"].shape
+    arguments = (grad_output, weight, size, *geometry, c["lanes"])
+    found = with_threads(c["threads"], zeros.zeros_grad_input, *arguments)
+    if not grad_output.is_contiguous():
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    exact = oracle(grad_output, weight, geometry, size)
+    assert_as_exact(found, exact, input_gradient(grad_output, weight, geometry, size))
+
+
+@given(products(), st.integers(0, 4), st.booleans(), st.booleans())
+def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
+    input, weight, geometry = c["input"], c["weight"], c["geometry"]
+    exact, same = (
+        oracle(input, weight, geometry),
+        convolve(input.float(), weight.float(), None, geometry),
+    )
+    bias = torch.randn(len(weight)) if with_bias else None
+    residual = (
+        torch.empty_like(output(input, weight, geometry)).normal_() if with_residual else None
+    )
+    arguments = (input, weight, bias, residual, *geometry, activation, c["lanes"])
+    found = with_threads(c["threads"], zeros.zeros_output, *arguments)
+    if with_bias:
+        exact, same = exact + bias.double().view(-1, 1, 1), same + bias.view(-1, 1, 1)
+    if with_residual:
+        exact, same = exact + residual.double(), same + residual
+    if activation:
+        function = getattr(functional, zeros.ACTIVATIONS[activation])
+        exact, same = function(exact), function(same)
+    assert_as_exact(found, exact, same.to(input.dtype))
+
+
+@given(products())
+def test_lists_serve_many_calls(c):
+    input, weight, geometry, lanes = c["input"], c["weight"], c["geometry"], c["lanes"]
+    arguments = (weight, input.shape, *geometry)
+    lists = with_threads(c["threads"], zeros.zeros_lists, *arguments, False, lanes)
+    wanted = output(input, weight, geometry, lanes=lanes)
+    shape = weight.shape
+    for _ in range(2):
+        found = zeros.listed_output(input, lists, None, None, shape, *geometry, 0, lanes)
+        assert torch.equal(found, wanted)
+    lists = zeros.zeros_lists(*arguments, True, lanes)
+    grad_output = c["grad_output"]
+    wanted = gradient(grad_output, weight, input.shape, geometry, lanes=lanes)
+    arguments = (grad_output, lists, shape, input.shape, *geometry, lanes)
+    found = with_threads(c["threads"], zeros.listed_grad_input, *arguments)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("samples", [1, 8, 9])
+@pytest.mark.parametrize("channels", [(64, 40), (37, 130), (300, 20)])
+def test_many_blocks_of_channels_and_strips(channels, samples, memory):
+    inside, out = channels
+    input = torch.randn(samples, inside, 11, 37).contiguous(memory_format=memory)
+    weight = torch.randn(out, inside, 3, 3).contiguous(memory_format=memory)
+    weight *= torch.rand_like(weight) < 0.25
+    for stride in ((1, 1), (2, 2), (3, 2)):
+        geometry = PLAIN._replace(stride=stride)
+        exact = oracle(input, weight, geometry)
+        grad_output = torch.empty_like(convolve(input, weight, None, geometry)).normal_()
+        exact_gradient = oracle(grad_output, weight, geometry, input.shape)
+        for lanes in (1, 2):
+            found = output(input, weight, geometry, lanes=lanes)
+            assert (found - exact).norm() < 1e-6 * exact.norm()
+            found = gradient(grad_output, weight, input.shape, geometry, lanes=lanes)
+            assert (found - exact_gradient).norm() < 1e-6 * exact_gradient.norm()
+
+
+@pytest.mark.parametrize("shape", [(1, 48, 1, 100), (5, 48, 1, 1), (3, 7, 1, 50), (64, 33, 1, 1)])
+def test_tokens_of_a_linear_layer(shape):
+    input = torch.randn(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
+    weight = torch.randn(29, shape[1], 1, 1) * (torch.rand(29, shape[1], 1, 1) < 0.5)
+    geometry = PLAIN._replace(padding=(0, 0))
+    exact = oracle(input, weight, geometry)
+    for lanes in LANES:
+        found = output(input, weight, geometry, lanes=lanes)
+        assert (found - exact).norm() < 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_what_a_weight_connects(value, lanes, dtype):
+    input = torch.randn(9, 6, 5, 12).to(dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(10, 6, 3, 3).to(dtype)
+    weight[::2, 3] = 0
+    input[4, 3, 2, 7] = value
+    found = output(input, weight, lanes=lanes)
+    assert not found[4, 1::2, 1:4, 6:9].isfinite().any()
+    assert found[4, ::2].isfinite().all() and found[3].isfinite().all()
+    found = gradient(input, weight.transpose(0, 1).contiguous(), (9, 10, 5, 12), lanes=lanes)
+    assert not found[4, 1::2, 1:4, 6:9].isfinite().any()
+    assert found[4, ::2].isfinite().all() and found[3].isfinite().all()
+    input[4, 3, 2, 7] = 1
+    weight[5, 2, 1, 1] = value
+    found = output(input, weight, lanes=lanes)
+    assert not found[:, 5].isfinite().any() and found[:, 4].isfinite().all()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_signed_zeros_are_left_out_and_subnormal_weights_are_not(lanes):
+    input, weight = torch.full((3, 1, 4, 4), float("inf")), torch.zeros(2, 1, 1, 1)
+    weight[0] = -0.0
+    weight[1] = 1e-42
+    geometry = PLAIN._replace(padding=(0, 0))
+    found = output(input, weight, geometry, lanes=lanes)
+    assert torch.equal(found[:, 0], torch.zeros(3, 4, 4))
+    assert torch.equal(found[:, 1], input[:, 0])
+
+
+def test_pixels_that_no_tap_reaches_are_zero():
+    geometry = Geometry((3, 2), (0, 0), (1, 1), 1)
+    grad_output, weight = torch.randn(2, 5, 3, 4), torch.randn(5, 6, 1, 1)
+    for lanes in LANES:
+        found = gradient(grad_output, weight, (2, 6, 9, 8), geometry, lanes=lanes)
+        reached = torch.zeros(9, 8, dtype=torch.bool)
+        reached[::3, ::2] = True
+        assert torch.equal(found[..., ~reached], torch.zeros(2, 6, 60))
+        assert found[..., reached].ne(0).all()
+
+
+def test_calls_from_many_threads():
+    torch.manual_seed(0)
+    input = torch.randn(9, 24, 14, 14).contiguous(memory_format=torch.channels_last)
+    weights = [torch.randn(16, 24, 3, 3) * (torch.rand(16, 24, 3, 3) < 0.5) for _ in range(8)]
+    wanted = [output(input, weight) for weight in weights]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda weight: output(input, weight), weights * 4))
+    assert all(torch.equal(y, wanted[i % 8]) for i, y in enumerate(found))
+
+
+@pytest.mark.parametrize("samples", [1, 3, 16, 33])
+def test_results_do_not_depend_on_threads(samples):
+    input, weight = torch.randn(samples, 20, 9, 30), torch.randn(24, 20, 3, 3)
+    wanted = with_threads(1, output, input, weight)
+    for threads in (2, 3, 8, 40):
+        assert torch.equal(with_threads(threads, output, input, weight), wanted)
+
+
+def test_lists_of_another_product_are_refused():
+    input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
+    arguments = ((8, 8, 3, 3), *PLAIN)
+    lists = zeros.zeros_lists(weight, input.shape, *PLAIN)
+    runs = lists.clone()
+    runs[9] = len(weight.flatten()) + 1
+    backward = zeros.zeros_lists(weight, input.shape, *PLAIN, True)
+    for wrong in (lists[:-1], lists[:0], torch.zeros_like(lists), runs, backward):
+        with pytest.raises(ValueError, match="lists"):
+            zeros.listed_output(input, wrong, None, None, *arguments)
+    with pytest.raises(ValueError, match="must come from zeros_lists"):
+        zeros.listed_output(input, lists.int(), None, None, *arguments)
+
+
+def test_lists_with_any_offsets_read_nothing_outside():
+    """A list from a damaged file gives other numbers, and no fault."""
+    input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
+    lists = zeros.zeros_lists(weight, input.shape, *PLAIN)
+    size = weight.numel() * 6 // 8
+    lists[-size // 3 :] = -1
+    found = zeros.listed_output(input, lists, None, None, weight.shape, *PLAIN)
+    assert found.shape == (2, 8, 9, 9)
+
+
+def test_what_is_refused_and_why():
+    input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
+    many = PLAIN._replace(stride=(17, 1))
+    for operand, kernel, geometry, reason in (
+        (input.double(), weight.double(), PLAIN, "float64"),
+        (input.half(), weight, PLAIN, "float16 and torch.float32"),
+        (input.to("meta"), weight, PLAIN, "CPU"),
+        (input[..., ::2], weight, PLAIN, "contiguous"),
+        (input[0], weight, PLAIN, "four axes"),
+        (input[:0], weight, PLAIN, "no elements"),
+        (input, weight[:, :1].contiguous(), PLAIN._replace(groups=8), "groups of fewer than 4"),
+        (input, weight, many, "more than 16"),
+        (input[:, :7], weight, PLAIN, "contiguous"),
+        (input[:, :7].contiguous(), weight, PLAIN, "do not belong together"),
+        (input, weight, PLAIN._replace(dilation=(9, 1)), "do not belong together"),
+    ):
+        assert reason in zeros.refuses_zeros(operand, kernel, geometry)
+    assert zeros.refuses_zeros(input, weight, PLAIN) == ""
+    assert zeros.refuses_zeros(input, torch.nn.Parameter(weight), PLAIN) == ""
+    assert zeros.refuses_zeros(input, weight, PLAIN, (2, 8, 9, 9)) == ""
+
+
+def test_wrong_arguments_are_named():
+    input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
+    with pytest.raises(TypeError, match=r"input has dtype .*float32, weight has dtype .*float16"):
+        output(input, weight.half())
+    with pytest.raises(ValueError, match=r"takes 8 channels, not those of an input \(2, 7, 9, 9\)"):
+        output(input[:, :7].contiguous(), weight)
+    with pytest.raises(ValueError, match="groups=3 must divide 8"):
+        output(input, weight, PLAIN._replace(groups=3))
+    with pytest.raises(ValueError, match=r"dilation=\(9, 9\) does not fit"):
+        output(input, weight, PLAIN._replace(dilation=(9, 9)))
+    with pytest.raises(ValueError, match="must have the shape"):
+        gradient(input, weight, (2, 8, 10, 9))
+    with pytest.raises(ValueError, match="bias"):
+        zeros.zeros_output(input, weight, torch.ones(7), None, *PLAIN)
+    with pytest.raises(ValueError, match="residual"):
+        zeros.zeros_output(input, weight, None, torch.ones(2, 8, 9, 8), *PLAIN)
+    for lanes, activation in ((3, 0), (0, 5), (-1, 0)):
+        with pytest.raises(ValueError, match="not those of a product"):
+            zeros.zeros_output(input, weight, None, None, *PLAIN, activation, lanes)
+
+
+def test_operators_agree_with_their_declarations():
+    operators, kinds = torch.ops.fst, ("test_schema", "test_faketensor")
+    geometry = ([2, 1], [1, 1], [1, 1], 2)
+    for memory in FORMATS:
+        input = torch.randn(2, 8, 7, 5).contiguous(memory_format=memory)
+        grad_output = torch.randn(2, 6, 4, 5).contiguous(memory_format=memory)
+        weight = torch.randn(6, 4, 3, 3).contiguous(memory_format=memory)
+        bias = torch.randn(6)
+
+        def check(name: str, *arguments: object) -> None:
+            operator = getattr(operators, f"{name}_cpp")
+            torch.library.opcheck(operator, arguments, test_utils=kinds)
+
+        check("zeros_output", input, weight, bias, grad_output, *geometry, 1)
+        check("zeros_grad_input", grad_output, weight, [2, 8, 7, 5], *geometry)
+        lists = zeros.zeros_lists(weight, input.shape, *geometry)
+        check("listed_output", input, lists, None, None, [6, 4, 3, 3], *geometry)
+        lists = zeros.zeros_lists(weight, input.shape, *geometry, True)
+        check("listed_grad_input", grad_output, lists, [6, 4, 3, 3], [2, 8, 7, 5], *geometry)
+
+
+def test_compiled_graphs_take_them():
+    def both(input: Tensor, weight: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        return output(input, weight), gradient(grad_output, weight, input.shape)
+
+    operands = torch.randn(2, 8, 6, 6), torch.randn(4, 8, 3, 3), torch.randn(2, 4, 6, 6)
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(compiled(*operands), both(*operands), strict=True):
+        assert torch.equal(found, wanted)
