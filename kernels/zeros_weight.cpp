@@ -49,9 +49,9 @@ struct Product {
 
   int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
   int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
-  // From what is packed to what comes after it: the next row, or strip.
+  // From what is packed to what comes after it: the next row, or block of channels.
   int64_t ahead() const {
-    return p.flat ? p.wide * V * source.of_place : p.down.stride * source.width * source.of_place;
+    return p.flat ? p.block : p.down.stride * source.width * source.of_place;
   }
   int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
   int64_t channels() const { return p.groups * p.sources; }
@@ -79,42 +79,41 @@ struct Product {
   void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
     const bool outside = row < 0 || row >= p.rows.from;
     const Int* begin = from + row * source.width * source.of_place;
-    for (int64_t at = 0; at < vectors(); at += 2) {
-      const int64_t some = std::min<int64_t>(2, vectors() - at);
-      for (int64_t g = 0, c = 0; g < p.groups; ++g) {
-        for (int64_t b = 0; b < p.blocks; ++b) {
-          float* x = strip.x + (g * p.blocks + b) * p.of_block + slot * p.of_row;
-          const int64_t count = p.channels_of(b);
-          const Int* channel = outside ? nullptr : begin + c * source.of_channel;
-          pack_channels(channel, strip.places + at * V, strip.columns + at, some, count, x);
-          c += count;
-        }
-      }
+    for (int64_t g = 0; g < p.groups; ++g) {
+      pack_channels(strip, outside ? nullptr : begin + g * p.sources * source.of_channel,
+                    p.sources, strip.x + g * p.blocks * p.of_block + slot * p.of_row);
     }
   }
 
-  // One or two vectors of so many channels; 16 at a time, which fill lines of the cache.
-  void pack_channels(const Int* x, const int64_t* place, const int64_t* column, int64_t some,
-                     int64_t count, float* y) const {
-    for (int64_t c = 0; c < count;) {
-      const bool whole = x && source.of_channel == 1 && c + V <= count;
-      const int64_t end = std::min(count, c + (whole ? std::max(V, 16) : V));
-      for (int64_t i = 0; i < some; ++i) {
-        for (int lane = 0; whole && lane < V; ++lane) {
-          __builtin_prefetch(x + place[i * V + lane] + c + ahead(), 0, 2);
-        }
-        for (int64_t d = c; d < end; d += V) {
-          pack_square(x, place + i * V, d, std::min<int64_t>(V, end - d), y + column[i]);
+  // Channels of a group from x on; two vectors of 16 at a time, which fill lines of the cache.
+  void pack_channels(const Strip& strip, const Int* x, int64_t count, float* y) const {
+    const int64_t step = std::max(V, 16);
+    for (int64_t at = 0; at < vectors(); at += 2) {
+      for (int64_t c = 0; c < count; c += step) {
+        for (int64_t i = at; i < std::min(at + 2, vectors()); ++i) {
+          const int64_t* place = strip.places + i * V;
+          for (int lane = 0; x && source.of_channel == 1 && lane < V; ++lane) {
+            __builtin_prefetch(x + place[lane] + c + ahead(), 0, 2);
+          }
+          for (int64_t d = c; d < std::min(c + step, count); d += V) {
+            pack_square(x, place, d, std::min<int64_t>(V, count - d), y + strip.columns[i]);
+          }
         }
       }
-      c = end;
     }
   }
 
   void pack_square(const Int* x, const int64_t* place, int64_t c, int64_t count, float* y) const {
-    y += c * p.of_channel;
+    const int64_t wrap = p.of_block - p.block * p.of_channel;  // from a block to the next
+    int64_t left = p.block - c % p.block;                      // channels of this block
+    y += c / p.block * p.of_block + c % p.block * p.of_channel;
+    const auto put_next = [&](vec value) {
+      *reinterpret_cast<vec*>(y) = value;
+      y += p.of_channel;
+      if (--left == 0) y += wrap, left = p.block;
+    };
     if (!x) {
-      for (int64_t i = 0; i < count; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = vec{};
+      for (int64_t i = 0; i < count; ++i) put_next(vec{});
       return;
     }
     x += c * source.of_channel;
@@ -128,16 +127,18 @@ struct Product {
         for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
       }
       turn(square);
-      for (int i = 0; i < V; ++i) *reinterpret_cast<vec*>(y + i * p.of_channel) = square[i];
+      for (int i = 0; i < V; ++i) put_next(square[i]);
       return;
     }
     const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
-    for (int64_t i = 0; i < count; ++i, x += source.of_channel, y += p.of_channel) {
+    for (int64_t i = 0; i < count; ++i, x += source.of_channel) {
+      vec value = vec{};
       if (together) {
-        *reinterpret_cast<vec*>(y) = load<T>(x + place[0]);
+        value = load<T>(x + place[0]);
       } else {
-        for (int j = 0; j < V; ++j) y[j] = place[j] < 0 ? 0.0f : T::wide(x[place[j]]);
+        for (int j = 0; j < V; ++j) value[j] = place[j] < 0 ? 0.0f : T::wide(x[place[j]]);
       }
+      put_next(value);
     }
   }
 
@@ -165,23 +166,28 @@ struct Product {
     strip.packed = row + high;
   }
 
-  // Sums of channels [first, last) of the result.
+  // Sums of channels [first, last) of the result. Pixels in one row are packed block by block.
   void multiply(const Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
                 int64_t last) const {
     const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
     // Rows of pixels lie side by side.
     const Add add = p.over_pixels ? find_add(1, high * wide) : find_add(high, wide);
-    const float* x = strip.x + (row - strip.origin) * p.of_row;
     for (int64_t g = first / p.results; g * p.results < last; ++g) {
       const int64_t begin = std::max(first, g * p.results);
       const int64_t end = std::min(last, (g + 1) * p.results);
       for (int64_t b = 0; b < p.blocks; ++b) {
-        const float* block = x + (g * p.blocks + b) * p.of_block;
+        const float* x = strip.x;
+        if (p.flat) {
+          const Int* channel = from + (g * p.sources + b * p.block) * source.of_channel;
+          pack_channels(strip, channel, p.channels_of(b), strip.x);
+        } else {
+          x += (row - strip.origin) * p.of_row + (g * p.blocks + b) * p.of_block;
+        }
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
           for (int64_t c = begin; c < end; ++c) {
             const Run own = run[c];
-            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, block,
+            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, x,
                 p.of_row * 4, b == 0, strip.y + (f * all + c) * size);
           }
         }
@@ -265,7 +271,7 @@ struct Product {
     strip.origin = begin, strip.packed = -1;
     for (int64_t row = begin; row < end; row += p.high) {
       const int64_t high = std::min(p.high, end - row);
-      advance(strip, row, high);
+      if (!p.flat) advance(strip, row, high);
       multiply(strip, row, high, wide, first, last);
       write(strip, row, high, wide, first, last);
     }
@@ -281,7 +287,7 @@ struct Product {
     // Strips that follow each other fetch for each other.
     const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
     const int64_t tasks = parts(units, together) * pieces * splits;
-    const int64_t size_x = (p.numbers() + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
+    const int64_t size_x = ((p.flat ? p.of_block : p.numbers()) + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
     const int64_t size_places = vectors() * (V + 1);
     Memory<float> numbers(threads * (size_x + size_y));
     Memory<int64_t> places(threads * size_places);

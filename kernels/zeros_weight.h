@@ -171,8 +171,10 @@ struct Plan : Shape {
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
     const int64_t most = flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
     const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
-    blocks = parts(sources, fitting);
-    block = parts(sources, blocks);
+    // Squares of V channels are packed at once.
+    block = parts(sources, parts(sources, fitting));
+    if (flat && block > V) block = block / V * V;
+    blocks = parts(sources, block);
     const double tiles = static_cast<double>(parts(rows.count(), high)) * strips();
     const double vectors = static_cast<double>(rows.count()) * length();
     const double runs = static_cast<double>(phases()) / block;
