@@ -137,6 +137,9 @@ class Output(NamedTuple):
     def fresh(self) -> Output:
         return self
 
+    def part(self, samples: int) -> Output:
+        return self._replace(input=self.input[:samples])
+
 
 class GradInput(NamedTuple):
     """dX = Wᵀ·dY.
@@ -185,6 +188,14 @@ class GradInput(NamedTuple):
         if self.lists is None or self.lists.is_drawn:  # a list that grad_weight has drawn is free
             return self
         return self._replace(lists=self.lists.fresh())
+
+    def part(self, samples: int) -> GradInput:
+        if self.lists is not None:
+            return self
+        shape = torch.Size((min(samples, self.input_shape[0]), *self.input_shape[1:]))
+        input = None if self.input is None else self.input[:samples]
+        maps = self.grad_output[:samples]
+        return self._replace(grad_output=maps, input=input, input_shape=shape)
 
 
 class GradWeight(NamedTuple):
@@ -260,6 +271,11 @@ class GradWeight(NamedTuple):
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
+    def part(self, samples: int) -> GradWeight:
+        if self.lists is not None:
+            return self
+        return self._replace(grad_output=self.grad_output[:samples], input=self.input[:samples])
+
 
 def drawn_positions(rule: Rule | None, positions: int) -> int:
     """How many of the positions a rule draws; all of them without one."""
@@ -309,6 +325,9 @@ class PruneWeight(NamedTuple):
     def fresh(self) -> PruneWeight:
         return self
 
+    def part(self, samples: int) -> PruneWeight:
+        return self
+
 
 class PruneMaps(NamedTuple):
     """N:M of grad_output (N, Cout, P, Q), along its channels or its positions; or of the columns
@@ -348,4 +367,7 @@ class PruneMaps(NamedTuple):
         return LayerKey.of(self.maps, options=(*self.pattern, self.groups, self.across is None))
 
     def fresh(self) -> PruneMaps:
+        return self
+
+    def part(self, samples: int) -> PruneMaps:
         return self
