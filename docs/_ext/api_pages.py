@@ -39,6 +39,7 @@ PAGES = {
         "fst.api.verify",
         "fst.api.metrics",
         "fst.api.hold",
+        "fst.layers.coverage",
         "fst.api.export",
         "fst.api.state",
         "fst.api.functional",
