@@ -229,7 +229,7 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     prunes_values = rule is not None and not rule.samples and not rule.acceleration
     if decision is None and rule is not None and not prunes_values:
         return GemmReport(MAY_BE, name, "the first step tells which backend is the fastest")
-    if not prunes_values:
+    if rule is None or not prunes_values:
         reason = "the strategy prunes nothing in this GEMM"
         if decision is not None:
             reason = _why(decision)

@@ -45,8 +45,7 @@ def is_channels_last(maps: Tensor) -> bool:
 def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
     """Uninitialised maps of the dtype and on the device of ``like``."""
     format = torch.channels_last if channels_last else torch.contiguous_format
-    kind = {"dtype": like.dtype, "device": like.device}
-    return torch.empty(tuple(shape), memory_format=format, **kind)
+    return torch.empty(tuple(shape), memory_format=format, dtype=like.dtype, device=like.device)
 
 
 def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
