@@ -21,6 +21,14 @@ class Geometry(NamedTuple):
     groups: int
 
 
+def geometry_of(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Geometry:
+    """The geometry whose pairs a registered operator got as lists."""
+    step, pad, spread = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
+    return Geometry(step, pad, spread, groups)
+
+
 def output_shape(
     input_shape: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
 ) -> tuple[int, int, int, int]:

@@ -7,6 +7,7 @@ whatever it is multiplied by: 0 · ∞ and 0 · NaN add nothing, where a dense p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from fst.ops.cpp.library import (
 from fst.ops.geometry import (
     Geometry,
     empty_maps,
+    geometry_of,
     is_channels_last,
     output_shape,
     share_of_mean,
@@ -70,7 +72,7 @@ def _like_output(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     shape = output_shape(input.shape, weight.shape, geometry)
     return empty_maps(shape, input, is_channels_last(input))
 
@@ -96,7 +98,7 @@ def maps_output(
         (N, Cout, P, Q) in the dtype and memory format of the input.
     """
     _check_operands(input=input, weight=weight)
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight.shape, geometry)
     _check(input.dtype, (len(weight),), bias=bias)
     result = _like_output(input, weight, stride, padding, dilation, groups)
@@ -130,7 +132,7 @@ def maps_grad_input(
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
     _check_operands(grad_output=grad_output, weight=weight)
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input_size, weight.shape, geometry)
     _check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
@@ -182,7 +184,7 @@ def maps_grad_weight(
     _check_operands(grad_output=grad_output, input=input)
     if zeros_of not in ("input", "grad_output"):
         raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight_shape, geometry)
     _check_map(grad_output, input.shape, weight_shape, geometry)
     if index is None and not (weight is mean is sums is None):
@@ -196,8 +198,9 @@ def maps_grad_weight(
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     nothing = not grad_output.numel() or (index is not None and not len(index))
     if nothing or not result.numel():
-        centred = mean is not None and sums is not None
-        return result.copy_(share_of_mean(sums, mean, groups)) if centred else result.zero_()
+        if mean is None or sums is None:
+            return result.zero_()
+        return result.copy_(share_of_mean(sums, mean, groups))
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
         "fst_maps_grad_weight",
@@ -260,7 +263,7 @@ def _numbers(
     output_size: Sequence[int],
     weight_shape: Sequence[int],
     geometry: Geometry,
-) -> tuple:
+) -> tuple[Any, ...]:
     """What the kernels take of shapes: the geometry, channels of a group, groups."""
     stride, padding, dilation, groups = geometry
     maps = (input_size[0], *input_size[2:], *output_size[2:])

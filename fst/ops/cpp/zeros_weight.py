@@ -27,11 +27,12 @@ from fst.ops.cpp.library import (
     missing,
     operator,
 )
-from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
 ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/vectors.h numbers them
 LEAST_CHANNELS = 4  # of a group, where there are groups
 MOST_TAPS = 16  # of a kernel's side, and the most of a stride
+FAR = 8  # a dilation at which a tile's window may be too large for the kernel's offsets
 
 
 def refuses_zeros(
@@ -59,10 +60,12 @@ def refuses_zeros(
         return f"groups of fewer than {LEAST_CHANNELS} channels"
     if max(*weight.shape[2:], *geometry.stride) > MOST_TAPS:
         return f"a kernel or stride of more than {MOST_TAPS}"
+    if torch.compiler.is_compiling():  # no call of the library can be traced here
+        return "a large dilation" if max(geometry.dilation) > FAR else ""
     backward = input_size is not None
+    size = maps.shape if input_size is None else input_size
     try:
-        numbers = _numbers(input_size if backward else maps.shape, weight.shape, geometry, backward)
-        _list_size(numbers)
+        _list_size(_numbers(size, weight.shape, geometry, backward))
     except ValueError:
         return "sizes that do not belong together, or are too large"
     return ""
@@ -91,7 +94,7 @@ def zeros_lists(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry, grad_input, lanes)
     return _lists(weight, numbers)
 
@@ -135,7 +138,7 @@ def zeros_output(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
     _check_dtypes(input=input, weight=weight)
     result = _like_output(input, weight, *geometry)
@@ -150,9 +153,7 @@ def _like_listed_output(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    shape = output_shape(
-        input.shape, weight_shape, Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
-    )
+    shape = output_shape(input.shape, weight_shape, geometry_of(stride, padding, dilation, groups))
     return empty_maps(shape, input, is_channels_last(input))
 
 
@@ -171,7 +172,7 @@ def listed_output(
     lanes: int = 0,
 ) -> Tensor:
     """`zeros_output` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight_shape, geometry, False, lanes)
     result = _like_listed_output(input, weight_shape, *geometry)
     return _multiply(input, lists, numbers, result, bias, residual, activation)
@@ -205,7 +206,7 @@ def zeros_grad_input(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry, True, lanes)
     _check_dtypes(grad_output=grad_output, weight=weight)
     _check_map(grad_output, input_size, weight.shape, geometry)
@@ -226,7 +227,7 @@ def listed_grad_input(
     lanes: int = 0,
 ) -> Tensor:
     """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight_shape, geometry, True, lanes)
     _check_map(grad_output, input_size, weight_shape, geometry)
     result = _like_grad_input(grad_output, input_size)
