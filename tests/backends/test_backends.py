@@ -49,6 +49,9 @@ class Number(NamedTuple):
     def fresh(self) -> Number:
         return self
 
+    def part(self, samples: int) -> Number:
+        return self
+
 
 class Toy(backends.Backend):
     """Returns its name; computes the operands that name it."""

@@ -18,10 +18,9 @@ from fst.ops.cpp.library import (
     check_dense,
     check_groups,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
+    refuses_operands,
 )
 from fst.ops.geometry import (
     Geometry,
@@ -45,14 +44,9 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
         weight_shape: (Cout, Cin/groups, kh, kw).
     """
     if reason := missing():
-        return f"the C++ kernels: {reason}"
-    dtypes = {x.dtype for x in operands}
-    if len(dtypes) > 1 or not dtypes <= KINDS.keys():
-        return f"dtypes {', '.join(sorted(map(str, dtypes)))}"
-    if not all(is_plain(x) for x in operands):
-        return "an operand is no plain tensor of the CPU"
-    if not all(x.dim() == 4 and is_dense(x) for x in operands):
-        return "an operand is neither contiguous nor channels_last"
+        return reason
+    if reason := refuses_operands(*operands):
+        return reason
     out, inside, *kernel = weight_shape
     if min(out // groups, inside) < LEAST_CHANNELS:
         return f"groups of fewer than {LEAST_CHANNELS} channels"
