@@ -152,6 +152,11 @@ class Record:
         self.shares[operand] = (calls + 1, eighth)
         return eighth / STEPS
 
+    def forget_shares(self) -> None:
+        """Count zeros anew in the next call."""
+        self.shares.clear()
+        self.dense_calls.clear()
+
     def saved(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
         names = ("choices", "machine", "shares", "dense_calls")
