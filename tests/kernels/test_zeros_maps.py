@@ -326,7 +326,7 @@ def test_wrong_arguments_are_named():
         with pytest.raises(ValueError, match=reason):
             grad_weight(c, **given)
     for changed, reason in (
-        ({"grad_output": torch.ones(2, 4, 5, 6)}, r"grad_output \(2, 4, 5, 6\) must be"),
+        ({"grad_output": torch.ones(2, 4, 5, 6)}, r"grad_output \(2, 4, 5, 6\) must have the shape"),
         ({"input": torch.ones(2, 6, 5, 5)}, "must have 3 channels"),
         ({"input": c["input"].half()}, "input has dtype torch.float16"),
         ({"grad_output": c["grad_output"][..., ::2]}, "contiguous or channels_last"),
