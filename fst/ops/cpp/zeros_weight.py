@@ -65,10 +65,27 @@ def refuses_zeros(
     backward = input_size is not None
     try:
         numbers = _numbers(input_size if backward else maps.shape, weight.shape, geometry, backward)
-        _list_size(numbers)
+        if torch.compiler.is_compiling():  # which traces no call of a library
+            fits = _surely_fits(weight.shape, geometry)
+        else:
+            fits = _list_size(numbers) > 0
     except ValueError:
-        return "sizes that do not belong together, or are too large"
-    return ""
+        fits = False
+    return "" if fits else "sizes that do not belong together, or are too large"
+
+
+def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
+    """True if the window of a tile is small enough for any tile that kernels/zeros_weight.h cuts,
+    of at most 28 vectors of 16 numbers.
+    """
+    _, inside, high, wide = weight_shape
+    rows, columns = min(geometry.stride[0], high), min(geometry.stride[1], wide)
+    down, across = geometry.dilation[0] * (high - 1), geometry.dilation[1] * (wide - 1)
+    of_images = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
+    of_pixels = max((1 + down) * 28 * wide, (28 + down) * wide)
+    of_channel = 16 * rows * max(of_images, of_pixels)
+    channels = geometry.groups * max(inside, weight_shape[0] // geometry.groups)
+    return of_channel <= 2**15 and channels * of_channel <= 2**26
 
 
 def zeros_lists(
