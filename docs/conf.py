@@ -38,17 +38,18 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|timm|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?"),
     (r"py:.*", r"(Tensor|Path|Any|Callable|Iterable|Iterator|Mapping|Sequence)"),
-    (r"py:.*", r"(collections|pathlib|os|types|typing|argparse|weakref)\..*"),
+    (r"py:.*", r"(collections|pathlib|os|types|typing|argparse|weakref|zipfile)\..*"),
     (r"py:.*", r"fst\.(ops|basics)\..*|.*\._\w+"),
 ]
 nitpick_ignore = [
     ("py:class", "fst.strategies.registry.Recipe"),  # aliases and type variables
     ("py:class", "Inputs"),
-    ("py:class", "Contestant"),
+    ("py:class", "Candidate"),
     ("py:class", "Geometry"),
     ("py:class", "Candidates"),
     ("py:class", "fst.backends.timing.Samples"),
-    ("py:class", "fst.layers.coverage.Coverage"),
+    ("py:class", "fst.backends.choice.Operands"),
+    ("py:class", "Notes"),
 ]
 suppress_warnings = ["myst.header"]  # reports of commands begin their tables at the third level
 autodoc_inherit_docstrings = False

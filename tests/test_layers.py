@@ -1,4 +1,4 @@
-"""Imports run one way: a file uses its own room and the rooms below it, wherever it imports."""
+"""Imports run one way: a file uses its own package and those below it, wherever it imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fst
 from fst.rules.rule import Rule
 
 ROOT = Path(__file__).resolve().parents[1]
-# From the ground up; rooms of one line do not know each other.
+# From the ground up; packages of one line do not know each other.
 FLOORS = (
     ("basics",),
     ("rules", "backends", "models"),
@@ -28,7 +28,7 @@ FLOORS = (
     ("lab",),
     ("__main__",),
 )
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FILES = sorted((ROOT / "fst").rglob("*.py"))
 
 
@@ -53,31 +53,31 @@ def imported(file: Path) -> Iterator[str]:
                     yield name if name in MODULES else node.module
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     return module.partition(".")[2].split(".")[0]
 
 
 def test_imports_point_down() -> None:
     wrong = []
     for file in FILES:
-        here = room(module_of(file))
+        here = package(module_of(file))
         assert here in FLOOR, f"fst/{here} stands on no floor of this table"
         wrong += [
             f"{file.relative_to(ROOT)} imports {module}"
             for module in imported(file)
-            if room(module) != here and FLOOR[room(module)] >= FLOOR[here]
+            if package(module) != here and FLOOR[package(module)] >= FLOOR[here]
         ]
     assert not wrong
 
 
 def test_baselines_use_what_a_plug_in_may_use() -> None:
-    """The names of `fst`, and the rooms that CONTRIBUTING.md names to plug-ins."""
+    """The names of `fst`, and the packages that CONTRIBUTING.md names to plug-ins."""
     allowed, wrong = {"baselines", "basics", "rules", "channels"}, []
     for file in sorted((ROOT / "fst" / "baselines").glob("*.py")):
         wrong += [
             f"{file.name} imports {module}"
             for module in imported(file)
-            if module != "fst" and room(module) not in allowed
+            if module != "fst" and package(module) not in allowed
         ]
         wrong += [
             f"{file.name} uses fst.{node.attr}"
@@ -92,8 +92,8 @@ def test_baselines_use_what_a_plug_in_may_use() -> None:
 
 def test_no_module_is_hidden() -> None:
     """`fst.NAME` is a function or a module, never the one in the place of the other."""
-    rooms = {path.stem for path in (ROOT / "fst").iterdir()}
-    assert not rooms & set(fst.__all__)
+    packages = {path.stem for path in (ROOT / "fst").iterdir()}
+    assert not packages & set(fst.__all__)
 
 
 def test_names_are_imported_at_their_first_use() -> None:
@@ -144,7 +144,7 @@ def test_timm_is_imported_by_three_packages_alone() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in FILES
-        if module_of(file) not in allowed and room(module_of(file)) != "training"
+        if module_of(file) not in allowed and package(module_of(file)) != "training"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in [getattr(node, "module", ""), *(alias.name for alias in node.names)]
@@ -163,7 +163,7 @@ def test_nobody_asks_for_the_type_of_a_rule() -> None:
 
     rules, asking = set(below(Rule)), []
     for file in FILES:
-        if room(module_of(file)) == "rules":
+        if package(module_of(file)) == "rules":
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":

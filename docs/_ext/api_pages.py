@@ -1,4 +1,4 @@
-"""The API reference: the face by purpose, and each room's modules with what they define."""
+"""The API reference: the names of `fst` by purpose, and modules with what they define."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pages import fence, linked, page, table, toctree
 
 import fst
 
-FACE = {
+NAMES = {
     "Convert and train": (
         "convert",
         "patterns",
@@ -30,7 +30,7 @@ FACE = {
     "Version": ("__version__",),
 }
 # Of a package with __all__ that is documented, of any other all of its modules.
-ROOMS = {
+PAGES = {
     "reports": (
         "fst.api.report",
         "fst.api.convert",
@@ -39,6 +39,10 @@ ROOMS = {
         "fst.api.verify",
         "fst.api.metrics",
         "fst.api.hold",
+        "fst.layers.coverage",
+        "fst.api.export",
+        "fst.api.state",
+        "fst.api.functional",
         "fst.channels.report",
     ),
     "rules": ("fst.rules",),
@@ -49,7 +53,7 @@ ROOMS = {
         "fst.layers.weights",
         "fst.layers.remembered",
     ),
-    "exporting": ("fst.files",),
+    "files": ("fst.files",),
     "integrations": ("fst.integrations",),
     "backends": ("fst.backends",),
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
@@ -72,24 +76,23 @@ TITLES = {
 }
 INTRODUCTION = """\
 What users and extensions call. Modules that are not listed here are for the package itself and
-change without notice. `import fst` needs torch alone; a room that needs more says so when it is
+change without notice. `import fst` needs torch alone; a module that needs more says so when it is
 imported."""
 
 
 def pages() -> dict[str, str]:
     """Path under docs/ -> text."""
-    rooms = {room: _room(room, names) for room, names in ROOMS.items()}
-    rows = [(f"[{_title(room)}]({room}.md)", _summary(names)) for room, names in ROOMS.items()]
+    rows = [(f"[{_title(key)}]({key}.md)", _summary(names)) for key, names in PAGES.items()]
     index = page(
         "# API reference",
         INTRODUCTION,
         table(("page", "what it holds"), [("[fst](fst.md)", _first_line(fst)), *rows]),
-        toctree(["fst", *ROOMS]),
+        toctree(["fst", *PAGES]),
     )
     return {
         "api/index.md": index,
-        "api/fst.md": _face(),
-        **{f"api/{room}.md": text for room, text in rooms.items()},
+        "api/fst.md": _names(),
+        **{f"api/{key}.md": _page(key, names) for key, names in PAGES.items()},
     }
 
 
@@ -115,19 +118,19 @@ def public_names(module: ModuleType) -> list[str]:
     ]
 
 
-def _face() -> str:
-    named = [name for names in FACE.values() for name in names]
+def _names() -> str:
+    named = [name for names in NAMES.values() for name in names]
     if set(named) != set(fst.__all__):
         wrong = sorted(set(named) ^ set(fst.__all__))
-        raise ValueError(f"FACE in docs/_ext/api_pages.py and fst.__all__ differ in {wrong}.")
+        raise ValueError(f"NAMES in docs/_ext/api_pages.py and fst.__all__ differ in {wrong}.")
     sections = [
-        part for title, names in FACE.items() for part in (f"## {title}", _directives(fst, names))
+        part for title, names in NAMES.items() for part in (f"## {title}", _directives(fst, names))
     ]
     return page("# fst", "What `import fst` brings.", *sections)
 
 
-def _title(room: str) -> str:
-    return TITLES.get(room, ROOMS[room][0])
+def _title(key: str) -> str:
+    return TITLES.get(key, PAGES[key][0])
 
 
 def _first_line(module: ModuleType) -> str:
@@ -138,25 +141,25 @@ def _summary(names: tuple[str, ...]) -> str:
     return " ".join(_first_line(importlib.import_module(name)) for name in names[:1])
 
 
-def _room(room: str, names: tuple[str, ...]) -> str:
+def _page(key: str, names: tuple[str, ...]) -> str:
     sections = [part for name in names for module in modules(name) for part in _module(module)]
     package = importlib.import_module(names[0])
     lead = linked(inspect.getdoc(package) or "") if len(names) == 1 else ""
-    return page(f"# {_title(room)}", lead, *sections)
+    return page(f"# {_title(key)}", lead, *sections)
 
 
 def _module(module: ModuleType) -> Iterator[str]:
-    """Heading, docstring and members; nothing of what the face has, but a word that it does."""
+    """Heading, docstring and members; of the names of `fst` only which they are."""
     names = public_names(module)
-    face = [name for name in names if getattr(fst, name, None) is getattr(module, name)]
-    own = [name for name in names if name not in face]
+    public = [name for name in names if getattr(fst, name, None) is getattr(module, name)]
+    own = [name for name in names if name not in public]
     if not own:
         return
     if not hasattr(module, "__path__"):
         yield f"## {module.__name__}"
         yield linked(inspect.getdoc(module) or "")
-    if face:
-        yield "On the face: " + ", ".join(f"{{py:obj}}`fst.{name}`" for name in face) + "."
+    if public:
+        yield "As `fst.NAME`: " + ", ".join(f"{{py:obj}}`fst.{name}`" for name in public) + "."
     yield _directives(module, own)
 
 

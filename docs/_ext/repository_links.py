@@ -61,9 +61,9 @@ class RepositoryLinks(SphinxTransform):
             return
 
     def _page_of_folder(self, inside: str, target: Path) -> str:
-        room = inside.removeprefix("fst/")
-        if target.is_dir() and f"api/{room}" in self.env.found_docs:
-            return f"api/{room}"
+        package = inside.removeprefix("fst/")
+        if target.is_dir() and f"api/{package}" in self.env.found_docs:
+            return f"api/{package}"
         return ""
 
     def _offer_file(self, node: addnodes.pending_xref, file: Path) -> None:

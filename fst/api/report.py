@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fst.backends import Decision
+from fst.backends.choice import DENSE
 from fst.basics.text import table
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -223,24 +224,36 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
     if gemm == "grad_input" and not decision and known.get("grad_weight"):
         return GemmReport(NOT_COMPUTED, "", "the input needs no gradient")
     if decision is not None and decision.left_out:
-        reason = f"{decision.left_out} left out; {decision.reason}{_measured(decision)}"
+        reason = f"{decision.left_out}, {_gain(decision)}"
         return GemmReport("accelerated", name, reason, decision)
     prunes_values = rule is not None and not rule.samples and not rule.acceleration
     if decision is None and rule is not None and not prunes_values:
         return GemmReport(MAY_BE, name, "the first step tells which backend is the fastest")
-    if not prunes_values:
+    if rule is None or not prunes_values:
         reason = "the strategy prunes nothing in this GEMM"
         if decision is not None:
-            reason = f"{decision.reason}{_measured(decision)}"
+            reason = _why(decision)
         return GemmReport("dense", name, reason, decision)
     if pattern := _pattern_that_keeps_all(layer, rule, gemm):
         reason = f"the reduction axis has at most n={pattern.n} channels: all are kept"
         return GemmReport("dense", name, reason, decision)
-    return GemmReport("simulated", name, rule.simulation, decision)
+    reason = rule.simulation
+    if decision is not None:
+        reason = f"{reason}; {_why(decision)}"
+    return GemmReport("simulated", name, reason, decision)
 
 
-def _measured(decision: Decision) -> str:
-    return f" ({_times(decision)} ms)" if decision.times else ""
+def _why(decision: Decision) -> str:
+    """The reason of a decision, with the times where there are some."""
+    return f"{decision.reason} ({_times(decision)} ms)" if decision.times else decision.reason
+
+
+def _gain(decision: Decision) -> str:
+    """The chosen backend's time beside the dense one's where both were measured, or the reason."""
+    mine, dense = decision.times.get(decision.backend), decision.times.get(DENSE)
+    if mine is None or dense is None:
+        return _why(decision)
+    return f"{mine:.3g} ms instead of {dense:.3g}"
 
 
 def _pattern_that_keeps_all(layer: SparseLayer, rule: Rule, gemm: str) -> Pattern | None:

@@ -9,7 +9,7 @@ import platform
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,7 +49,7 @@ def settings(device: torch.device) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         }
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    matmul, cudnn = torch.backends.cuda.matmul, cast(Any, torch.backends.cudnn)
     old = not hasattr(matmul, "fp32_precision")  # before PyTorch 2.9
     return {
         "benchmark": cudnn.benchmark,

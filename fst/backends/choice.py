@@ -30,7 +30,8 @@ DENSE = "dense"  # the backend that leaves nothing out
 LEAST_GAIN = 1.05
 LEAST_SAVED = 0.5  # ms beside the dense backend: a call of the op costs more than the library's
 REPEATS = 11
-LONG = 250.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
+LONG = 50.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
+TIMED_SAMPLES = 16  # of a batch for each thread: a vector of images, and no more time than needed
 MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
 COUNTED = 16  # calls of a layer from one count of its zeros to the next
@@ -76,6 +77,9 @@ class Operands(Protocol):
 
     def fresh(self) -> Any:
         """The same operands, of which a timed run can take nothing that another one has left."""
+
+    def part(self, samples: int) -> Any:
+        """The operands of the first samples, if times may be measured on some of them."""
 
 
 class Decision(NamedTuple):
@@ -143,9 +147,8 @@ class Record:
         calls, eighth = self.shares.get(operand, (COUNTED, -1))
         if calls >= COUNTED:
             calls, found = 0, count()
-            left = abs((eighth + 0.5) / STEPS - found) > 0.5 / STEPS + MARGIN
-            if eighth < 0 or left:
-                eighth = min(int(found * STEPS), STEPS)
+            if eighth < 0 or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:
+                eighth = nearest_eighth(found)
         self.shares[operand] = (calls + 1, eighth)
         return eighth / STEPS
 
@@ -240,11 +243,18 @@ def timed(device: torch.device, found: dict[str, Backend]) -> bool:
     """True where candidates are timed: FST_AUTOTUNE=1 or 0; unset, on GPUs, and on CPUs where one
     of them leaves out what the dense backend computes.
 
-    Backends of one result are not timed on CPUs: rounding would follow the times, for little.
+    Other backends of one result are not timed on CPUs: rounding would follow the times, for little.
     """
     if is_off():
         return False
-    return os.environ.get(VARIABLE) == "1" or device.type == "cuda" or DENSE in found
+    if os.environ.get(VARIABLE) == "1" or device.type == "cuda" or DENSE in found:
+        return True
+    return any(backend.is_timed for backend in found.values())
+
+
+def nearest_eighth(share: float) -> int:
+    """A share of zeros as a number of eighths."""
+    return round(share * STEPS)
 
 
 def is_off() -> bool:
@@ -335,12 +345,13 @@ def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decis
     if it saves what a call of the op costs.
     """
     default = _default(operands, found)
-    runs = {name: _run_of(backend, operands) for name, backend in found.items()}
+    some = operands.part(TIMED_SAMPLES * torch.get_num_threads())
+    runs = {name: _run_of(backend, some) for name, backend in found.items()}
     with torch.no_grad():
         errors = {name: error for name in runs if (error := _error_of(runs[name]))}
         errors.pop(default, None)
         running = {name: run for name, run in runs.items() if name not in errors}
-        timings = timing.compare(running, REPEATS, operands.device, warmup=1, most=LONG)
+        timings = timing.compare(running, REPEATS, operands.device, warmup=0, most=LONG)
     times = {name: measured.median for name, measured in timings.items()}
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]

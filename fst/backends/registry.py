@@ -23,12 +23,14 @@ class Backend:
     Attributes:
         name: unique within an operation.
         computes: operation -> the way it is computed, in words.
+        is_timed: True where its gain depends on shares of zeros: then times decide on CPUs too.
         verified: True once the backend was compared with the reference on its kind of device.
             Others run only where they are forced.
     """
 
     name: ClassVar[str]
     computes: ClassVar[Mapping[str, str]]
+    is_timed: ClassVar[bool] = False
     verified: ClassVar[bool] = True
 
     def missing(self) -> str:

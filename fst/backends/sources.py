@@ -46,6 +46,7 @@ def _load_checkout() -> None:
     spec = importlib.util.spec_from_file_location(
         PACKAGE, where / "__init__.py", submodule_search_locations=[str(where)]
     )
+    assert spec is not None and spec.loader is not None  # folder() has found the file
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package
     spec.loader.exec_module(package)

@@ -1,1 +1,1 @@
-"""Text, machine and arguments: what every room may use, and what uses nothing of fst."""
+"""Text, machine and arguments: what every package may use, and what uses nothing of fst."""

@@ -27,7 +27,7 @@ with extra_named():
 
 from fst.api.convert import register_layer
 from fst.layers.modules import SparseConv2d, SparseLinear
-from fst.ops.conv import ExactKey
+from fst.ops.conv import CallKey
 from fst.rules.strategy import Strategy
 
 STANDARDISED = "its weight is standardised in each call"
@@ -46,7 +46,7 @@ class SparseConv2dSame(SparseConv2d, Conv2dSame):
 
     dense_class = Conv2dSame
 
-    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, ceil(H / stride), ceil(W / stride))."""
         return super()._sparse_forward(_padded(self, input), key)
 
@@ -98,7 +98,7 @@ class SparseStandardised(SparseConv2d):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def _sparse_forward(self, input: Tensor, key: ExactKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if getattr(self, "same_pad", False):
             input = _padded(self, input)

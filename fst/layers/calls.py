@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fst.layers.weights import PrunableWeight
+
 
 class LayerCall(NamedTuple):
     """One call of a layer: its name in the model, its arguments, and what it returns."""
@@ -51,7 +53,7 @@ def each_call(
             hook.remove()
 
 
-def try_calls(layer: nn.Module, inputs: Sequence[Tensor]) -> None:
+def try_calls(layer: PrunableWeight, inputs: Sequence[Tensor]) -> None:
     """Call a layer forwards and backwards on random tensors like ``inputs``, without its hooks.
 
     Its operations then know their backends, as after a training step. Neither gradients, counts nor

@@ -58,10 +58,10 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
         what = f"masks that {strategy.name!r} changes between steps are"
     elif strategy.has_memory:
         what = "the previous step's gradients are"
-    elif strategy.keeps_masks:
+    elif rule is not None and rule.keeps_mask_for > 1:
         what = f"a mask kept for interval={rule.keeps_mask_for} steps is"
         advice = " or use interval=1"
-    elif strategy.decay and rule.is_random:
+    elif strategy.decay and rule is not None and rule.is_random:
         what = "the random mask that the decay needs at the optimizer's step is"
     elif getattr(strategy.grad_weight, "phase", None) == "random":
         what = "the phase='random' that is drawn at each step is"

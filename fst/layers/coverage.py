@@ -119,7 +119,7 @@ class Coverage:
         is_counted = self.multiply_adds is not None
         rows: dict[str, list[float]] = {}  # layers, elements, multiply-adds
         for weight in self.weights:
-            macs, inside = weight.multiply_adds or 0, _macs_inside(weight)
+            macs, inside = float(weight.multiply_adds or 0), _macs_inside(weight)
             rest = weight.size - weight.inside
             parts = [(weight.label, 1, weight.inside or rest, inside if weight.inside else macs)]
             if weight.inside and rest and weight.groups is not None:
@@ -232,8 +232,9 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
                 found[prefix + key] += macs
             return
         maps = call.input if isinstance(layer, _ConvTransposeNd) else call.output
-        positions = maps.numel() // layer.weight.shape[0]
-        found[f"{prefix}weight"] += positions * layer.weight.numel()
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        found[f"{prefix}weight"] += maps.numel() // weight.shape[0] * weight.numel()
 
     kinds = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention)
     with in_eval_mode(model), each_call(model, kinds, count):
@@ -244,6 +245,7 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
 def _of_attention(call: LayerCall) -> dict[str, int]:
     """Multiply-adds of the projections in a call of `nn.MultiheadAttention`."""
     layer, named = call.layer, (call.named.get(name) for name in ("query", "key", "value"))
+    assert isinstance(layer, nn.MultiheadAttention)
     operands = [*call.given, *(x for x in named if x is not None)][:3]
     tokens = [x.numel() // x.shape[-1] for x in operands]
     square = layer.embed_dim**2

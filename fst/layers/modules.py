@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,8 +45,9 @@ class SparseLayer(PrunableWeight):
         layer.__dict__.update(
             strategy=strategy, layer_name=name, state=LayerState(), passing=PassingState()
         )
-        _LIVING[layer] = None
-        return layer
+        sparse = cast(SparseLayer, layer)
+        _LIVING[sparse] = None
+        return sparse
 
     @classmethod
     def obstacle(cls, strategy: Strategy) -> str | None:
@@ -65,7 +66,7 @@ class SparseLayer(PrunableWeight):
         for name in ("strategy", "layer_name", "state", "passing"):
             delattr(self, name)
         _LIVING.pop(self, None)
-        self.__class__ = self.folded_class
+        self.__class__ = self.folded_class  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
         """As the dense layer's; by its own code where no backend gains anything over it."""
@@ -148,6 +149,7 @@ class SparseLayer(PrunableWeight):
         generator = seed = memory = None
         if self.strategy.is_random and state.seed is not None:
             generator = self.seeded_generator(device, calls, state.seed[1])
+            assert generator is not None  # of a seeded state
             seed = generator.initial_seed()
         if self.strategy.has_memory and trains and self.weight.requires_grad:
             memory = state.memories.setdefault(calls - 1, {})
@@ -214,7 +216,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
         return self._call(input, (self.stride, 0, self.dilation), key)
 
 
-class SparseLinear(SparseLayer, nn.Linear):
+class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be None
     """`nn.Linear` of which each GEMM's operands are pruned as its strategy says."""
 
     dense_class: ClassVar[type[nn.Module]] = nn.Linear

@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -39,11 +40,13 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> None:
     weight, strategy = layer.weight, layer.acting
     mask = layer.passing.decay_mask
     mask = layer.output_mask() if mask is None else mask
+    assert mask is not None  # a decay needs a rule of the weight
     pull = residual(weight, layer.laid_out(mask))
     if strategy.decay_mode == "decoupled":
         weight.sub_(pull, alpha=strategy.decay)
     else:
         scaled = pull if scale is None else pull * scale.to(pull.device)
+        assert weight.grad is not None  # it has been looked at
         weight.grad.add_(scaled, alpha=strategy.decay)
 
 
@@ -106,9 +109,7 @@ def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
         for layer in layers
         if layer.passing.loaded_step is not None and not layer.passing.has_loaded_state
         if layer.strategy.keeps_masks or layer.strategy.has_memory
-        if layer.passing.loaded_step
-        or layer.state.step
-        or optimizer.state.get(layer.stored_weight())
+        if layer.passing.loaded_step or layer.state.step or _state_of(layer, optimizer)
     ]
     for layer in layers:
         layer.passing.loaded_step, layer.passing.has_loaded_state = None, False
@@ -122,6 +123,11 @@ def _warn_of_lost_state(layers: Layers, optimizer: Optimizer) -> None:
             "call fst.load_sparsity_state(model, state) where the state_dict is loaded.",
             stacklevel=2,
         )
+
+
+def _state_of(layer: SparseLayer, optimizer: Optimizer) -> Any:
+    weight = layer.stored_weight()
+    return None if weight is None else optimizer.state.get(weight)
 
 
 def with_gradients(
@@ -157,7 +163,7 @@ def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     other = layer.passing.stepping and layer.passing.stepping()
     if other is None or other is optimizer:
         return False
-    frame = sys._getframe()  # an exception may have ended the other's step
+    frame: FrameType | None = sys._getframe()  # an exception may have ended the other's step
     while frame is not None and frame.f_locals.get("self") is not other:
         frame = frame.f_back
     return frame is not None
@@ -173,7 +179,7 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
     scale, seen = getattr(optimizer, "grad_scale", None), set()
     for layer in layers:
         weight, strategy = layer.stored_weight(), layer.acting
-        if weight.grad is None:
+        if weight is None or weight.grad is None:
             continue
         layer.passing.has_gradient = True
         if strategy.gradient_decay:

@@ -52,6 +52,7 @@ class PrunableWeight(nn.Module):
 
     def gradient_as_conv(self) -> Tensor:
         """The whole gradient of the weight, likewise."""
+        assert self.weight.grad is not None
         return self._as_conv(whole(self.weight.grad))
 
     def laid_out(self, tensor: Tensor) -> Tensor:
@@ -113,6 +114,7 @@ class PrunableWeight(nn.Module):
         """Mask that the output GEMM's rule chooses for the weight as it is, as a convolution's."""
         weight, device = self.weight_as_conv().detach(), self.weight.device
         rule, generator = self.acting.output, self.seeded_generator(device)
+        assert rule is not None
         return rule.weight_mask(weight, "output", self.conv_groups, generator)
 
     def keep(self, mask: Tensor) -> None:
@@ -157,8 +159,8 @@ class PrunableWeight(nn.Module):
         Without a seed None in a single process. Of several ranks each may have a seed of its own,
         as in timm's script; their weights are equal, and serve as the seed.
         """
-        state, where = self.state, (self.layer_name, self.state.step, *where)
+        state, place = self.state, (self.layer_name, self.state.step, *where)
         if state.seed is None and several_ranks():
             values = whole(self.weight).detach()[0].tolist()
-            return seeded(values, *where, device=device)
-        return None if state.seed is None else seeded(state.seed[0], *where, device=device)
+            return seeded(values, *place, device=device)
+        return None if state.seed is None else seeded(state.seed[0], *place, device=device)

@@ -20,6 +20,7 @@ from fst.ops.operands import GradInput, GradWeight, Lists, Output
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.ops.zeros import may_count, share_of_zeros, zeros_of_output
 from fst.rules.rule import Rule
+from fst.rules.sampled import samples
 from fst.rules.strategy import GEMMS, Strategy
 
 CallKey = tuple[Any, ...]
@@ -124,9 +125,9 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
         same = not need_input or dy_input is dy_weight
         of_weight = GradWeight(
             *(dy_weight, input, weight_grad_input, geometry, rules[1], ctx.phase, call.generator),
-            lists if _samples(rules[1]) else None,
+            lists if samples(rules[1]) else None,
             joint=same and backend is not None and backend.name == DENSE,
-            bias=same and need_bias and dy_weight is grad_output and not _samples(rules[1]),
+            bias=same and need_bias and dy_weight is grad_output and not samples(rules[1]),
             zeros=of_dy_weight,
         )
         grad_input, grad_weight, grad_bias = choice.compute(of_weight)
@@ -156,12 +157,8 @@ def _rules_of_products(strategy: Strategy, grad_output: Tensor) -> tuple[Rule | 
     return other if other is not None and other.samples and grad_output.numel() else None, rule
 
 
-def _samples(rule: Rule | None) -> bool:
-    return rule is not None and rule.samples
-
-
 def _centers(rule: Rule) -> bool:
-    return rule.samples and rule.center
+    return samples(rule) and rule.center
 
 
 def _is_dense(record: Record | None, need_input: bool) -> bool:

@@ -21,6 +21,14 @@ class Geometry(NamedTuple):
     groups: int
 
 
+def geometry_of(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Geometry:
+    """The geometry whose pairs a registered operator got as lists."""
+    step, pad, spread = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
+    return Geometry(step, pad, spread, groups)
+
+
 def output_shape(
     input_shape: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
 ) -> tuple[int, int, int, int]:
@@ -45,8 +53,7 @@ def is_channels_last(maps: Tensor) -> bool:
 def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tensor:
     """Uninitialised maps of the dtype and on the device of ``like``."""
     format = torch.channels_last if channels_last else torch.contiguous_format
-    kind = {"dtype": like.dtype, "device": like.device}
-    return torch.empty(tuple(shape), memory_format=format, **kind)
+    return torch.empty(tuple(shape), memory_format=format, dtype=like.dtype, device=like.device)
 
 
 def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:

@@ -13,7 +13,7 @@ from fst.backends.choice import LayerKey, draw_seed
 from fst.ops.geometry import Geometry, output_shape
 from fst.ops.positions import draw
 from fst.rules.rule import Lattice, Pattern, Rule
-from fst.rules.sampled import Positions
+from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
 
 Gradients = tuple[Tensor | None, Tensor, Tensor | None]  # dX, dW, db
@@ -58,13 +58,14 @@ class Lists:
     def fresh(self, *, with_sums: bool = True) -> Lists:
         """The same, before anything was drawn."""
         with_sums = with_sums and self._with_sums
-        return Lists(*self._maps, *self._where, self._start, with_sums=with_sums)
+        input_size, kernel, geometry = self._where
+        return Lists(*self._maps, input_size, kernel, geometry, self._start, with_sums=with_sums)
 
-    def sums(self, rule: Rule) -> Tensor:
+    def sums(self, rule: Sampled) -> Tensor:
         """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
         return self._scores(rule).sums
 
-    def of(self, rule: Rule, count: int) -> Positions:
+    def of(self, rule: Sampled, count: int) -> Positions:
         """``count`` positions."""
         if count not in self._drawn:
             scores = self._scores(rule).scores
@@ -72,20 +73,21 @@ class Lists:
             self.is_drawn = True
         return self._drawn[count]
 
-    def _scores(self, rule: Rule) -> draw.Scored:
+    def _scores(self, rule: Sampled) -> draw.Scored:
         if self._scored is None:
             grad_output, input = self._maps
-            norms = None if input is None else functools.partial(self._column_norms, rule.center)
+            norms = None
+            if input is not None:
+                norms = functools.partial(self._column_norms, input, rule.center)
             self._scored = draw.score(
                 rule, grad_output, *self._where, with_sums=self._with_sums, column_norms=norms
             )
         return self._scored
 
-    def _column_norms(self, center: bool) -> Tensor:
+    def _column_norms(self, input: Tensor, center: bool) -> Tensor:
         """(N·P·Q,) ‖X_col‖₂ of each position, of X − μ with ``center``; all channels, whatever the
         groups.
         """
-        input = self._maps[1]
         _, kernel, geometry = self._where
         maps = input.to(wide(input.dtype))
         if center:
@@ -123,8 +125,13 @@ class Output(NamedTuple):
     geometry: Geometry
     zeros: Zeros = Zeros()
 
-    operation = "output"
-    draws = False
+    @property
+    def operation(self) -> str:
+        return "output"
+
+    @property
+    def draws(self) -> bool:
+        return False
 
     @property
     def device(self) -> torch.device:
@@ -136,6 +143,9 @@ class Output(NamedTuple):
 
     def fresh(self) -> Output:
         return self
+
+    def part(self, samples: int) -> Output:
+        return self._replace(input=self.input[:samples])
 
 
 class GradInput(NamedTuple):
@@ -158,8 +168,13 @@ class GradInput(NamedTuple):
     lists: Lists | None = None
     zeros: Zeros = Zeros()
 
-    operation = "grad_input"
-    draws = False
+    @property
+    def operation(self) -> str:
+        return "grad_input"
+
+    @property
+    def draws(self) -> bool:
+        return False
 
     @property
     def device(self) -> torch.device:
@@ -185,6 +200,14 @@ class GradInput(NamedTuple):
         if self.lists is None or self.lists.is_drawn:  # a list that grad_weight has drawn is free
             return self
         return self._replace(lists=self.lists.fresh())
+
+    def part(self, samples: int) -> GradInput:
+        if self.lists is not None:
+            return self
+        shape = torch.Size((min(samples, self.input_shape[0]), *self.input_shape[1:]))
+        input = None if self.input is None else self.input[:samples]
+        maps = self.grad_output[:samples]
+        return self._replace(grad_output=maps, input=input, input_shape=shape)
 
 
 class GradWeight(NamedTuple):
@@ -215,7 +238,9 @@ class GradWeight(NamedTuple):
     bias: bool = False
     zeros: Zeros = Zeros()
 
-    operation = "grad_weight"
+    @property
+    def operation(self) -> str:
+        return "grad_weight"
 
     @property
     def draws(self) -> bool:
@@ -250,7 +275,8 @@ class GradWeight(NamedTuple):
         """The fixed positions that the rule keeps; None for other rules."""
         if self.rule is None or self.rule.operand != "input":
             return None
-        return self.rule.kept_positions(*self.grad_output.shape[2:], self.phase)
+        height, width = self.grad_output.shape[2:]
+        return self.rule.kept_positions(height, width, self.phase)
 
     def key(self) -> LayerKey:
         rule = None if self.rule is None else str(self.rule)
@@ -259,6 +285,11 @@ class GradWeight(NamedTuple):
 
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
+
+    def part(self, samples: int) -> GradWeight:
+        if self.lists is not None:
+            return self
+        return self._replace(grad_output=self.grad_output[:samples], input=self.input[:samples])
 
 
 def drawn_positions(rule: Rule | None, positions: int) -> int:
@@ -288,7 +319,9 @@ class PruneWeight(NamedTuple):
     generator: torch.Generator | None = None
     mask: Tensor | None = None
 
-    operation = "prune_weight"
+    @property
+    def operation(self) -> str:
+        return "prune_weight"
 
     @property
     def rules(self) -> tuple[Rule | None, Rule | None]:
@@ -307,6 +340,9 @@ class PruneWeight(NamedTuple):
         return LayerKey.of(self.weight, options=options)
 
     def fresh(self) -> PruneWeight:
+        return self
+
+    def part(self, samples: int) -> PruneWeight:
         return self
 
 
@@ -348,4 +384,7 @@ class PruneMaps(NamedTuple):
         return LayerKey.of(self.maps, options=(*self.pattern, self.groups, self.across is None))
 
     def fresh(self) -> PruneMaps:
+        return self
+
+    def part(self, samples: int) -> PruneMaps:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def prune_weight(
     return found
 
 
-def is_of_weight(rule: Rule | None) -> bool:
+def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
     """True for a rule that prunes the weight."""
     return rule is not None and rule.operand == "weight"
 

@@ -14,7 +14,7 @@ BLOCKS = 16  # of 4096 numbers, which a count looks at
 
 
 def share_of_zeros(operand: str, tensor: Tensor) -> float:
-    """The share of zeros of an operand, in eighths, rounded down; 0 where no kernel can use them.
+    """The share of zeros of an operand, in eighths; 0 where no kernel can use them.
 
     A layer counts them in every 16th call, see `fst.backends.Record.share`.
 
@@ -32,7 +32,7 @@ def share_of_zeros(operand: str, tensor: Tensor) -> float:
         return 1 - kept / seen
 
     if record is None:
-        return int(count() * choice.STEPS) / choice.STEPS
+        return choice.nearest_eighth(count()) / choice.STEPS
     return record.share(operand, count)
 
 
@@ -50,7 +50,8 @@ def share_by_rule(strategy: Strategy) -> float:
     nothing is counted.
     """
     groups = None if strategy.output is None else strategy.output.weight_groups
-    return 0.0 if groups is None else int((1 - groups.n / groups.m) * choice.STEPS) / choice.STEPS
+    share = 0.0 if groups is None else 1 - groups.n / groups.m
+    return choice.nearest_eighth(share) / choice.STEPS
 
 
 def may_count(strategy: Strategy) -> bool:

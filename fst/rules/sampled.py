@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -105,6 +105,11 @@ class Sampled(Rule):
     def __str__(self) -> str:
         centred = "centred" if self.center else "not centred"
         return f"{self.operand} sampled by importance, keep {self.keep:g}, {centred}"
+
+
+def samples(rule: Rule | None) -> TypeGuard[Sampled]:
+    """True for a rule that draws output positions."""
+    return rule is not None and rule.samples
 
 
 def check_share(name: str, value: object) -> None:

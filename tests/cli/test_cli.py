@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 import fst
 from fst.basics.extras import EXTRA_OF, how_to_get
+from fst.cli import commands as cli
 from fst.cli.checks import described
-from fst.cli.commands import commands as cli
 from fst.cli.options.paths import config_path, packaged_configs
 from fst.training.engine.config import load_config
 

@@ -7,7 +7,8 @@ import torch
 
 from fst.backends import sources
 from fst.ops import triton as ops
-from fst.ops.prune import kernel_patterns, prune_weight
+from fst.ops.backends.prune_cpp import kernel_patterns
+from fst.ops.prune import prune_weight
 from tests.kernels.values import Pattern, awkward, bits, of_patterns
 
 # shape, groups, memory format: channels divisible by four or not, taps or not, groups, short ones

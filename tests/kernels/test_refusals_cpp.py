@@ -12,7 +12,6 @@ from torch import nn
 import fst
 from fst.ops import cpp
 from fst.ops.cpp import library
-from fst.ops.geometry import Geometry
 from fst.rules.sampled import Sampled
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
@@ -83,7 +82,7 @@ def test_shapes_are_checked():
     with pytest.raises(ValueError, match="index names 2 positions of an empty batch"):
         cpp.list_grad_weight(GRADS[:0], IMAGES[:0], *listed, WEIGHT.shape, *geometry, 1, False)
     with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
-        cpp.lists._output_map((2**16, 1, 256, 256), (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1))
+        cpp.lists._output_map((2**16, 1, 256, 256), (1, 1), (1, 1), (0, 0), (1, 1))
 
 
 # ---------------------------------------------------------------- the kernels themselves

@@ -326,7 +326,10 @@ def test_wrong_arguments_are_named():
         with pytest.raises(ValueError, match=reason):
             grad_weight(c, **given)
     for changed, reason in (
-        ({"grad_output": torch.ones(2, 4, 5, 6)}, r"grad_output \(2, 4, 5, 6\) must have the shape"),
+        (
+            {"grad_output": torch.ones(2, 4, 5, 6)},
+            r"grad_output .* must have the shape",
+        ),
         ({"input": torch.ones(2, 6, 5, 5)}, "must have 3 channels"),
         ({"input": c["input"].half()}, "input has dtype torch.float16"),
         ({"grad_output": c["grad_output"][..., ::2]}, "contiguous or channels_last"),
@@ -353,7 +356,7 @@ def test_reasons_of_refusal():
     assert zeros_maps.refuses_maps((x, weight), weight.shape, 1) == ""
     shape = weight.shape
     for arguments, reason in (
-        (((x, weight.half()), shape, 1), "dtypes torch.float16, torch.float32"),
+        (((x, weight.half()), shape, 1), "dtypes torch.float32, torch.float16"),
         (((x.double(), weight.double()), shape, 1), "dtypes torch.float64"),
         (((x[..., ::2], weight), shape, 1), "neither contiguous nor channels_last"),
         (((x.to("meta"), weight), shape, 1), "no plain tensor"),

@@ -33,8 +33,8 @@ from tests.strategy_settings import DEFAULTS, GEMMS, SETTINGS, SHIPPED, of_each_
 
 def _names() -> dict[str, object]:
     """What a strategy's repr is made of."""
-    rooms = ("fst.rules.", "fst.strategies.", "fst.baselines.")
-    modules = [m for name, m in sys.modules.items() if name.startswith(rooms)]
+    packages = ("fst.rules.", "fst.strategies.", "fst.baselines.")
+    modules = [m for name, m in sys.modules.items() if name.startswith(packages)]
     return {name: value for module in modules for name, value in vars(module).items()}
 
 

@@ -26,6 +26,7 @@ class Columns(Backend):
         """On a CPU some samples at a time, unless masks are drawn for all of them at once."""
         grad_output, input, weight, geometry, rule = operands[:5]
         stride, padding, dilation, groups = geometry
+        assert rule is not None  # it applies
         kernel = (weight.shape[2], weight.shape[3])
         channels, taps = grad_output.shape[1], input.shape[1] // groups * math.prod(kernel)
         size = len(input)

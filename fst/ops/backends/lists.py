@@ -14,6 +14,7 @@ from fst.ops.operands import Gradients, GradInput, GradWeight, mean_of
 from fst.ops.positions import draw
 from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
+from fst.rules.sampled import samples
 
 OPERATIONS = {
     "grad_weight": "products at the listed positions",
@@ -86,6 +87,7 @@ class ByLists(FixedPositions):
         lists = operands.lists
         if lists is None:
             return None, self.by_lattice(operands, functools.partial(self._fixed, operands)), None
+        assert samples(rule)  # its lists are drawn
         drawn = lists.of(rule, operands.kept)
         center = (mean_of(input), lists.sums(rule)) if rule.center else ()
         listed = Listed(*drawn, None, *center)
@@ -99,12 +101,12 @@ class ByLists(FixedPositions):
         grad_output, input, weight, geometry, rule = operands[:5]
         size = (grad_output.shape[2], grad_output.shape[3])
         listed = draw.fixed(lattice, len(input), size, input.device)
+        assert rule is not None  # of fixed positions
         if rule.summed_block == (1, 1):
             sums, listed = grad_output, listed._replace(source=None)
         return self.list_grad_weight(sums, input, weight, listed, geometry)
 
     def grad_input(self, operands: GradInput) -> Tensor:
-        assert operands.lists is not None and operands.rule is not None  # it applies
-        return self.list_grad_input(
-            operands, Listed(*operands.lists.of(operands.rule, operands.kept))
-        )
+        lists, rule = operands.lists, operands.rule
+        assert lists is not None and samples(rule)  # it applies
+        return self.list_grad_input(operands, Listed(*lists.of(rule, operands.kept)))

@@ -24,10 +24,8 @@ class ListsByCpp(ByLists):
         return cpp.missing()
 
     def refuses(self, operands: GradInput | GradWeight) -> str:
-        of_weight = isinstance(operands, GradWeight)
-        return cpp.refuses_lists(
-            operands.grad_output, operands.input if of_weight else operands.weight
-        )
+        other = operands.input if isinstance(operands, GradWeight) else operands.weight
+        return cpp.refuses_lists(operands.grad_output, other)
 
     def expected(self, operands: GradInput | GradWeight) -> float:
         if operands.lists is None and operands.weight.shape[1] < FEW_CHANNELS:

@@ -91,7 +91,9 @@ def from_kernel(
     weight: Tensor, strategy: Strategy, dtype: torch.dtype, pruned: Sequence[Tensor]
 ) -> PrunedWeight:
     """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as `kernel_patterns` names them."""
-    output, grad_input = kernel_patterns(strategy)
+    patterns = kernel_patterns(strategy)
+    assert patterns is not None  # not refused
+    output, grad_input = patterns
     results = iter(pruned)
     first = next(results) if output[0] else weight.to(dtype)
     transposed = first

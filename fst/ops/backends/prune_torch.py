@@ -30,16 +30,21 @@ class PruneByTorch(Backend):
             mask, own = two_of_four(weight, (1, 0))
         elif mask is None and strategy.output is not None:
             mask = strategy.output.weight_mask(weight, "output", groups, generator)
-        if strategy.output is not None and strategy.output.changes_values:
-            output = strategy.output.weight_values(weight, mask, groups).to(dtype)
-        elif strategy.output is not None:
-            output = apply_mask(dense, mask)
+        if strategy.output is not None:
+            assert mask is not None  # chosen above, or kept
+            if strategy.output.changes_values:
+                output = strategy.output.weight_values(weight, mask, groups).to(dtype)
+            else:
+                output = apply_mask(dense, mask)
         if not is_of_weight(rule):
             return PrunedWeight(output, dense, mask)
         if rule.as_output:
             return PrunedWeight(output, output, mask)
         if own is None:
-            source = apply_mask(weight, mask) if rule.after_output else weight
+            source = weight
+            if rule.after_output:
+                assert mask is not None  # of the rule in output
+                source = apply_mask(weight, mask)
             own = rule.weight_mask(source, "grad_input", groups, generator)
         return PrunedWeight(output, apply_mask(output if rule.after_output else dense, own), mask)
 

@@ -59,14 +59,14 @@ def windows(
     edges: list[int] = []
     starts = ((lattice.row, lattice.row_step), (lattice.column, lattice.column_step))
     for axis, (start, step) in enumerate(starts):
-        stride, pad = geometry.stride[axis], padding[axis]
+        step_of_input, pad = geometry.stride[axis], padding[axis]
         outside = (0, 0)
         if start:
             padding[axis] = 0
             last = start + (size[axis] - 1 - start) // step * step
-            begin = start * stride - pad
+            begin = start * step_of_input - pad
             reach = geometry.dilation[axis] * (kernel[axis] - 1)
-            input, outside = _cut(input, 2 + axis, begin, last * stride - pad + reach + 1)
+            input, outside = _cut(input, 2 + axis, begin, last * step_of_input - pad + reach + 1)
         edges = [*outside, *edges]
     if any(edges):
         input = F.pad(input, edges)

@@ -18,6 +18,7 @@ class ZerosOfWeight(Backend):
     """Lists of the weights that are not zero; vectors run over images or pixels."""
 
     name = "zeros_weight"
+    is_timed = True
     computes = {
         "output": "C++ for CPUs: zeros of the weight are left out",
         "grad_input": "C++ for CPUs: zeros of the weight are left out",

@@ -33,7 +33,7 @@ FUNCTIONS = (
     "fst_zeros_product",
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
-_FUNCTIONS: dict[str, Callable[..., int]] = {}
+_FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {}  # with the number of arguments
 
 
 def missing() -> str:
@@ -42,7 +42,7 @@ def missing() -> str:
 
 
 # torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
-missing._dynamo_marked_constant = True
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def _load() -> str:
         arguments.restype = ctypes.c_char_p
         function = getattr(library, name)
         function.argtypes = [TYPES[letter] for letter in arguments().decode()]
-        _FUNCTIONS[name] = function
+        _FUNCTIONS[name] = function, len(function.argtypes)
     return ""
 
 
@@ -91,9 +91,9 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    function, given = _FUNCTIONS[name], (*arguments, torch.get_num_threads())
-    if len(given) != len(function.argtypes):
-        raise TypeError(f"{name} takes {len(function.argtypes)} arguments, not {len(given)}.")
+    (function, wanted), given = _FUNCTIONS[name], (*arguments, torch.get_num_threads())
+    if len(given) != wanted:
+        raise TypeError(f"{name} takes {wanted} arguments, not {len(given)}.")
     status = function(*given)
     if status == 1:
         raise MemoryError(f"{name}: no memory for what it packs")

@@ -75,7 +75,7 @@ def measure_positions(
     check_operands(grad_output=grad_output)
     samples, channels, rows, columns = grad_output.shape
     size = (samples, channels, *input_size[-2:])
-    map = _output_map(size, kernel, Geometry(stride, padding, dilation, 1))
+    map = _output_map(size, kernel, stride, padding, dilation)
     if map != (rows, columns):
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     scores, sums = _like_measured(grad_output, kernel, with_sums)
@@ -178,7 +178,7 @@ def list_grad_weight(
             f"weight_shape={tuple(weight_shape)} with groups={groups} does not fit input "
             f"{tuple(input.shape)} and grad_output {tuple(grad_output.shape)}."
         )
-    map = _output_map(input.shape, kernel, Geometry(stride, padding, dilation, groups))
+    map = _output_map(input.shape, kernel, stride, padding, dilation)
     weight = torch.ones(index.numel()) if weight is None else weight
     _check_list(index, weight, samples * math.prod(map))
     check_plain(torch.float32, (channels,), mean=mean)
@@ -191,8 +191,9 @@ def list_grad_weight(
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
-        centred = mean is not None and sums is not None
-        return result.copy_(share_of_mean(sums, mean, groups)) if centred else result.zero_()
+        if mean is None or sums is None:
+            return result.zero_()
+        return result.copy_(share_of_mean(sums, mean, groups))
     numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
@@ -239,7 +240,7 @@ def list_grad_input(
     out, inside, *kernel = weight.shape
     check_groups(groups, out)
     samples, channels, height, width = input_size
-    map = _output_map(input_size, kernel, Geometry(stride, padding, dilation, groups))
+    map = _output_map(input_size, kernel, stride, padding, dilation)
     wanted = (samples, out, *map)
     if channels != inside * groups or grad_output.shape != wanted:
         raise ValueError(
@@ -267,14 +268,17 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
 
 
 def _output_map(
-    input_size: Sequence[int], kernel: Sequence[int], geometry: Geometry
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> tuple[int, int]:
     """Rows and columns of a convolution of (N, C, H, W).
 
     Raises:
         ValueError: there is no such convolution, or a list cannot name its positions.
     """
-    stride, padding, dilation, _ = geometry
     least = {"kernel": (kernel, 1), "stride": (stride, 1), "dilation": (dilation, 1)}
     least |= {"padding": (padding, 0), "input_size": (input_size[2:], 0)}
     for name, (pair, low) in least.items():
@@ -282,7 +286,10 @@ def _output_map(
             raise ValueError(
                 f"{name}={tuple(pair)} must be two numbers from {low} to {MOST_POSITIONS}."
             )
-    samples, _, rows, columns = output_shape(input_size, (1, 1, *kernel), geometry)
+    window = Geometry(
+        *((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1])), groups=1
+    )
+    samples, _, rows, columns = output_shape(input_size, (1, 1, *kernel), window)
     if rows < 1 or columns < 1:
         raise ValueError(
             f"kernel={tuple(kernel)} with dilation={tuple(dilation)} is larger than an input of "

@@ -92,21 +92,24 @@ def prune_grad_output(
     _check_pattern(n, m, least=1)
     samples, channels, height, width = grad_output.shape
     check_groups(groups, channels)
-    drawn = rule == "random"
-    if drawn and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
+    if rule != "random":
+        seed = None
+    elif seed is None or seed.dtype != torch.int64 or seed.numel() != 1:
         raise ValueError("rule='random' needs seed=, one int64.")
     pruned = torch.empty_like(grad_output)
     if not pruned.numel():
         return pruned
     place = 2 if width == 1 else 3
-    strides = [integers(*(x.stride(axis) for axis in (0, 1, place))) for x in (grad_output, pruned)]
+    read, written = (
+        integers(*(x.stride(axis) for axis in (0, 1, place))) for x in (grad_output, pruned)
+    )
     rescaled = rescale if rule == "magnitude_rescaled" else ""
     call(
         "fst_prune_grad_output",
         *(grad_output.data_ptr(), pruned.data_ptr(), KINDS[grad_output.dtype]),
-        *(samples, channels, height * width, *strides, n, m),
+        *(samples, channels, height * width, read, written, n, m),
         *(rescaled == "group", rescaled == "sample_channel", groups),
-        seed.data_ptr() if drawn else None,
+        None if seed is None else seed.data_ptr(),
     )
     return pruned
 

@@ -7,6 +7,7 @@ whatever it is multiplied by: 0 · ∞ and 0 · NaN add nothing, where a dense p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from fst.ops.cpp.library import (
 from fst.ops.geometry import (
     Geometry,
     empty_maps,
+    geometry_of,
     is_channels_last,
     output_shape,
     share_of_mean,
@@ -47,9 +49,9 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
     """
     if reason := missing():
         return f"the C++ kernels: {reason}"
-    dtypes = {x.dtype for x in operands}
-    if len(dtypes) > 1 or not dtypes <= KINDS.keys():
-        return f"dtypes {', '.join(sorted(map(str, dtypes)))}"
+    first, second = (x.dtype for x in operands)
+    if first != second or first not in KINDS:
+        return f"dtypes {first}, {second}"
     if not all(is_plain(x) for x in operands):
         return "an operand is no plain tensor of the CPU"
     if not all(x.dim() == 4 and is_dense(x) for x in operands):
@@ -73,7 +75,7 @@ def _like_output(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     shape = output_shape(input.shape, weight.shape, geometry)
     return empty_maps(shape, input, is_channels_last(input))
 
@@ -99,7 +101,7 @@ def maps_output(
         (N, Cout, P, Q) in the dtype and memory format of the input.
     """
     check_operands(input=input, weight=weight)
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight.shape, geometry)
     check_plain(input.dtype, (len(weight),), bias=bias)
     result = _like_output(input, weight, stride, padding, dilation, groups)
@@ -133,7 +135,7 @@ def maps_grad_input(
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
     check_operands(grad_output=grad_output, weight=weight)
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
@@ -185,7 +187,7 @@ def maps_grad_weight(
     check_operands(grad_output=grad_output, input=input)
     if zeros_of not in ("input", "grad_output"):
         raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
-    geometry = Geometry(stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight_shape, geometry)
     check_map(grad_output, input.shape, weight_shape, geometry)
     if index is None and not (weight is mean is sums is None):
@@ -199,8 +201,9 @@ def maps_grad_weight(
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     nothing = not grad_output.numel() or (index is not None and not len(index))
     if nothing or not result.numel():
-        centred = mean is not None and sums is not None
-        return result.copy_(share_of_mean(sums, mean, groups)) if centred else result.zero_()
+        if mean is None or sums is None:
+            return result.zero_()
+        return result.copy_(share_of_mean(sums, mean, groups))
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
         "fst_maps_grad_weight",
@@ -263,7 +266,7 @@ def _numbers(
     output_size: Sequence[int],
     weight_shape: Sequence[int],
     geometry: Geometry,
-) -> tuple:
+) -> tuple[Any, ...]:
     """What the kernels take of shapes: the geometry, channels of a group, groups."""
     stride, padding, dilation, groups = geometry
     maps = (input_size[0], *input_size[2:], *output_size[2:])

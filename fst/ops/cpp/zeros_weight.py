@@ -30,11 +30,12 @@ from fst.ops.cpp.library import (
     operator,
     pointer,
 )
-from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
 ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/vectors.h numbers them
 LEAST_CHANNELS = 4  # of a group, where there are groups
 MOST_TAPS = 16  # of a kernel's side, and the most of a stride
+FAR = 8  # a dilation at which a tile's window may be too large for the kernel's offsets
 
 
 def refuses_zeros(
@@ -62,21 +63,20 @@ def refuses_zeros(
         return f"groups of fewer than {LEAST_CHANNELS} channels"
     if max(*weight.shape[2:], *geometry.stride) > MOST_TAPS:
         return f"a kernel or stride of more than {MOST_TAPS}"
+    if torch.compiler.is_compiling():  # no call of the library can be traced here
+        return "" if _surely_fits(weight.shape, geometry) else "a window that may be too large"
     backward = input_size is not None
+    size = maps.shape if input_size is None else input_size
     try:
-        numbers = _numbers(input_size if backward else maps.shape, weight.shape, geometry, backward)
-        if torch.compiler.is_compiling():  # which traces no call of a library
-            fits = _surely_fits(weight.shape, geometry)
-        else:
-            fits = _list_size(numbers) > 0
+        _list_size(_numbers(size, weight.shape, geometry, backward))
     except ValueError:
-        fits = False
-    return "" if fits else "sizes that do not belong together, or are too large"
+        return "sizes that do not belong together, or are too large"
+    return ""
 
 
 def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
-    """True if the window of a tile is small enough for any tile that kernels/zeros_weight.h cuts,
-    of at most 28 vectors of 16 numbers.
+    """True if the window of any tile that kernels/zeros_weight.h cuts, of at most 28 vectors of 16
+    numbers, is small enough for its offsets and for what a thread packs.
     """
     _, inside, high, wide = weight_shape
     rows, columns = min(geometry.stride[0], high), min(geometry.stride[1], wide)
@@ -84,8 +84,9 @@ def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
     of_images = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
     of_pixels = max((1 + down) * 28 * wide, (28 + down) * wide)
     of_channel = 16 * rows * max(of_images, of_pixels)
-    channels = geometry.groups * max(inside, weight_shape[0] // geometry.groups)
-    return of_channel <= 2**15 and channels * of_channel <= 2**26
+    channels = max(inside * geometry.groups, weight_shape[0])
+    near = max(geometry.dilation) <= FAR and of_channel <= 2**17
+    return near and channels * of_channel <= 2**26
 
 
 def zeros_lists(
@@ -111,7 +112,7 @@ def zeros_lists(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry, grad_input, lanes)
     return _lists(weight, numbers)
 
@@ -155,7 +156,7 @@ def zeros_output(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
     check_dtypes(input=input, weight=weight)
     result = _like_output(input, weight, *geometry)
@@ -170,9 +171,7 @@ def _like_listed_output(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    shape = output_shape(
-        input.shape, weight_shape, Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
-    )
+    shape = output_shape(input.shape, weight_shape, geometry_of(stride, padding, dilation, groups))
     return empty_maps(shape, input, is_channels_last(input))
 
 
@@ -191,7 +190,7 @@ def listed_output(
     lanes: int = 0,
 ) -> Tensor:
     """`zeros_output` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight_shape, geometry, False, lanes)
     result = _like_listed_output(input, weight_shape, *geometry)
     return _multiply(input, lists, numbers, result, bias, residual, activation)
@@ -225,7 +224,7 @@ def zeros_grad_input(
     Raises:
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry, True, lanes)
     check_dtypes(grad_output=grad_output, weight=weight)
     check_map(grad_output, input_size, weight.shape, geometry)
@@ -246,7 +245,7 @@ def listed_grad_input(
     lanes: int = 0,
 ) -> Tensor:
     """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight_shape, geometry, True, lanes)
     check_map(grad_output, input_size, weight_shape, geometry)
     result = _like_grad_input(grad_output, input_size)

@@ -21,15 +21,15 @@ class Listed(NamedTuple):
     """A list of output positions, and what is multiplied at each.
 
     Attributes:
-        index: (n,) int32, positions of the convolution's output map.
+        places: (n,) int32, positions of the convolution's output map.
         scale: (n,) what grad_output is multiplied by; None: 1 everywhere.
-        source: (n,) int32, which rows of grad_output; None: the same as ``index``.
+        source: (n,) int32, which rows of grad_output; None: the same as ``places``.
         mean: (Cin,), which is subtracted from the input inside the image; None: nothing is.
         sums: (Cout, kh, kw), Σ dY over all positions that see the image through each tap: what
             ``mean`` is multiplied by and added. None where there is no mean.
     """
 
-    index: Tensor
+    places: Tensor
     scale: Tensor | None = None
     source: Tensor | None = None
     mean: Tensor | None = None
@@ -39,7 +39,7 @@ class Listed(NamedTuple):
 def grad_weight(
     grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
 ) -> Tensor:
-    """Σ_j scale_j · dY[source_j] · (X − mean)[window of index_j]ᵀ + sums · meanᵀ: (Cout, Cin/g,
+    """Σ_j scale_j · dY[source_j] · (X − mean)[window of places_j]ᵀ + sums · meanᵀ: (Cout, Cin/g,
     kh, kw).
 
     Args:
@@ -47,9 +47,9 @@ def grad_weight(
         input: (N, Cin, H, W).
         weight: only its shape and memory format count.
     """
-    index, scale, source, mean, sums = listed
+    places, scale, source, mean, sums = listed
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
-    grads = _rows(grad_output)[index if source is None else source]
+    grads = _rows(grad_output)[places if source is None else source]
     if scale is not None:
         grads = grads * scale[:, None].to(grads.dtype)
     grads = grads.unflatten(1, (groups, outputs // groups)).permute(1, 2, 0)  # (g, Cout/g, n)
@@ -58,7 +58,7 @@ def grad_weight(
     top, left = geometry.padding
     image = F.pad(input, (left, left, top, top)) if top or left else input
     size = (image.shape[2], image.shape[3])
-    corner = _corner(index, input.shape, weight.shape, size, geometry)
+    corner = _corner(places, input.shape, weight.shape, size, geometry)
     pixels = _rows(image)
     total = grad_output.new_empty(kernel[0], kernel[1], groups, outputs // groups, channels)
     for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
@@ -74,21 +74,22 @@ def grad_weight(
 def grad_input(
     grad_output: Tensor, weight: Tensor, listed: Listed, input_shape: torch.Size, geometry: Geometry
 ) -> Tensor:
-    """Σ_j scale_j · Wᵀ dY[index_j], added at the taps of position j: (N, Cin, H, W).
+    """Σ_j scale_j · Wᵀ dY[places_j], added at the taps of position j: (N, Cin, H, W).
 
     Args:
         grad_output: (N, Cout, P, Q).
         weight: (Cout, Cin/groups, kh, kw).
     """
-    index, scale = listed[:2]
+    places, scale = listed[:2]
+    assert scale is not None  # of a drawn list
     groups, (outputs, channels, *kernel) = geometry.groups, weight.shape
     wide = torch.promote_types(grad_output.dtype, torch.float32)
-    grads = _rows(grad_output)[index] * scale[:, None].to(grad_output.dtype)
+    grads = _rows(grad_output)[places] * scale[:, None].to(grad_output.dtype)
     grads = grads.unflatten(1, (groups, outputs // groups)).transpose(0, 1)  # (g, n, Cout/g)
     batch, _, height, width = input_shape
     top, left = geometry.padding
     size = (height + 2 * top, width + 2 * left)
-    corner = _corner(index, input_shape, weight.shape, size, geometry)
+    corner = _corner(places, input_shape, weight.shape, size, geometry)
     pixels = grads.new_zeros(batch * size[0] * size[1], groups * channels, dtype=wide)
     by_tap = weight.unflatten(0, (groups, outputs // groups))
     for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
@@ -106,7 +107,7 @@ def _rows(maps: Tensor) -> Tensor:
 
 
 def _corner(
-    index: Tensor,
+    places: Tensor,
     input_shape: torch.Size,
     weight_shape: tuple[int, ...],
     size: tuple[int, int],
@@ -114,7 +115,7 @@ def _corner(
 ) -> Tensor:
     """Which row of the padded image's pixels the first tap of each position reads."""
     rows, columns = output_shape(input_shape, weight_shape, geometry)[2:]
-    place = index.to(torch.int64)
+    place = places.to(torch.int64)
     sample = place // (rows * columns)
     row, column = place // columns % rows, place % columns
     line = sample * size[0] + row * geometry.stride[0]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from fst.cli.commands import environment
+from fst.cli import environment
 from fst.cli.environment import machine, versions
 from fst.lab.reporting.document import Document, Figure, Table, load_document
 from fst.lab.reporting.markdown import markdown

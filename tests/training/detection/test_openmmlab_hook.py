@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.training.engine import cli
 

@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 import fst
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
 from fst.training.engine import cli

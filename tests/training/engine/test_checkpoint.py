@@ -12,7 +12,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch import nn
 
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.files.checkpoint import load_checkpoint_safely, save_atomically, state_dict_of
 from fst.training.engine import cli
 

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.optim.optimizer import default_constructor as constructor
 from PIL import Image
 
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.training.engine import cli
 from fst.training.engine.checks import PARAMWISE_CFG, check_config
 from fst.training.engine.config import load_config

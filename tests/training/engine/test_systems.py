@@ -10,7 +10,7 @@ from mmengine.optim import OptimWrapper
 from torch import nn
 
 import fst
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import STEP
 from fst.training.engine import cli

@@ -17,7 +17,7 @@ from torch import nn
 import fst
 import fst.models
 from fst.basics.arguments import user_errors
-from fst.cli.commands import checks as commands
+from fst.cli import checks as commands
 from fst.cli.commands import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab import demo
