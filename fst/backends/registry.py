@@ -195,7 +195,7 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
     for verified in _verified(operation):
         backend = _BACKENDS[operation, verified]
         if backend.applies(operands):
-            reason = backend.reason_against(operands) or backend.useless(operands)
+            reason = backend.missing() or backend.useless(operands) or backend.refuses(operands)
             if reason:
                 reasons.append(f"{backend.name}: {reason}")
             else:

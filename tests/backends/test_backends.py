@@ -49,6 +49,9 @@ class Number(NamedTuple):
     def fresh(self) -> Number:
         return self
 
+    def part(self, samples: int) -> Number:
+        return self
+
 
 class Toy(backends.Backend):
     """Returns its name; computes the operands that name it."""
@@ -412,6 +415,7 @@ STRATEGIES = {  # operation and backend -> a strategy that it serves
     ("grad_weight", "zeros_input"): "sparsetrain",
     ("grad_input", "zeros_grad_output"): "sdgp",
     ("grad_weight", "zeros_grad_output"): "sparsetrain",
+    ("grad_weight", "listed_zeros"): "sampled",
     ("prune_weight", "torch"): "fst",
     ("prune_weight", "cpp"): "fst",
     ("prune_grad_output", "torch"): "sdgp",

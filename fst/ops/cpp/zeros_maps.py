@@ -20,11 +20,10 @@ from fst.ops.cpp.library import (
     check_operands,
     check_plain,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
     pointer,
+    refuses_operands,
 )
 from fst.ops.geometry import (
     Geometry,
@@ -48,14 +47,9 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
         weight_shape: (Cout, Cin/groups, kh, kw).
     """
     if reason := missing():
-        return f"the C++ kernels: {reason}"
-    first, second = (x.dtype for x in operands)
-    if first != second or first not in KINDS:
-        return f"dtypes {first}, {second}"
-    if not all(is_plain(x) for x in operands):
-        return "an operand is no plain tensor of the CPU"
-    if not all(x.dim() == 4 and is_dense(x) for x in operands):
-        return "an operand is neither contiguous nor channels_last"
+        return reason
+    if reason := refuses_operands(*operands):
+        return reason
     out, inside, *kernel = weight_shape
     if min(out // groups, inside) < LEAST_CHANNELS:
         return f"groups of fewer than {LEAST_CHANNELS} channels"
