@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
@@ -30,6 +31,8 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
 def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Restore what `sparsity_state` returned. Call it between two steps, also within a run.
 
+    Warns where backends were chosen on another machine: they are chosen anew.
+
     Raises:
         ValueError: the state belongs to other layers or to another strategy, or a value in it is
             impossible; nothing is restored then.
@@ -53,10 +56,17 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
             )
         _check_entry(name, layer, state[name])
         _check_schedule(name, layer, state[name])
+    others = set()
     for name, layer in layers.items():
-        layer.state.restore(state[name], layer.weight.device)
+        others.add(layer.state.restore(state[name], layer.weight.device))
         layer.passing.forget_calls()
         layer.passing.has_loaded_state = True
+    if others := others - {""}:
+        warnings.warn(
+            "backends were chosen on another machine or with other settings "
+            f"({', '.join(sorted(others))}) and are chosen anew: results may differ in rounding.",
+            stacklevel=2,
+        )
 
 
 def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:

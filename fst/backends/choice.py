@@ -14,7 +14,6 @@ import json
 import math
 import os
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -162,18 +161,18 @@ class Record:
         names = ("choices", "machine", "shares", "dense_calls")
         return {name: copy.deepcopy(getattr(self, name)) for name in names}
 
-    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Take up what `saved` returned; what was measured on another machine is measured anew."""
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> str:
+        """Take up what `saved` returned.
+
+        Returns:
+            another machine on which it was measured, where nothing is taken up; or "".
+        """
         self.__dict__.update(Record().__dict__)
         here = cache.path(cache.environment(device)).name
         if saved and saved["machine"] not in ("", here):
-            warnings.warn(
-                f"backends were chosen on another machine or with other settings "
-                f"({saved['machine']}) and are chosen anew: results may differ in rounding.",
-                stacklevel=2,
-            )
-            return
+            return str(saved["machine"])
         self.__dict__.update(copy.deepcopy(dict(saved)))
+        return ""
 
 
 class _Running(threading.local):

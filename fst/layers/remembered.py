@@ -55,13 +55,13 @@ class LayerState:
             "record": self.record.saved(),
         }
 
-    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Take up what `saved` returned."""
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> str:
+        """Take up what `saved` returned; returns what `fst.backends.Record.restore` does."""
         self.step = saved["step"]
         self.kept_mask, self.mask_step = _moved(saved["kept_mask"], device), None
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
-        self.record.restore(saved.get("record", {}), device)
+        return self.record.restore(saved.get("record", {}), device)
 
 
 def seeded(*what: object, device: torch.device) -> torch.Generator:

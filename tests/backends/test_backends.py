@@ -172,7 +172,7 @@ def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
         assert compute(Number()) == "second"
     milliseconds["second"] = 2.0
     loaded = Record()
-    loaded.restore(record.saved(), CPU)
+    assert loaded.restore(record.saved(), CPU) == ""
     for same in (copy.deepcopy(record), loaded):
         backends.forget_decisions()
         monkeypatch.setenv("FST_CACHE_DIR", "/dev/null/nowhere")
@@ -180,8 +180,7 @@ def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
             assert compute(Number()) == "second"
     assert len(log) == 1
     monkeypatch.setattr(torch, "__version__", "another")
-    with pytest.warns(UserWarning, match="chosen anew"):
-        loaded.restore(record.saved(), CPU)
+    assert loaded.restore(record.saved(), CPU) == record.machine
     assert not loaded.choices
 
 
@@ -409,6 +408,13 @@ STRATEGIES = {  # operation and backend -> a strategy that it serves
     ("grad_weight", "cpp"): "sampled",
     ("grad_input", "torch"): ("sampled", {"grad_input": 0.5}),
     ("grad_input", "cpp"): ("sampled", {"grad_input": 0.5}),
+    ("output", "zeros_weight"): "srste",
+    ("grad_input", "zeros_weight"): "srste",
+    ("output", "zeros_input"): "sparsetrain",
+    ("grad_weight", "zeros_input"): "sparsetrain",
+    ("grad_input", "zeros_grad_output"): "sdgp",
+    ("grad_weight", "zeros_grad_output"): "sparsetrain",
+    ("grad_weight", "listed_zeros"): "sampled",
     ("prune_weight", "torch"): "fst",
     ("prune_weight", "cpp"): "fst",
     ("prune_grad_output", "torch"): "sdgp",

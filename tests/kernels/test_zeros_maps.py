@@ -326,7 +326,7 @@ def test_wrong_arguments_are_named():
         with pytest.raises(ValueError, match=reason):
             grad_weight(c, **given)
     for changed, reason in (
-        ({"grad_output": torch.ones(2, 4, 5, 6)}, r"grad_output \(2, 4, 5, 6\) must be"),
+        ({"grad_output": torch.ones(2, 4, 5, 6)}, "grad_output .* must have the shape"),
         ({"input": torch.ones(2, 6, 5, 5)}, "must have 3 channels"),
         ({"input": c["input"].half()}, "input has dtype torch.float16"),
         ({"grad_output": c["grad_output"][..., ::2]}, "contiguous or channels_last"),
@@ -344,7 +344,7 @@ def test_wrong_arguments_are_named():
         zeros_maps.nonzeros(c["input"], 0)
     bad = ((2, 5, 5, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1), 3, 4, 1)  # an output map of 6 rows
     pointers = (c["input"].data_ptr(), c["weight"].data_ptr(), None, 0, False)
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="describe no operands"):
         library.call("fst_maps_product", *pointers, library.integers(*bad[0]), *bad[1:], None, None)
 
 
@@ -353,8 +353,8 @@ def test_reasons_of_refusal():
     assert zeros_maps.refuses_maps((x, weight), weight.shape, 1) == ""
     shape = weight.shape
     for arguments, reason in (
-        (((x, weight.half()), shape, 1), "dtypes torch.float16, torch.float32"),
-        (((x.double(), weight.double()), shape, 1), "dtypes torch.float64"),
+        (((x, weight.half()), shape, 1), "operands of torch.float16 and torch.float32"),
+        (((x.double(), weight.double()), shape, 1), "operands of torch.float64"),
         (((x[..., ::2], weight), shape, 1), "neither contiguous nor channels_last"),
         (((x.to("meta"), weight), shape, 1), "no plain tensor"),
         (((x, weight), (8, 1, 3, 3), 8), "groups of fewer than 4 channels"),

@@ -79,6 +79,7 @@ class ZerosOfInput(ZerosOfMaps):
 
     def output(self, operands: Output) -> Tensor:
         input, weight, bias, geometry = operands[:4]
+        bias = None if bias is None else bias.contiguous()
         return cpp.maps_output(input, weight, bias, *geometry)
 
 

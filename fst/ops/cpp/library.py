@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from fst.backends import sources
 from fst.basics.errors import UsageError
 from fst.ops import operators
+from fst.ops.geometry import Geometry, output_shape
 
 BACKEND = "cpp"
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
@@ -142,7 +143,44 @@ def check_dense(name: str, tensor: Tensor, axes: str) -> None:
         )
 
 
+def check_dtypes(**operands: Tensor) -> None:
+    """Raise TypeError unless the operands have one dtype, which the kernels read."""
+    dtypes = {name: operand.dtype for name, operand in operands.items()}
+    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
+        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
+
+
+def check_operands(**operands: Tensor) -> None:
+    """`check_dtypes`, and `check_dense` of each."""
+    check_dtypes(**operands)
+    for name, operand in operands.items():
+        check_dense(name, operand, "(N, C, H, W)")
+
+
+def check_plain(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
+    """Raise ValueError unless the kernels can read the tensors where they lie."""
+    for name, x in given.items():
+        if x is not None and (x.dtype != dtype or x.shape != shape or not x.is_contiguous()):
+            found = f"{name} {x.dtype} {tuple(x.shape)} with strides {x.stride()}"
+            raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
+
+
+def check_map(
+    grad_output: Tensor, input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
+) -> None:
+    """Raise ValueError unless grad_output has the shape of the convolution's output."""
+    wanted = output_shape(input_size, weight_shape, geometry)
+    if grad_output.shape != wanted:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have the shape {wanted}.")
+
+
 def check_groups(groups: int, channels: int) -> None:
     """Raise ValueError unless ``groups`` divides the channels."""
     if groups < 1 or channels % groups:
         raise ValueError(f"groups={groups} must divide {channels} channels.")
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where the tensor's data begin; None of none."""
+    return None if tensor is None else tensor.data_ptr()

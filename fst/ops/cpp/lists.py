@@ -16,11 +16,13 @@ from torch import Tensor
 from fst.ops.cpp.library import (
     KINDS,
     call,
-    check_dense,
     check_groups,
+    check_operands,
+    check_plain,
     integers,
     missing,
     operator,
+    pointer,
     refuses_operands,
 )
 from fst.ops.geometry import (
@@ -70,7 +72,7 @@ def measure_positions(
         float32: of grad_output over the positions whose tap lies inside the image (empty without
         ``with_sums``).
     """
-    _check_operands(grad_output=grad_output)
+    check_operands(grad_output=grad_output)
     samples, channels, rows, columns = grad_output.shape
     size = (samples, channels, *input_size[-2:])
     map = _output_map(size, kernel, stride, padding, dilation)
@@ -106,8 +108,8 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
     Returns:
         index (n,) int32, ascending; weight (n,) float32: reciprocals of the probabilities.
     """
-    _check(torch.float32, (scores.numel(),), scores=scores)
-    _check(torch.float64, (), start=start)
+    check_plain(torch.float32, (scores.numel(),), scores=scores)
+    check_plain(torch.float64, (), start=start)
     if n < 0:
         raise ValueError(f"n={n} must not be negative.")
     if not 0 <= (value := float(start)) < 1:
@@ -166,7 +168,7 @@ def list_grad_weight(
     Returns:
         dW of ``weight_shape``, in the dtype of grad_output.
     """
-    _check_operands(grad_output=grad_output, input=input)
+    check_operands(grad_output=grad_output, input=input)
     _check_shape("weight_shape", weight_shape)
     out, inside, *kernel = weight_shape
     check_groups(groups, out)
@@ -179,8 +181,8 @@ def list_grad_weight(
     map = _output_map(input.shape, kernel, stride, padding, dilation)
     weight = torch.ones(index.numel()) if weight is None else weight
     _check_list(index, weight, samples * math.prod(map))
-    _check(torch.float32, (channels,), mean=mean)
-    _check(torch.float32, (out, *kernel), sums=sums)
+    check_plain(torch.float32, (channels,), mean=mean)
+    check_plain(torch.float32, (out, *kernel), sums=sums)
     places = grad_output.shape[2] * grad_output.shape[3]
     rows = len(grad_output) * places
     if source is not None:
@@ -197,8 +199,8 @@ def list_grad_weight(
     call(
         "fst_list_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
-        *(index.data_ptr(), weight.data_ptr(), _pointer(source), len(index)),
-        *(places, rows, _pointer(mean), None if mean is None else _pointer(sums)),
+        *(index.data_ptr(), weight.data_ptr(), pointer(source), len(index)),
+        *(places, rows, pointer(mean), None if mean is None else pointer(sums)),
         *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
         result.data_ptr(),
     )
@@ -233,7 +235,7 @@ def list_grad_input(
     Returns:
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
-    _check_operands(grad_output=grad_output, weight=weight)
+    check_operands(grad_output=grad_output, weight=weight)
     _check_shape("input_size", input_size)
     out, inside, *kernel = weight.shape
     check_groups(groups, out)
@@ -258,15 +260,6 @@ def list_grad_input(
         *(inside, out // groups, groups, integers(*layouts), result.data_ptr()),
     )
     return result
-
-
-def _check_operands(**operands: Tensor) -> None:
-    dtypes = {name: operand.dtype for name, operand in operands.items()}
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
-        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
-        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
-    for name, operand in operands.items():
-        check_dense(name, operand, "(N, C, H, W)")
 
 
 def _check_shape(name: str, shape: Sequence[int]) -> None:
@@ -310,28 +303,16 @@ def _output_map(
     return rows, columns
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _check(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
-    """Raise ValueError unless the kernels can read the tensors where they lie."""
-    for name, x in given.items():
-        if x is not None and (x.dtype != dtype or x.shape != shape or not x.is_contiguous()):
-            found = f"{name} {x.dtype} {tuple(x.shape)} with strides {x.stride()}"
-            raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
-
-
 def _check_list(index: Tensor, weight: Tensor, positions: int) -> None:
     size = (index.numel(),)
-    _check(torch.int32, size, index=index)
-    _check(torch.float32, size, weight=weight)
+    check_plain(torch.int32, size, index=index)
+    check_plain(torch.float32, size, weight=weight)
     if len(index) and not positions:
         raise ValueError(f"index names {len(index)} positions of an empty batch.")
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
-    _check(torch.int32, (len(index),), source=source)
+    check_plain(torch.int32, (len(index),), source=source)
     if not len(source):
         return
     low, high = torch.aminmax(source)

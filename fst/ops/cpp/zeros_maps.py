@@ -15,11 +15,14 @@ from torch import Tensor
 from fst.ops.cpp.library import (
     KINDS,
     call,
-    check_dense,
     check_groups,
+    check_map,
+    check_operands,
+    check_plain,
     integers,
     missing,
     operator,
+    pointer,
     refuses_operands,
 )
 from fst.ops.geometry import (
@@ -91,10 +94,10 @@ def maps_output(
     Returns:
         (N, Cout, P, Q) in the dtype and memory format of the input.
     """
-    _check_operands(input=input, weight=weight)
+    check_operands(input=input, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight.shape, geometry)
-    _check(input.dtype, (len(weight),), bias=bias)
+    check_plain(input.dtype, (len(weight),), bias=bias)
     result = _like_output(input, weight, stride, padding, dilation, groups)
     if result.numel():
         _product(input, weight, bias, False, result, input.shape, result.shape, geometry)
@@ -125,10 +128,10 @@ def maps_grad_input(
     Returns:
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
-    _check_operands(grad_output=grad_output, weight=weight)
+    check_operands(grad_output=grad_output, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input_size, weight.shape, geometry)
-    _check_map(grad_output, input_size, weight.shape, geometry)
+    check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
     if result.numel():
         sizes = (input_size, grad_output.shape)
@@ -175,20 +178,20 @@ def maps_grad_weight(
     Returns:
         dW of ``weight_shape``, in the dtype of grad_output.
     """
-    _check_operands(grad_output=grad_output, input=input)
+    check_operands(grad_output=grad_output, input=input)
     if zeros_of not in ("input", "grad_output"):
         raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
     geometry = geometry_of(stride, padding, dilation, groups)
     _check_sizes(input.shape, weight_shape, geometry)
-    _check_map(grad_output, input.shape, weight_shape, geometry)
+    check_map(grad_output, input.shape, weight_shape, geometry)
     if index is None and not (weight is mean is sums is None):
         raise ValueError("weight, mean and sums belong to a list: index must be given.")
     if index is not None:
         weight = torch.ones(len(index)) if weight is None else weight
-        _check(torch.int32, (index.numel(),), index=index)
-        _check(torch.float32, (index.numel(),), weight=weight)
-    _check(torch.float32, (input.shape[1],), mean=mean)
-    _check(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
+        check_plain(torch.int32, (index.numel(),), index=index)
+        check_plain(torch.float32, (index.numel(),), weight=weight)
+    check_plain(torch.float32, (input.shape[1],), mean=mean)
+    check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     nothing = not grad_output.numel() or (index is not None and not len(index))
     if nothing or not result.numel():
@@ -199,8 +202,8 @@ def maps_grad_weight(
     call(
         "fst_maps_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype], zeros_of == "input"),
-        *(_pointer(index), _pointer(weight), 0 if index is None else len(index)),
-        *(_pointer(mean), _pointer(sums)),
+        *(pointer(index), pointer(weight), 0 if index is None else len(index)),
+        *(pointer(mean), pointer(sums)),
         *_numbers(input.shape, grad_output.shape, weight_shape, geometry),
         *(integers(*layouts), result.data_ptr()),
     )
@@ -219,7 +222,7 @@ def nonzeros(maps: Tensor, every: int) -> Tensor:
         maps: (N, C, H, W), contiguous or channels_last.
         every: 1 looks at all numbers, n at every n-th block of 4096 that lie side by side.
     """
-    _check_operands(maps=maps)
+    check_operands(maps=maps)
     if every < 1:
         raise ValueError(f"every={every} must be at least 1.")
     result = _like_nonzeros(maps)
@@ -246,7 +249,7 @@ def _product(
     layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(result))
     call(
         "fst_maps_product",
-        *(source.data_ptr(), weight.data_ptr(), _pointer(bias), KINDS[source.dtype], backward),
+        *(source.data_ptr(), weight.data_ptr(), pointer(bias), KINDS[source.dtype], backward),
         *_numbers(input_size, output_size, weight.shape, geometry),
         *(integers(*layouts), result.data_ptr()),
     )
@@ -263,27 +266,6 @@ def _numbers(
     maps = (input_size[0], *input_size[2:], *output_size[2:])
     numbers = integers(*maps, *weight_shape[2:], *stride, *padding, *dilation)
     return numbers, weight_shape[1], weight_shape[0] // groups, groups
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _check(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
-    """Raise ValueError unless the kernels can read the tensors where they lie."""
-    for name, x in given.items():
-        if x is not None and (x.dtype != dtype or x.shape != shape or not x.is_contiguous()):
-            found = f"{name} {x.dtype} {tuple(x.shape)} with strides {x.stride()}"
-            raise ValueError(f"{found} must be {dtype} {shape}, contiguous.")
-
-
-def _check_operands(**operands: Tensor) -> None:
-    dtypes = {name: operand.dtype for name, operand in operands.items()}
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
-        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
-        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
-    for name, operand in operands.items():
-        check_dense(name, operand, "(N, C, H, W)")
 
 
 def _check_sizes(
@@ -313,14 +295,3 @@ def _check_sizes(
             f"input {tuple(input_size)} and weight {tuple(weight_shape)}: at most {MOST_NUMBERS} "
             "places of a map and weights."
         )
-
-
-def _check_map(
-    grad_output: Tensor,
-    input_size: Sequence[int],
-    weight_shape: Sequence[int],
-    geometry: Geometry,
-) -> None:
-    wanted = output_shape(input_size, weight_shape, geometry)
-    if grad_output.shape != wanted:
-        raise ValueError(f"grad_output {tuple(grad_output.shape)} must be {wanted}.")

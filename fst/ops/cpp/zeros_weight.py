@@ -20,12 +20,15 @@ from fst.ops.cpp.library import (
     LAST,
     call,
     check_dense,
+    check_dtypes,
     check_groups,
+    check_map,
     integers,
     is_dense,
     is_plain,
     missing,
     operator,
+    pointer,
 )
 from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
@@ -61,7 +64,7 @@ def refuses_zeros(
     if max(*weight.shape[2:], *geometry.stride) > MOST_TAPS:
         return f"a kernel or stride of more than {MOST_TAPS}"
     if torch.compiler.is_compiling():  # no call of the library can be traced here
-        return "a large dilation" if max(geometry.dilation) > FAR else ""
+        return "" if _surely_fits(weight.shape, geometry) else "a window that may be too large"
     backward = input_size is not None
     size = maps.shape if input_size is None else input_size
     try:
@@ -69,6 +72,21 @@ def refuses_zeros(
     except ValueError:
         return "sizes that do not belong together, or are too large"
     return ""
+
+
+def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
+    """True if the window of any tile that kernels/zeros_weight.h cuts, of at most 28 vectors of 16
+    numbers, is small enough for its offsets and for what a thread packs.
+    """
+    _, inside, high, wide = weight_shape
+    rows, columns = min(geometry.stride[0], high), min(geometry.stride[1], wide)
+    down, across = geometry.dilation[0] * (high - 1), geometry.dilation[1] * (wide - 1)
+    of_images = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
+    of_pixels = max((1 + down) * 28 * wide, (28 + down) * wide)
+    of_channel = 16 * rows * max(of_images, of_pixels)
+    channels = max(inside * geometry.groups, weight_shape[0])
+    near = max(geometry.dilation) <= FAR and of_channel <= 2**17
+    return near and channels * of_channel <= 2**26
 
 
 def zeros_lists(
@@ -140,7 +158,7 @@ def zeros_output(
     """
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
-    _check_dtypes(input=input, weight=weight)
+    check_dtypes(input=input, weight=weight)
     result = _like_output(input, weight, *geometry)
     return _multiply(input, _lists(weight, numbers), numbers, result, bias, residual, activation)
 
@@ -208,8 +226,8 @@ def zeros_grad_input(
     """
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry, True, lanes)
-    _check_dtypes(grad_output=grad_output, weight=weight)
-    _check_map(grad_output, input_size, weight.shape, geometry)
+    check_dtypes(grad_output=grad_output, weight=weight)
+    check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
     return _multiply(grad_output, _lists(weight, numbers), numbers, result)
 
@@ -229,7 +247,7 @@ def listed_grad_input(
     """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight_shape, geometry, True, lanes)
-    _check_map(grad_output, input_size, weight_shape, geometry)
+    check_map(grad_output, input_size, weight_shape, geometry)
     result = _like_grad_input(grad_output, input_size)
     return _multiply(grad_output, lists, numbers, result)
 
@@ -274,7 +292,7 @@ def _list_size(numbers: tuple[int, ...]) -> int:
 
 
 def _lists(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
-    _check_dtypes(weight=weight)
+    check_dtypes(weight=weight)
     check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
     size = _list_size(numbers)
     lists = torch.empty(size // 8, dtype=torch.int64)
@@ -295,7 +313,7 @@ def _multiply(
     residual: Tensor | None = None,
     activation: int = 0,
 ) -> Tensor:
-    _check_dtypes(maps=maps)
+    check_dtypes(maps=maps)
     check_dense("maps", maps, "(N, C, H, W)")
     if lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous():
         raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from zeros_lists.")
@@ -316,22 +334,7 @@ def _multiply(
     call(
         "fst_zeros_product",
         *(maps.data_ptr(), KINDS[maps.dtype], integers(*layouts), integers(*numbers)),
-        *(lists.data_ptr(), 8 * len(lists), None if bias is None else bias.data_ptr()),
-        *(None if residual is None else residual.data_ptr(), activation, result.data_ptr()),
+        *(lists.data_ptr(), 8 * len(lists), pointer(bias)),
+        *(pointer(residual), activation, result.data_ptr()),
     )
     return result
-
-
-def _check_dtypes(**operands: Tensor) -> None:
-    dtypes = {name: operand.dtype for name, operand in operands.items()}
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
-        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
-        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
-
-
-def _check_map(
-    grad_output: Tensor, input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
-) -> None:
-    wanted = output_shape(input_size, weight_shape, geometry)
-    if grad_output.shape != wanted:
-        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have the shape {wanted}.")
