@@ -33,6 +33,7 @@ LONG = 50.0  # milliseconds of one candidate's calls, after which fewer repeats 
 TIMED_SAMPLES = 16  # of a batch for each thread: a vector of images, and no more time than needed
 MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
+MOST_SIZES = 8  # for which a layer measures an operation
 COUNTED = 16  # calls of a layer from one count of its zeros to the next
 STEPS = 8  # a share of zeros is known in eighths
 MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
@@ -129,6 +130,15 @@ class Record:
         self.choices[decision.key] = {
             name: getattr(decision, name) for name in ("backend", "reason", "times")
         }
+
+    def usual(self, operation: str) -> str:
+        """The most frequent choice of a layer that has met many sizes, else "".
+
+        Images of ever new sizes, as detectors have, must not be measured for ever.
+        """
+        start = f'["{operation}"'
+        chosen = [c["backend"] for key, c in self.choices.items() if key.startswith(start)]
+        return max(chosen, key=chosen.count) if len(chosen) >= MOST_SIZES else ""
 
     def may_be_dense(self, key: Hashable) -> bool:
         """True if the dense layer may take this call; now and then the op looks again."""
@@ -290,6 +300,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
         name = _expected([*found.values()], operands).name
         decision = Decision(operation, text, name, "not measured: by shapes and zeros", {})
     elif decision is None:
+        usual = "" if record is None else record.usual(operation)
+        if usual in found:
+            return Decision(operation, text, usual, "as for most other sizes of this layer", {})
         decision = _recalled_or_measured(operands, text, found)
         if decision is None:
             name = _default(operands, found)

@@ -184,6 +184,18 @@ def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
     assert not loaded.choices
 
 
+def test_a_layer_of_ever_new_sizes_stops_measuring(timed):
+    """Detectors see images of many sizes: a ninth one takes what most of the others took."""
+    milliseconds, log = timed
+    milliseconds["second"] = 0.5
+    record = Record()
+    with recording(record):
+        found = [compute(Number(size=size)) for size in range(1, 20)]
+    assert found == ["second"] * 19
+    assert len(log) == choice.MOST_SIZES
+    assert record.decisions["number"].reason == "as for most other sizes of this layer"
+
+
 def test_a_share_of_zeros_flips_no_choice():
     """It is counted in every 16th call, and leaves its eighth only where it has clearly left it."""
     record, counted = Record(), []
