@@ -160,6 +160,31 @@ def test_a_share_that_jitters_measures_nothing_again(monkeypatch):
     assert len(seen) == 1 and len(log) == (0 if cpp.missing() else 1)
 
 
+@pytest.mark.skipif(bool(cpp.missing()), reason="the C++ kernels are missing")
+def test_a_share_that_moves_is_decided_by_the_times_at_hand(monkeypatch):
+    """A time is proportional to what is left to do; the dense product's stays."""
+    milliseconds, log = {"dense": 8.0, "zeros_input": 6.0}, []
+
+    def compare(functions, *_: object, **__: object) -> dict[str, Timing]:
+        log.append(set(functions))
+        return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
+
+    monkeypatch.setattr("fst.backends.timing.compare", compare)
+    monkeypatch.setattr(records, "COUNTED", 1)
+    record, found = Record(), []
+    weight = torch.randn(8, 8, 3, 3)
+    for share in (0.5, 0.25, 0.75, 0.5):
+        input = torch.ones(2, 8, 8, 8)
+        input.view(-1)[: int(share * input.numel())] = 0
+        with choice.recording(record), torch.no_grad():
+            fst.sparse_conv2d(input, weight, strategy="sparsetrain")
+        found.append(record.decisions["output"])
+    assert log == [{"dense", "zeros_input"}]
+    assert [d.backend for d in found] == ["zeros_input", "dense", "zeros_input", "zeros_input"]
+    assert [d.times["zeros_input"] for d in found] == [6.0, 9.0, 3.0, 6.0]
+    assert "at another share" in found[1].reason
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", ["srste", "fst", "sparsetrain", "sdgp", "fst_sampled"])
 def test_where_nothing_is_timed_two_runs_are_equal(name, deterministic, monkeypatch):
