@@ -5,7 +5,8 @@ depend on it. A backend that is not ``verified`` has not yet run on the device i
 runs only where it is asked for by `force`.
 """
 
-from fst.backends.choice import Decision, Record, choose, compute, decisions, forget_decisions
+from fst.backends.choice import choose, compute, decisions, forget_decisions
+from fst.backends.record import Decision, Record
 from fst.backends.registry import (
     OPERATIONS,
     Backend,

@@ -9,20 +9,19 @@ else                 →  the candidate that is expected to be the fastest
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fst.backends import cache, registry, timing
+from fst.backends.record import Decision, Record
 from fst.backends.registry import Backend
 
 DENSE = "dense"  # the backend that leaves nothing out
@@ -33,10 +32,6 @@ LONG = 50.0  # milliseconds of one candidate's calls, after which fewer repeats 
 TIMED_SAMPLES = 16  # of a batch for each thread: a vector of images, and no more time than needed
 MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
-MOST_SIZES = 8  # for which a layer measures an operation
-COUNTED = 16  # calls of a layer from one count of its zeros to the next
-STEPS = 8  # a share of zeros is known in eighths
-MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
 
 
 class LayerKey(NamedTuple):
@@ -45,16 +40,20 @@ class LayerKey(NamedTuple):
     Attributes:
         tensors: shape, strides and dtype of each operand.
         options: whatever else counts, as plain numbers, strings and tuples of them.
+        zeros: the shares of zeros that count, which move in a training.
     """
 
     tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
     options: tuple[Any, ...] = ()
+    zeros: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, *tensors: Tensor, options: tuple[Any, ...] = ()) -> LayerKey:
+    def of(
+        cls, *tensors: Tensor, options: tuple[Any, ...] = (), zeros: tuple[float, ...] = ()
+    ) -> LayerKey:
         """The key of an operation on these operands."""
         described = ((tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors)
-        return cls(tuple(described), options)
+        return cls(tuple(described), options, zeros)
 
 
 class Operands(Protocol):
@@ -80,109 +79,6 @@ class Operands(Protocol):
 
     def part(self, samples: int) -> Any:
         """The operands of the first samples, if times may be measured on some of them."""
-
-
-class Decision(NamedTuple):
-    """Which backend computes an operation for one key, and why.
-
-    Attributes:
-        key: the layer's key as JSON; "" where nothing was to be chosen.
-        times: backend -> median milliseconds, infinite where it raised; empty where nothing was
-            measured.
-        left_out: the multiply-adds that are not done, in words; "" where all are.
-    """
-
-    operation: str
-    key: str
-    backend: str
-    reason: str
-    times: dict[str, float]
-    left_out: str = ""
-
-
-@dataclass
-class Record:
-    """What was chosen for a layer; part of its state, so that copies and checkpoints go on with it.
-
-    Attributes:
-        decisions: operation -> its latest decision.
-        choices: (operation, key) as JSON -> backend, reason, times.
-        machine: on which the choices were measured, see `fst.backends.cache.environment`.
-        shares: operand -> calls since its zeros were counted, and their share in eighths.
-        dense_calls: a call for which no backend but the dense one was chosen -> how often the layer
-            may still leave the op out.
-    """
-
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    machine: str = ""
-    shares: dict[str, tuple[int, int]] = field(default_factory=dict)
-    dense_calls: dict[Hashable, int] = field(default_factory=dict)
-
-    def has(self, decision: Decision) -> bool:
-        """True if the layer has chosen the same."""
-        chosen = self.choices.get(decision.key)
-        return chosen is not None and chosen["backend"] == decision.backend
-
-    def keep(self, decision: Decision, device: torch.device) -> None:
-        """Choose the same wherever the layer meets these operands again."""
-        self.machine = cache.path(cache.environment(device)).name
-        self.choices[decision.key] = {
-            name: getattr(decision, name) for name in ("backend", "reason", "times")
-        }
-
-    def usual(self, operation: str) -> str:
-        """The most frequent choice of a layer that has met many sizes, else "".
-
-        Images of ever new sizes, as detectors have, must not be measured for ever.
-        """
-        start = f'["{operation}"'
-        chosen = [c["backend"] for key, c in self.choices.items() if key.startswith(start)]
-        return max(chosen, key=chosen.count) if len(chosen) >= MOST_SIZES else ""
-
-    def may_be_dense(self, key: Hashable) -> bool:
-        """True if the dense layer may take this call; now and then the op looks again."""
-        left = self.dense_calls.get(key, 0)
-        if left:
-            self.dense_calls[key] = left - 1
-        return left > 0
-
-    def share(self, operand: str, count: Callable[[], float]) -> float:
-        """The share of zeros of an operand in eighths, counted in every 16th call.
-
-        It moves to another eighth only where it has clearly left its own, so that no choice flips
-        from step to step.
-        """
-        calls, eighth = self.shares.get(operand, (COUNTED, -1))
-        if calls >= COUNTED:
-            calls, found = 0, count()
-            if eighth < 0 or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:
-                eighth = nearest_eighth(found)
-        self.shares[operand] = (calls + 1, eighth)
-        return eighth / STEPS
-
-    def forget_shares(self) -> None:
-        """Count zeros anew in the next call."""
-        self.shares.clear()
-        self.dense_calls.clear()
-
-    def saved(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
-        names = ("choices", "machine", "shares", "dense_calls")
-        return {name: copy.deepcopy(getattr(self, name)) for name in names}
-
-    def restore(self, saved: Mapping[str, Any], device: torch.device) -> str:
-        """Take up what `saved` returned.
-
-        Returns:
-            another machine on which it was measured, where nothing is taken up; or "".
-        """
-        self.__dict__.update(Record().__dict__)
-        here = cache.path(cache.environment(device)).name
-        if saved and saved["machine"] not in ("", here):
-            return str(saved["machine"])
-        self.__dict__.update(copy.deepcopy(dict(saved)))
-        return ""
 
 
 class _Running(threading.local):
@@ -266,11 +162,6 @@ def timed(device: torch.device, found: dict[str, Backend]) -> bool:
     return any(backend.is_timed for backend in found.values())
 
 
-def nearest_eighth(share: float) -> int:
-    """A share of zeros as a number of eighths."""
-    return round(share * STEPS)
-
-
 def is_off() -> bool:
     """True where nothing is timed: FST_AUTOTUNE=0, or deterministic algorithms are wanted."""
     value = os.environ.get(VARIABLE, "")
@@ -295,7 +186,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
     if known is not None and (record is None or record.has(known)):
         return known
     text = json.dumps([operation, *key])
-    decision = _chosen_before(record, operation, text, found) or known
+    decision = _chosen_before(record, operation, text, found)
+    base = json.dumps([operation, *key._replace(zeros=())])
+    decision = decision or _by_earlier_times(record, operands, base, text, found) or known
     if decision is None and not tuning:
         name = _expected([*found.values()], operands).name
         decision = Decision(operation, text, name, "not measured: by shapes and zeros", {})
@@ -312,6 +205,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
     _DECIDED[quick] = decision
     if record is not None:
         record.keep(decision, device)
+        if base not in record.times or not found.keys() <= record.times[base].keys():
+            work = {name: found[name].work(operands) for name in decision.times if name in found}
+            record.times[base] = {name: decision.times[name] / work[name] for name in work}
     return decision
 
 
@@ -323,6 +219,22 @@ def _chosen_before(
     if entry is None or entry["backend"] not in found:
         return None
     return Decision(operation, text, entry["backend"], entry["reason"], dict(entry["times"]))
+
+
+def _by_earlier_times(
+    record: Record | None, operands: Operands, base: str, text: str, found: dict[str, Backend]
+) -> Decision | None:
+    """The choice by what the layer has measured at another share of zeros; None without that.
+
+    Nothing is timed again where a share moves, so that a resumed training chooses the same.
+    """
+    known = {} if record is None else record.times.get(base, {})
+    if not found.keys() <= known.keys():
+        return None
+    times = {name: known[name] * backend.work(operands) for name, backend in found.items()}
+    name, reason = _fastest(times, _default(operands, found))
+    reason = reason.replace("measured", "measured at another share of zeros", 1)
+    return Decision(operands.operation, text, name, reason, times)
 
 
 def _default(operands: Operands, found: dict[str, Backend]) -> str:
@@ -356,11 +268,7 @@ def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decisi
 
 
 def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decision:
-    """Times of all candidates, in turns and in both orders.
-
-    One other than the default is chosen if it is at least 5 % faster, and against the dense backend
-    if it saves what a call of the op costs.
-    """
+    """Times of all candidates, in turns and in both orders, and the choice by them."""
     default = _default(operands, found)
     some = operands.part(TIMED_SAMPLES * torch.get_num_threads())
     runs = {name: _run_of(backend, some) for name, backend in found.items()}
@@ -370,6 +278,19 @@ def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decis
         running = {name: run for name, run in runs.items() if name not in errors}
         timings = timing.compare(running, REPEATS, operands.device, warmup=0, most=LONG)
     times = {name: measured.median for name, measured in timings.items()}
+    best, reason = _fastest(times, default)
+    for name, error in errors.items():
+        times[name] = math.inf
+        reason += f"; {name} raised {error}"
+    return Decision(operands.operation, text, best, reason, times)
+
+
+def _fastest(times: dict[str, float], default: str) -> tuple[str, str]:
+    """The backend to choose by these times, and the reason.
+
+    One other than the default is chosen if it is at least 5 % faster, and against the dense backend
+    if it saves what a call of the op costs.
+    """
     best = min(times, key=times.__getitem__)
     gain = times[default] / times[best]
     if best == default:
@@ -382,10 +303,7 @@ def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decis
         best = default
     else:
         reason = f"measured: {gain:.2f}x the speed of {default}"
-    for name, error in errors.items():
-        times[name] = math.inf
-        reason += f"; {name} raised {error}"
-    return Decision(operands.operation, text, best, reason, times)
+    return best, reason
 
 
 def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:

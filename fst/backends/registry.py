@@ -53,6 +53,10 @@ class Backend:
         """Speed relative to the dense backend, on which the choice rests where nothing is timed."""
         return 1.0
 
+    def work(self, operands: Any) -> float:
+        """What the zeros of the operands leave to do, in (0, 1]; a time is about proportional."""
+        return 1.0
+
     def left_out(self, operands: Any) -> str:
         """The multiply-adds that are not done, in words; "" where all are."""
         return ""

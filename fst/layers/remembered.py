@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst.backends.choice import Record
+from fst.backends.record import Record
 from fst.ops.prune import PrunedWeight
 
 Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]

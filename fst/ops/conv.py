@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fst.backends import choice, registry
-from fst.backends.choice import DENSE, Record
+from fst.backends.choice import DENSE
+from fst.backends.record import Record
 from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE, check_linear

@@ -138,8 +138,9 @@ class Output(NamedTuple):
         return self.input.device
 
     def key(self) -> LayerKey:
-        options = (self.bias is not None, *self.geometry, *self.zeros)
-        return LayerKey.of(self.input, self.weight, options=options)
+        options = (self.bias is not None, *self.geometry)
+        zeros = (self.zeros.weight, self.zeros.input)
+        return LayerKey.of(self.input, self.weight, options=options, zeros=zeros)
 
     def fresh(self) -> Output:
         return self
@@ -193,8 +194,9 @@ class GradInput(NamedTuple):
     def key(self) -> LayerKey:
         is_drawn = self.lists is not None and self.lists.is_drawn
         rule = None if self.rule is None else str(self.rule)
-        options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry, *self.zeros)
-        return LayerKey.of(self.grad_output, self.weight, options=options)
+        options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry)
+        zeros = (self.zeros.weight, self.zeros.grad_output)
+        return LayerKey.of(self.grad_output, self.weight, options=options, zeros=zeros)
 
     def fresh(self) -> GradInput:
         if self.lists is None or self.lists.is_drawn:  # a list that grad_weight has drawn is free
@@ -280,8 +282,9 @@ class GradWeight(NamedTuple):
 
     def key(self) -> LayerKey:
         rule = None if self.rule is None else str(self.rule)
-        options = (rule, self.kept, self.phase, self.joint, *self.geometry, *self.zeros)
-        return LayerKey.of(self.grad_output, self.input, self.weight, options=options)
+        options = (rule, self.kept, self.phase, self.joint, *self.geometry)
+        operands, zeros = (self.grad_output, self.input, self.weight), self.zeros[1:]
+        return LayerKey.of(*operands, options=options, zeros=zeros)
 
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())

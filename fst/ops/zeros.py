@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fst.backends import choice
+from fst.backends.record import STEPS, nearest_eighth
 from fst.ops import cpp
 from fst.ops.operands import Zeros
 from fst.rules.strategy import Strategy
@@ -32,7 +33,7 @@ def share_of_zeros(operand: str, tensor: Tensor) -> float:
         return 1 - kept / seen
 
     if record is None:
-        return choice.nearest_eighth(count()) / choice.STEPS
+        return nearest_eighth(count()) / STEPS
     return record.share(operand, count)
 
 
@@ -51,7 +52,7 @@ def share_by_rule(strategy: Strategy) -> float:
     """
     groups = None if strategy.output is None else strategy.output.weight_groups
     share = 0.0 if groups is None else 1 - groups.n / groups.m
-    return choice.nearest_eighth(share) / choice.STEPS
+    return nearest_eighth(share) / STEPS
 
 
 def may_count(strategy: Strategy) -> bool:

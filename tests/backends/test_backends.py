@@ -15,6 +15,7 @@ from torch import Tensor
 import fst
 from fst import backends
 from fst.backends import Record, cache, choice, compute, registry, sources
+from fst.backends import record as record_of_layers
 from fst.backends.choice import LayerKey, recording
 from fst.lab.benchmark import Timing
 from fst.ops.backends import lists_cpp
@@ -192,7 +193,7 @@ def test_a_layer_of_ever_new_sizes_stops_measuring(timed):
     with recording(record):
         found = [compute(Number(size=size)) for size in range(1, 20)]
     assert found == ["second"] * 19
-    assert len(log) == choice.MOST_SIZES
+    assert len(log) == record_of_layers.MOST_SIZES
     assert record.decisions["number"].reason == "as for most other sizes of this layer"
 
 

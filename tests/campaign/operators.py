@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import resource
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fst.basics.errors import UsageError
 from fst.ops import cpp
+from fst.ops.cpp import zeros_weight
 from tests.campaign.op import random_shape
 from tests.campaign.weights import Checks
 from tests.oracle.conv import output_size
@@ -129,6 +131,61 @@ def _mask(draw: random.Random) -> Arguments:
     return _named("tensor n m dim", tensor.to(draw.choice(DTYPES)), n, m, draw.randint(-4, 3))
 
 
+def _nonzeros(draw: random.Random) -> Arguments:
+    c = _convolution(draw)
+    return _named("maps every", c["input"], draw.choice((1, 2, 7)))
+
+
+def _maps_output(draw: random.Random) -> Arguments:
+    c = _convolution(draw)
+    bias = torch.randn(len(c["weight"])).to(c["weight"].dtype) if draw.random() < 0.5 else None
+    names = "input weight bias stride padding dilation groups"
+    return _named(names, c["input"].relu(), c["weight"], bias, *c["geometry"], c["groups"])
+
+
+def _maps_grad_input(draw: random.Random) -> Arguments:
+    c = _convolution(draw)
+    names = "grad_output weight input_size stride padding dilation groups"
+    operands = (c["grad_output"].relu(), c["weight"], list(c["input"].shape))
+    return _named(names, *operands, *c["geometry"], c["groups"])
+
+
+def _maps_grad_weight(draw: random.Random) -> Arguments:
+    c, listed = _convolution(draw), draw.random() < 0.6
+    weight, centred = c["weight"], draw.random() < 0.5
+    names = "grad_output input index weight mean sums weight_shape stride padding dilation groups "
+    values = (
+        *(c["grad_output"].relu(), c["input"].relu(), c["index"] if listed else None),
+        c["scale"] if listed and draw.random() < 0.7 else None,
+        torch.randn(c["input"].shape[1]) if listed and centred else None,
+        torch.randn(len(weight), *weight.shape[2:]) if listed and centred else None,
+        *(list(weight.shape), *c["geometry"], c["groups"], draw.random() < 0.5),
+    )
+    return _named(names + "channels_last zeros_of", *values, draw.choice(("input", "grad_output")))
+
+
+def _zeros(draw: random.Random, grad_input: bool, listed: bool) -> Arguments:
+    """Of Y or dX of a weight with zeros, or of its lists."""
+    c, lanes = _convolution(draw), draw.randint(0, 2)
+    size, shape = list(c["input"].shape), list(c["weight"].shape)
+    geometry = _named("stride padding dilation groups", *c["geometry"], c["groups"])
+    weight = c["weight"] * (torch.rand(shape) < draw.choice((0.0, 0.5, 1.0)))
+    source, rest = {"weight": weight}, {}
+    if listed:
+        lists = torch.zeros(9, dtype=torch.int64)
+        if not cpp.missing():
+            numbers = (*geometry.values(), grad_input, lanes)
+            lists = zeros_weight.zeros_lists(weight, size, *numbers)
+        source, rest = {"lists": lists}, {"weight_shape": shape}
+    if grad_input:
+        maps = {"grad_output": c["grad_output"]}
+        return maps | source | rest | {"input_size": size} | geometry | {"lanes": lanes}
+    bias = torch.randn(shape[0]) if draw.random() < 0.5 else None
+    added = {"bias": bias, "residual": None}
+    last = {"activation": draw.randint(0, 4), "lanes": lanes}
+    return {"input": c["input"]} | source | added | rest | geometry | last
+
+
 BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
     "measure_positions_cpp": _measure,
     "draw_positions_cpp": _draw_positions,
@@ -139,6 +196,14 @@ BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
     "prune_weight": _prune_weight,
     "prune_grad_output": _prune_grad_output,
     "nm_mask_on_cpu": _mask,
+    "nonzeros_cpp": _nonzeros,
+    "maps_output_cpp": _maps_output,
+    "maps_grad_input_cpp": _maps_grad_input,
+    "maps_grad_weight_cpp": _maps_grad_weight,
+    "zeros_output_cpp": partial(_zeros, grad_input=False, listed=False),
+    "zeros_grad_input_cpp": partial(_zeros, grad_input=True, listed=False),
+    "listed_output_cpp": partial(_zeros, grad_input=False, listed=True),
+    "listed_grad_input_cpp": partial(_zeros, grad_input=True, listed=True),
 }
 
 
@@ -148,7 +213,7 @@ BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
 def _hostile_tensor(draw: random.Random, x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         return torch.tensor(draw.choice(STARTS), dtype=torch.float64)
-    if x.dtype == torch.int32 and draw.random() < 0.7:
+    if x.dtype in (torch.int32, torch.int64) and draw.random() < 0.7:
         changed = x.clone()
         changed[draw.randrange(len(x))] = draw.choice((-(2**31), -1, 0, 10**6, 2**31 - 1))
         return changed

@@ -47,9 +47,11 @@ class ZerosOfMaps(Backend):
         return "" if self._share(operands) >= LEAST_SHARE else "few of its numbers are zero"
 
     def expected(self, operands: Output | GradInput | GradWeight) -> float:
-        kept = max(1 - self._share(operands), 0.05)
         large = multiply_adds(operands) >= LEAST_WORK
-        return SPEED[operands.operation] / kept if large else 0.5
+        return SPEED[operands.operation] / self.work(operands) if large else 0.5
+
+    def work(self, operands: Output | GradInput | GradWeight) -> float:
+        return max(1 - self._share(operands), 0.05)
 
     def _share(self, operands: Output | GradInput | GradWeight) -> float:
         share: float = getattr(operands.zeros, self.operand)

@@ -37,8 +37,10 @@ class ZerosOfWeight(Backend):
         return "" if operands.zeros.weight >= LEAST_SHARE else "few weights are zero"
 
     def expected(self, operands: Output | GradInput) -> float:
-        kept = max(1 - operands.zeros.weight, 0.05)
-        return SPEED / kept if multiply_adds(operands) >= LEAST_WORK else 0.5
+        return SPEED / self.work(operands) if multiply_adds(operands) >= LEAST_WORK else 0.5
+
+    def work(self, operands: Output | GradInput) -> float:
+        return max(1 - operands.zeros.weight, 0.05)
 
     def left_out(self, operands: Output | GradInput) -> str:
         return f"zeros of W, {operands.zeros.weight:.0%}"

@@ -1,0 +1,128 @@
+"""What was chosen for a layer: decisions with their times, and shares of zeros."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fst.backends import cache
+
+MOST_SIZES = 8  # for which a layer measures an operation
+COUNTED = 16  # calls of a layer from one count of its zeros to the next
+STEPS = 8  # a share of zeros is known in eighths
+MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
+
+
+class Decision(NamedTuple):
+    """Which backend computes an operation for one key, and why.
+
+    Attributes:
+        key: the layer's key as JSON; "" where nothing was to be chosen.
+        times: backend -> median milliseconds, infinite where it raised; empty where nothing was
+            measured.
+        left_out: the multiply-adds that are not done, in words; "" where all are.
+    """
+
+    operation: str
+    key: str
+    backend: str
+    reason: str
+    times: dict[str, float]
+    left_out: str = ""
+
+
+@dataclass
+class Record:
+    """What was chosen for a layer; part of its state, so that copies and checkpoints go on with it.
+
+    Attributes:
+        decisions: operation -> its latest decision.
+        choices: (operation, key) as JSON -> backend, reason, times.
+        times: (operation, key without zeros) as JSON -> backend -> milliseconds that a product
+            without zeros would take.
+        machine: on which the choices were measured, see `fst.backends.cache.environment`.
+        shares: operand -> calls since its zeros were counted, and their share in eighths.
+        dense_calls: a call for which no backend but the dense one was chosen -> how often the layer
+            may still leave the op out.
+    """
+
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    machine: str = ""
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict)
+    dense_calls: dict[Hashable, int] = field(default_factory=dict)
+
+    def has(self, decision: Decision) -> bool:
+        """True if the layer has chosen the same."""
+        chosen = self.choices.get(decision.key)
+        return chosen is not None and chosen["backend"] == decision.backend
+
+    def keep(self, decision: Decision, device: torch.device) -> None:
+        """Choose the same wherever the layer meets these operands again."""
+        self.machine = cache.path(cache.environment(device)).name
+        self.choices[decision.key] = {
+            name: getattr(decision, name) for name in ("backend", "reason", "times")
+        }
+
+    def usual(self, operation: str) -> str:
+        """The most frequent choice of a layer that has met many sizes, else "".
+
+        Images of ever new sizes, as detectors have, must not be measured for ever.
+        """
+        start = f'["{operation}"'
+        chosen = [c["backend"] for key, c in self.choices.items() if key.startswith(start)]
+        return max(chosen, key=chosen.count) if len(chosen) >= MOST_SIZES else ""
+
+    def forget_shares(self) -> None:
+        """Count zeros anew in the next call."""
+        self.shares.clear()
+        self.dense_calls.clear()
+
+    def may_be_dense(self, key: Hashable) -> bool:
+        """True if the dense layer may take this call; now and then the op looks again."""
+        left = self.dense_calls.get(key, 0)
+        if left:
+            self.dense_calls[key] = left - 1
+        return left > 0
+
+    def share(self, operand: str, count: Callable[[], float]) -> float:
+        """The share of zeros of an operand in eighths, counted in every 16th call.
+
+        It moves to another eighth only where it has clearly left its own, so that no choice flips
+        from step to step.
+        """
+        calls, eighth = self.shares.get(operand, (COUNTED, -1))
+        if calls >= COUNTED:
+            calls, found = 0, count()
+            if eighth < 0 or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:
+                eighth = nearest_eighth(found)
+        self.shares[operand] = (calls + 1, eighth)
+        return eighth / STEPS
+
+    def saved(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        names = ("choices", "times", "machine", "shares", "dense_calls")
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
+
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> str:
+        """Take up what `saved` returned.
+
+        Returns:
+            another machine on which it was measured, where nothing is taken up; or "".
+        """
+        self.__dict__.update(Record().__dict__)
+        here = cache.path(cache.environment(device)).name
+        if saved and saved["machine"] not in ("", here):
+            return str(saved["machine"])
+        self.__dict__.update(copy.deepcopy(dict(saved)))
+        return ""
+
+
+def nearest_eighth(share: float) -> int:
+    """A share of zeros as a number of eighths."""
+    return round(share * STEPS)
