@@ -21,7 +21,7 @@ from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
 from fst.files.notes import drop_note
-from fst.layers.calls import LayerCall, each_call, try_calls
+from fst.layers.calls import LayerCall, SeenInput, each_call, try_calls
 from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
 from fst.rules.masks import read_pattern
@@ -131,7 +131,7 @@ def convert(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
         )
-    seen: dict[str, list[Tensor]] = {name: [] for name in modules}
+    seen: dict[str, list[SeenInput]] = {name: [] for name in modules}
     counted = None
     if example_input is not None:
         with _noting_inputs(model, inputs_of(example_input), seen):
@@ -150,7 +150,7 @@ def convert(
 
 @contextmanager
 def _noting_inputs(
-    model: nn.Module, given: tuple[Any, ...], seen: Mapping[str, list[Tensor]]
+    model: nn.Module, given: tuple[Any, ...], seen: Mapping[str, list[SeenInput]]
 ) -> Iterator[None]:
     """Within, ``seen`` gets what its layers are called with, as tensors without values.
 
@@ -160,8 +160,9 @@ def _noting_inputs(
     def note(call: LayerCall) -> None:
         if call.name in seen and not call.input.is_meta:
             like = torch.empty_like(call.input, device="meta")
+            zeros = 1 - call.input.count_nonzero().item() / max(call.input.numel(), 1)
             is_given = any(call.input is value for value in given)
-            seen[call.name].append(like.requires_grad_(not is_given))
+            seen[call.name].append(SeenInput(like.requires_grad_(not is_given), zeros))
 
     with each_call(model, tuple(SPARSE_CLASSES), note):
         yield

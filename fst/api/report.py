@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from fst.backends import Decision
@@ -138,10 +139,10 @@ class ConversionReport:
 
 def notes_on_speed(strategy: Strategy, layers: Iterable[LayerReport], device: str) -> list[str]:
     """What the user must know of the time of a training step."""
-    if strategy.sampling is not None and device == "cpu" and (reason := cpp.missing()):
+    if strategy.skips_zeros and device == "cpu" and (reason := cpp.missing()):
         return [
-            f"The C++ kernels are missing: {reason}. Without them a CPU gains nothing from sampled "
-            "positions, and the layers stay dense."
+            f"The C++ kernels are missing: {reason}. Without them a CPU gains nothing from zeros, "
+            "nor from sampled positions."
         ]
     modes = {gemm.mode for layer in layers for gemm in layer.gemms.values()}
     if modes & {"accelerated", MAY_BE} or "simulated" not in modes:
@@ -227,20 +228,23 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
         reason = f"{decision.left_out}, {_gain(decision)}"
         return GemmReport("accelerated", name, reason, decision)
     prunes_values = rule is not None and not rule.samples and not rule.acceleration
-    if decision is None and rule is not None and not prunes_values:
-        return GemmReport(MAY_BE, name, "the first step tells which backend is the fastest")
-    if rule is None or not prunes_values:
-        reason = "the strategy prunes nothing in this GEMM"
-        if decision is not None:
-            reason = _why(decision)
-        return GemmReport("dense", name, reason, decision)
-    if pattern := _pattern_that_keeps_all(layer, rule, gemm):
+    if rule and prunes_values and (pattern := _pattern_that_keeps_all(layer, rule, gemm)):
         reason = f"the reduction axis has at most n={pattern.n} channels: all are kept"
         return GemmReport("dense", name, reason, decision)
-    reason = rule.simulation
-    if decision is not None:
-        reason = f"{reason}; {_why(decision)}"
+    if decision is None and ((rule is not None and not prunes_values) or _may_skip_zeros(layer)):
+        return GemmReport(MAY_BE, name, "the first step tells which backend is the fastest")
+    if rule is None or not prunes_values:
+        reason = "the strategy prunes nothing in this GEMM" if decision is None else _why(decision)
+        return GemmReport("dense", name, reason, decision)
+    reason = rule.simulation if decision is None else f"{rule.simulation}; {_why(decision)}"
     return GemmReport("simulated", name, reason, decision)
+
+
+def _may_skip_zeros(layer: SparseLayer) -> bool:
+    """True where backends may leave zeros out of the layer's products."""
+    weight = layer.weight
+    on_cpu = weight.device.type == "cpu" and weight.dtype != torch.float64
+    return layer.strategy.skips_zeros and on_cpu and not cpp.missing()
 
 
 def _why(decision: Decision) -> str:

@@ -193,6 +193,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
         name = _expected([*found.values()], operands).name
         decision = Decision(operation, text, name, "not measured: by shapes and zeros", {})
     elif decision is None:
+        usual = "" if record is None else record.usual(operation)
+        if usual in found:
+            return Decision(operation, text, usual, "as for most other sizes of this layer", {})
         decision = _recalled_or_measured(operands, text, found)
         if decision is None:
             name = _default(operands, found)

@@ -11,6 +11,7 @@ import torch
 
 from fst.backends import cache
 
+MOST_SIZES = 8  # for which a layer measures an operation
 COUNTED = 16  # calls of a layer from one count of its zeros to the next
 STEPS = 8  # a share of zeros is known in eighths
 MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
@@ -67,6 +68,20 @@ class Record:
         self.choices[decision.key] = {
             name: getattr(decision, name) for name in ("backend", "reason", "times")
         }
+
+    def usual(self, operation: str) -> str:
+        """The most frequent choice of a layer that has met many sizes, else "".
+
+        Images of ever new sizes, as detectors have, must not be measured for ever.
+        """
+        start = f'["{operation}"'
+        chosen = [c["backend"] for key, c in self.choices.items() if key.startswith(start)]
+        return max(chosen, key=chosen.count) if len(chosen) >= MOST_SIZES else ""
+
+    def forget_shares(self) -> None:
+        """Count zeros anew in the next call."""
+        self.shares.clear()
+        self.dense_calls.clear()
 
     def may_be_dense(self, key: Hashable) -> bool:
         """True if the dense layer may take this call; now and then the op looks again."""

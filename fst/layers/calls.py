@@ -53,25 +53,34 @@ def each_call(
             hook.remove()
 
 
-def try_calls(layer: PrunableWeight, inputs: Sequence[Tensor]) -> None:
+class SeenInput(NamedTuple):
+    """An input of a layer without its values: a tensor on "meta", and the share of zeros."""
+
+    like: Tensor
+    zeros: float
+
+
+def try_calls(layer: PrunableWeight, inputs: Sequence[SeenInput]) -> None:
     """Call a layer forwards and backwards on random tensors like ``inputs``, without its hooks.
 
     Its operations then know their backends, as after a training step. Neither gradients, counts nor
     the random state change.
 
     Args:
-        inputs: of a pass of the model, in its order: only their shapes, strides and dtypes count,
-            and whether they need a gradient.
+        inputs: of a pass of the model, in its order.
     """
     weight = layer.weight
     devices = [weight.device] if weight.is_cuda else []
     with in_eval_mode(layer), torch.enable_grad(), torch.random.fork_rng(devices):
-        for like in reversed(inputs):  # as a backward pass goes
-            input = torch.randn_like(like, device=weight.device, requires_grad=like.requires_grad)
+        for like, zeros in reversed(inputs):  # as a backward pass goes
+            input = torch.randn_like(like, device=weight.device)
+            input[torch.rand_like(input) < zeros] = 0
+            input.requires_grad_(like.requires_grad)
             output = layer.forward(input)
             wanted = [tensor for tensor in (input, weight) if tensor.requires_grad]
             if wanted:
                 torch.autograd.grad(output, wanted, torch.randn_like(output))
+    layer.state.record.forget_shares()
 
 
 @contextmanager

@@ -128,14 +128,12 @@ class Strategy:
 
     @property
     def may_accelerate(self) -> bool:
-        """Whether a layer's sizes, and times, say if a GEMM has fewer multiply-adds."""
-        if self.sampling is not None:
-            return True
-        return any(rule is not None and bool(rule.acceleration) for rule in map(self.rule, GEMMS))
+        """True if a layer's sizes, zeros and times say whether a GEMM has fewer multiply-adds."""
+        return self.skips_zeros
 
     @cached_property
     def only_samples(self) -> bool:
-        """Whether the strategy draws positions, and is dense in all else."""
+        """True if the strategy prunes nothing besides drawing positions."""
         rules = (self.grad_input, self.grad_weight)
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)

@@ -70,7 +70,7 @@ def test_report_names_every_layer(net):
     assert set(report.skipped) == {"head"}
     assert "linear" in report.skipped["head"].lower()
     text = str(report)
-    for name in (*CONVOLUTIONS, "head", "fst", "accelerated", "simulated"):
+    for name in (*CONVOLUTIONS, "head", "fst", "accelerated"):
         assert name in text
     assert set(fst.sparse_layers(net)) == set(CONVOLUTIONS)
     assert "fst" in repr(net) and "2:4" in repr(net.stem)

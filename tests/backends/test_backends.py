@@ -15,6 +15,7 @@ from torch import Tensor
 import fst
 from fst import backends
 from fst.backends import Record, cache, choice, compute, registry, sources
+from fst.backends import record as record_of_layers
 from fst.backends.choice import LayerKey, recording
 from fst.lab.benchmark import Timing
 from fst.ops.backends import lists_cpp
@@ -182,6 +183,18 @@ def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "another")
     assert loaded.restore(record.saved(), CPU) == record.machine
     assert not loaded.choices
+
+
+def test_a_layer_of_ever_new_sizes_stops_measuring(timed):
+    """Detectors see images of many sizes: a ninth one takes what most of the others took."""
+    milliseconds, log = timed
+    milliseconds["second"] = 0.5
+    record = Record()
+    with recording(record):
+        found = [compute(Number(size=size)) for size in range(1, 20)]
+    assert found == ["second"] * 19
+    assert len(log) == record_of_layers.MOST_SIZES
+    assert record.decisions["number"].reason == "as for most other sizes of this layer"
 
 
 def test_a_share_of_zeros_flips_no_choice():
