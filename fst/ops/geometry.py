@@ -24,8 +24,16 @@ class Geometry(NamedTuple):
 def geometry_of(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Geometry:
-    """The geometry whose pairs a registered operator got as lists."""
-    step, pad, spread = ((pair[0], pair[1]) for pair in (stride, padding, dilation))
+    """The geometry whose pairs a registered operator got as lists.
+
+    Raises:
+        ValueError: one of them has not two numbers.
+    """
+    pairs = {"stride": stride, "padding": padding, "dilation": dilation}
+    for name, pair in pairs.items():
+        if len(pair) != 2:
+            raise ValueError(f"{name}={tuple(pair)} must be two numbers.")
+    step, pad, spread = ((pair[0], pair[1]) for pair in pairs.values())
     return Geometry(step, pad, spread, groups)
 
 

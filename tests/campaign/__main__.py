@@ -40,6 +40,7 @@ from tests.campaign import (
     sharded,
     signals,
     weights,
+    zeros,
 )
 
 KINDS = {
@@ -48,6 +49,7 @@ KINDS = {
     "operators": operators,
     "masks": masks,
     "choice": choice,
+    "zeros": zeros,
     "frozen": frozen,
     "exports": exports,
     "fsdp": sharded,

@@ -33,6 +33,7 @@ SMOKE = (
     "choice/variance-0",
     "choice/resumed-0",
     "choice/recomputed-0",
+    "zeros/resumed-0",
     "frozen/interrupt-0",
     "frozen/converted-again-0",
     "exports/file-safetensors-0",

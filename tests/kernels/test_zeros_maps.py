@@ -330,6 +330,8 @@ def test_wrong_arguments_are_named():
         ({"input": torch.ones(2, 6, 5, 5)}, "must have 3 channels"),
         ({"input": c["input"].half()}, "input has dtype torch.float16"),
         ({"grad_output": c["grad_output"][..., ::2]}, "contiguous or channels_last"),
+        ({"geometry": ((1,), (1, 1), (1, 1))}, r"stride=\(1,\) must be two numbers"),
+        ({"geometry": ((1, 1), (1, 1), ())}, r"dilation=\(\) must be two numbers"),
         ({"geometry": ((0, 1), (1, 1), (1, 1))}, "strides and dilations of at least 1"),
         ({"geometry": ((1, 1), (1, 1), (9, 1))}, "is larger than input"),
         ({"groups": 3}, "groups=3 must divide 4 channels"),
