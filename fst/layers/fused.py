@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer, refuses_packing
 from fst.ops.cpp.zeros_weight import ACTIVATIONS
@@ -118,8 +118,18 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> nn.Module:
             pack_layer(layer, f"{prefix}{node.target}")
         if counts[id(layer)] == 1 and len(node.args) == 1 and not node.kwargs:
             _fuse_followers(graph, node, modules, counts)
+    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+        with graph.inserting_after(node):
+            laid = graph.call_function(channels_last, (node,))
+        node.replace_all_uses_with(laid, delete_user_cb=lambda user, laid=laid: user is not laid)
     graph.lint()
     return PackedModel(model, graph)
+
+
+def channels_last(value: Any) -> Any:
+    """Maps in the memory format in which both products, and poolings, are the fastest."""
+    is_maps = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_maps else value
 
 
 def _fuse_followers(
