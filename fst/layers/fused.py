@@ -17,6 +17,7 @@ from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
 KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
 FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch norm
+NORM_AND_ACTIVATION = "BatchNormAct2d"  # timm's
 NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
 MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.Hardswish: "hardswish"}
 CALLS = {
@@ -144,6 +145,10 @@ def _fuse_followers(
         if counts[id(found)] == 1 and _is_norm(found):
             layer.norms = (found,)
             chain.append(norm)
+            if own := MODULES.get(type(getattr(found, "act", None))):
+                layer.activation = ACTIVATIONS.index(own)
+                _replace(graph, chain, node, None)
+                return
     added = _follower(chain[-1])
     if added is not None and _is_addition(added):
         first, second = added.args
@@ -160,11 +165,17 @@ def _fuse_followers(
     if last is not None and activation:
         layer.activation = ACTIVATIONS.index(activation)
         chain.append(last)
-    if len(chain) == 1:
-        return
+    if len(chain) > 1:
+        _replace(graph, chain, place, residual)
+
+
+def _replace(
+    graph: fx.Graph, chain: list[fx.Node], place: fx.Node, residual: fx.Node | None
+) -> None:
+    """Call the layer, the first of the chain, before ``place`` in the stead of all of the chain."""
+    given = chain[0].args if residual is None else (*chain[0].args, residual)
     with graph.inserting_before(place):
-        given = node.args if residual is None else (*node.args, residual)
-        product = graph.call_module(str(node.target), given)
+        product = graph.call_module(str(chain[0].target), given)
     chain[-1].replace_all_uses_with(product)
     for past in reversed(chain):
         graph.erase_node(past)
@@ -182,7 +193,12 @@ def _is_norm(module: nn.Module) -> bool:
     if type(module).__name__ == FROZEN_NORM:
         return True
     hooked = module._forward_hooks or module._forward_pre_hooks
-    return type(module) is nn.BatchNorm2d and module.running_mean is not None and not hooked
+    if hooked or not isinstance(module, nn.BatchNorm2d) or module.running_mean is None:
+        return False
+    if type(module).__name__ == NORM_AND_ACTIVATION:
+        known = type(module.act) is nn.Identity or type(module.act) in MODULES
+        return known and type(module.drop) is nn.Identity
+    return type(module) is nn.BatchNorm2d
 
 
 def _is_addition(node: fx.Node) -> bool:

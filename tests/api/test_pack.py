@@ -106,6 +106,21 @@ def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     assert all("batch norm" in rows[name].follows for name in convolutions)
 
 
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "mobilenetv3_small_050"])
+def test_networks_of_timm(name: str, by_zeros: None) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = keep(timm.create_model(name, num_classes=10))
+    packed = fst.pack(model, torch.randn(1, 3, 64, 64))
+    x = torch.randn(3, 3, 64, 64)
+    assert relative(packed(x), model(x)) < 1e-4
+    follows = [row.follows for row in packed.report.layers]
+    assert sum("batch norm" in f for f in follows) == sum(
+        isinstance(module, nn.BatchNorm2d) for module in model.modules()
+    )
+    assert any(set(f) & {"relu", "silu", "hardswish"} for f in follows)
+
+
 def test_a_vision_transformer(by_zeros: None) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
