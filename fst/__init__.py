@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fst.api.functional import sparse_linear as sparse_linear
     from fst.api.hold import hold as hold
     from fst.api.metrics import metrics as metrics
+    from fst.api.pack import pack as pack
     from fst.api.patterns import patterns as patterns
     from fst.api.permute import permute as permute
     from fst.api.state import load_sparsity_state as load_sparsity_state
@@ -49,6 +50,7 @@ _MODULES = {  # public name -> the module that defines it
     "list_strategies": "strategies.registry",
     "load_sparsity_state": "api.state",
     "metrics": "api.metrics",
+    "pack": "api.pack",
     "patterns": "api.patterns",
     "permute": "api.permute",
     "register_strategy": "strategies.registry",

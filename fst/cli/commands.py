@@ -51,6 +51,9 @@ COMMANDS = {
         "write ONNX, .pt2 or .safetensors, checked",
         training.export,
     ),
+    "pack": Command(
+        f"{ENGINE}.pack", "main", "make a model faster on this CPU by its zeros", training.pack
+    ),
     "ablate": Command(
         "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
     ),
@@ -60,7 +63,9 @@ COMMANDS = {
     "report": Command(
         "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
     ),
-    "bench": Command("fst.lab.benchmark.cli", "main", "time layers and training steps", lab.bench),
+    "bench": Command(
+        "fst.lab.benchmark.cli", "main", "time layers, steps and inference", lab.bench
+    ),
     "demo": Command(
         "fst.lab.demo",
         "main",
@@ -116,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with silent_when_unread(), user_errors(shown), extra_named(), _without_noise():
         given = parsed(command.parser, rest)
         check_read(given)
-        if name in ("fold", "export"):
+        if name in ("fold", "export", "pack"):
             check_out(given.out, given.checkpoint)
         with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
             module = importlib.import_module(command.module)

@@ -20,6 +20,7 @@ Time layers, GEMM by GEMM, and training steps: on random data, in one run, in tu
     fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
     fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
+    fst bench --infer resnet18 --batch 1 16 --threads 1
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
 backends chosen and why, and memory. Writes them to OUT.md, and all times to OUT.json."""
@@ -76,7 +77,20 @@ def bench() -> argparse.ArgumentParser:
         choices=("conv", "linear", "all"),
         help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
     )
-    add("--batch", type=positive, default=8, help="batch size (8)")
+    add(
+        "--infer",
+        metavar="NAME",
+        help="instead: inference of this model (as --model) on a CPU: torch, torch.compile with "
+        "freezing, ONNX Runtime, and packed models at 2:4 and 1:4",
+    )
+    add(
+        "--batch",
+        type=positive,
+        nargs="+",
+        default=[8],
+        metavar="N",
+        help="batch size; several for --infer (8)",
+    )
     add(
         "--size",
         type=positive,

@@ -93,6 +93,31 @@ def export() -> argparse.ArgumentParser:
     return parser
 
 
+def pack() -> argparse.ArgumentParser:
+    """`fst pack`."""
+    parser = command(
+        "pack",
+        "Pack the folded model of a checkpoint for inference on this CPU: each layer runs by the "
+        "library or by the zeros of its weight, whichever is faster here. Prints both times.",
+    )
+    checkpoint = "training checkpoint, or file written by `fst fold`"
+    _trained_options(
+        parser, checkpoint, "file to write: .pt (torch.load gives the model) or .pt2 (torch.export)"
+    )
+    parser.add_argument(
+        "--size",
+        type=positive,
+        nargs="+",
+        action=Size,
+        required=True,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the images, one number for squares",
+    )
+    parser.add_argument("--batch", type=positive, default=1, help="images that it is timed on (1)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (torch's default)")
+    return parser
+
+
 def configs() -> argparse.ArgumentParser:
     """`fst configs`."""
     parser = argparse.ArgumentParser(

@@ -8,6 +8,8 @@ import ctypes
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ from fst.cli.options.parsing import takes
 from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
+from fst.lab.benchmark.inference import describe_inference, measure_inference
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
 from fst.lab.model import is_config
@@ -39,7 +42,34 @@ def main(options: argparse.Namespace) -> int:
         for text in options.strategies:
             _check_strategy(text)
         options.force_backends = _backends(options.force_backends)
+        if options.infer is not None:
+            return _infer(options)
+        if len(options.batch) > 1:
+            raise ValueError(f"--batch {options.batch}: several batch sizes are for --infer.")
+        options.batch = options.batch[0]
         return _benchmark(options)
+
+
+def _infer(options: argparse.Namespace) -> int:
+    if is_config(options.infer):
+        check_read(argparse.Namespace(config=options.infer))
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    keeps_memory = keep_freed_memory()
+    _check_out(options.out)
+    with processor_time() if options.processor_time else contextlib.nullcontext():
+        times, missing = measure_inference(options)
+    header = {
+        "command": command_of("bench", options),
+        **surroundings(torch.device("cpu")),
+        "model": options.infer,
+        "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[False],
+        "allocator": "freed memory is kept" if keeps_memory else "default",
+    }
+    plain = {batch: {n: t._asdict() for n, t in found.items()} for batch, found in times.items()}
+    report = markdown(describe_inference(header, times, missing))
+    _write(options.out, report, {"header": header, "times": plain, "missing": missing})
+    return 0
 
 
 def _benchmark(options: argparse.Namespace) -> int:
@@ -53,12 +83,7 @@ def _benchmark(options: argparse.Namespace) -> int:
     torch.manual_seed(0)
     keeps_memory = not on_cuda and keep_freed_memory()
     training, described = model_under_test(options)
-    try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {options.out} cannot be written: {error}") from error
-    if not os.access(options.out.parent, os.W_OK):
-        raise ValueError(f"--out {options.out} cannot be written: its folder is read-only.")
+    _check_out(options.out)
     header = {
         "command": command_of("bench", options),
         **surroundings(options.device),
@@ -76,14 +101,27 @@ def _benchmark(options: argparse.Namespace) -> int:
         status = TERMINATED if isinstance(stop, Terminated) else STOPPED
         header["incomplete"] = "stopped before its end"
     report = markdown(describe(header, found))
-    print(report)
-    written = [options.out.with_name(f"{options.out.name}.{ending}") for ending in ("md", "json")]
-    write_text_atomically(report, written[0])
-    write_text_atomically(json.dumps(as_json(header, found), indent=1), written[1])
-    print(f"written: {', '.join(map(str, written))}")
+    _write(options.out, report, as_json(header, found))
     if status:
         print("stopped: what had been measured is written", file=sys.stderr)
     return status
+
+
+def _check_out(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error}") from error
+    if not os.access(out.parent, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written: its folder is read-only.")
+
+
+def _write(out: Path, report: str, data: dict[str, Any]) -> None:
+    print(report)
+    written = [out.with_name(f"{out.name}.{ending}") for ending in ("md", "json")]
+    write_text_atomically(report, written[0])
+    write_text_atomically(json.dumps(data, indent=1), written[1])
+    print(f"written: {', '.join(map(str, written))}")
 
 
 def _check_strategy(text: str) -> None:

@@ -196,6 +196,36 @@ def listed_output(
     return _multiply(input, lists, numbers, result, bias, residual, activation)
 
 
+@operator(like=_like_output)
+def kept_output(
+    input: Tensor,
+    weight: Tensor,
+    lists: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int = 0,
+    lanes: int = 0,
+) -> Tensor:
+    """`listed_output` where the lists serve the input's size, else `zeros_output`.
+
+    For exported programs, which take other sizes than that of their example.
+    """
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+    result = _like_output(input, weight, *geometry)
+    rest = (numbers, result, bias, residual, activation)
+    if lists is not None:
+        try:
+            return _multiply(input, lists, *rest)
+        except ValueError:  # of another size, or made on another kind of processor
+            pass
+    return _multiply(input, _lists(weight, numbers), *rest)
+
+
 def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
     return empty_maps(input_size, grad_output, is_channels_last(grad_output))
 

@@ -1,0 +1,255 @@
+"""Models whose packed layers compute the batch norm, addition and activation that follow them."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer, refuses_packing
+from fst.ops.cpp.zeros_weight import ACTIVATIONS
+
+KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
+FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch norm
+NORM_AND_ACTIVATION = "BatchNormAct2d"  # timm's
+NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
+MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.Hardswish: "hardswish"}
+CALLS = {
+    F.relu: "relu",
+    torch.relu: "relu",
+    torch.relu_: "relu",
+    "relu": "relu",
+    "relu_": "relu",
+    F.relu6: "relu6",
+    F.silu: "silu",
+    F.hardswish: "hardswish",
+}
+ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+ONTO_THE_FIRST = (operator.iadd, "add_")
+IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
+
+
+class PackedModel(nn.Module):
+    """A model that was traced: it has the modules, names and attributes of the original.
+
+    Its forward is the traced one, so methods other than the original's ``forward`` are gone.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        self.__dict__.update(root.__dict__)
+        for node in graph.nodes:
+            node.type = None  # annotations may be strings
+        code = graph.python_code("self")
+        self._packed_source = code.src[code.src.index("def forward") :]
+        self._packed_modules, self._packed_names = {}, {}
+        for name, value in code.globals.items():
+            if isinstance(value, types.ModuleType):
+                self._packed_modules[name] = value.__name__
+            else:
+                self._packed_names[name] = value
+        self._compile_source()
+
+    def _compile_source(self) -> None:
+        found = {name: importlib.import_module(of) for name, of in self._packed_modules.items()}
+        found |= self._packed_names
+        exec(self._packed_source, found)
+        self.__dict__["forward"] = types.MethodType(found["forward"], self)  # its own signature
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The source stands for the compiled function."""
+        return {name: value for name, value in self.__dict__.items() if name != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._compile_source()
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        is_kept = isinstance(module, KEPT) or type(module).__name__ == FROZEN_NORM
+        return is_kept or super().is_leaf_module(module, name)
+
+
+def trace(model: nn.Module) -> fx.Graph | None:
+    """The graph of a model in evaluation mode; None where it cannot be traced."""
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(model)
+    except Exception:  # a model is code that can fail in any way on what a tracer gives it
+        return None
+    inner = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    for name, module in model.named_modules():
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if hooked and module is not model and name not in inner:
+            return None  # the trace went past the hook
+    return graph
+
+
+def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> nn.Module:
+    """``model`` with packed layers, which compute what follows them where the graph allows it.
+
+    Args:
+        model: in evaluation mode; its layers change their class.
+        graph: of `trace`.
+        prefix: of the layers' names.
+    """
+    modules = dict(model.named_modules())
+    counts: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            counts[id(modules[node.target])] = counts.get(id(modules[node.target]), 0) + 1
+    for node in list(graph.nodes):
+        if _does_nothing(node, modules):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        layer = modules.get(node.target) if node.op == "call_module" else None
+        if layer is None or not isinstance(layer, nn.Conv2d | nn.Linear):
+            continue
+        if not isinstance(layer, PackedLayer):
+            if refuses_packing(layer):
+                continue
+            pack_layer(layer, f"{prefix}{node.target}")
+        if counts[id(layer)] == 1 and len(node.args) == 1 and not node.kwargs:
+            _fuse_followers(graph, node, modules, counts)
+    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+        with graph.inserting_after(node):
+            laid = graph.call_function(channels_last, (node,))
+        node.replace_all_uses_with(laid, delete_user_cb=lambda user, laid=laid: user is not laid)
+    graph.lint()
+    return PackedModel(model, graph)
+
+
+def channels_last(value: Any) -> Any:
+    """Maps in the memory format in which both products, and poolings, are the fastest."""
+    is_maps = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_maps else value
+
+
+def _fuse_followers(
+    graph: fx.Graph, node: fx.Node, modules: dict[str, nn.Module], counts: dict[int, int]
+) -> None:
+    layer = modules[str(node.target)]
+    assert isinstance(layer, PackedLayer)
+    chain, place, residual = [node], node, None
+    norm = _follower(node)
+    if norm is not None and norm.op == "call_module" and isinstance(layer, PackedConv2d):
+        found = modules[str(norm.target)]
+        if counts[id(found)] == 1 and _is_norm(found):
+            layer.norms = (found,)
+            chain.append(norm)
+            if own := MODULES.get(type(getattr(found, "act", None))):
+                layer.activation = ACTIVATIONS.index(own)
+                _replace(graph, chain, node, None)
+                return
+    added = _follower(chain[-1])
+    if added is not None and _is_addition(added):
+        first, second = added.args
+        other = second if first is chain[-1] else first
+        if (
+            isinstance(other, fx.Node)
+            and other is not chain[-1]
+            and _may_wait(node, added, other, modules)
+        ):
+            chain.append(added)
+            place, residual = added, other
+    last = _follower(chain[-1])
+    activation = _activation(last, modules)
+    if last is not None and activation:
+        layer.activation = ACTIVATIONS.index(activation)
+        chain.append(last)
+    if len(chain) > 1:
+        _replace(graph, chain, place, residual)
+
+
+def _replace(
+    graph: fx.Graph, chain: list[fx.Node], place: fx.Node, residual: fx.Node | None
+) -> None:
+    """Call the layer, the first of the chain, before ``place`` in the stead of all of the chain."""
+    given = chain[0].args if residual is None else (*chain[0].args, residual)
+    with graph.inserting_before(place):
+        product = graph.call_module(str(chain[0].target), given)
+    chain[-1].replace_all_uses_with(product)
+    for past in reversed(chain):
+        graph.erase_node(past)
+
+
+def _follower(node: fx.Node) -> fx.Node | None:
+    """The only node that uses the result, and takes it as its first argument or adds it."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user if user.op.startswith("call") else None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    if type(module).__name__ == FROZEN_NORM:
+        return True
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if hooked or not isinstance(module, nn.BatchNorm2d) or module.running_mean is None:
+        return False
+    if type(module).__name__ == NORM_AND_ACTIVATION:
+        known = type(module.act) is nn.Identity or type(module.act) in MODULES
+        return known and type(module.drop) is nn.Identity
+    return type(module) is nn.BatchNorm2d
+
+
+def _is_addition(node: fx.Node) -> bool:
+    return (
+        node.op != "call_module"
+        and node.target in ADDITIONS
+        and len(node.args) == 2
+        and (not node.kwargs)
+    )
+
+
+def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether the product can be computed where its sum is, and onto a new tensor."""
+    position = {of: place for place, of in enumerate(node.graph.nodes)}
+    if added.target in ONTO_THE_FIRST and added.args[0] is other:
+        if any(position[user] > position[added] for user in other.users):
+            return False  # it would see the sum
+    used = node.args[0]
+    between = [user for user in used.users if position[node] < position[user] < position[added]]
+    return not any(_writes(user, modules) for user in between)
+
+
+def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node may change its first argument."""
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    is_operator = getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
+    return is_operator or name.endswith("_") or bool(node.kwargs.get("inplace"))
+
+
+def _does_nothing(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return type(module) in NOTHING and not module._forward_hooks
+    named: Iterable[Any] = (*node.args, node.kwargs.get("training"))
+    return (
+        node.op == "call_function"
+        and getattr(node.target, "__name__", "") in IN_EVALUATION_NOTHING
+        and any(value is False for value in named)
+    )
+
+
+def _activation(node: fx.Node | None, modules: dict[str, nn.Module]) -> str:
+    """Which of ACTIVATIONS a node computes of its first argument; "" for none."""
+    if node is None:
+        return ""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return "" if module._forward_hooks else MODULES.get(type(module), "")
+    target: str | Callable[..., Any] = node.target
+    return CALLS.get(target, "") if len(node.args) == 1 else ""

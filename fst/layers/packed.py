@@ -1,0 +1,348 @@
+"""Layers for inference alone, which multiply by the library or by the zeros of their weight.
+
+`fst.pack` turns plain layers into these by changing their class. The parameters stay those of the
+plain layer. Batch norm, the residual addition and the activation that follow it can become part of
+the layer's own write.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from fst.backends.timing import Timing, compare
+from fst.basics.errors import UsageError
+from fst.ops.cpp.zeros_weight import (
+    ACTIVATIONS,
+    kept_output,
+    listed_output,
+    refuses_zeros,
+    zeros_lists,
+)
+from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+
+LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
+WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
+LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
+REPEATS, MOST_MS = 7, 300.0  # of a candidate's timing
+MOST_TIMED = 8  # sizes of a layer's input; further ones do as the nearest of these
+MOST_LISTS = 8  # sizes whose lists are kept
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda maps: maps,
+    "relu": F.relu_,
+    "relu6": lambda maps: F.relu6(maps, inplace=True),
+    "silu": lambda maps: F.silu(maps, inplace=True),
+    "hardswish": lambda maps: F.hardswish(maps, inplace=True),
+}
+_CHOOSING = threading.RLock()
+
+Key = tuple[torch.Size, tuple[int, ...], torch.dtype, bool]
+
+
+class Folded(NamedTuple):
+    """What a layer multiplies by, batch norm included.
+
+    Attributes:
+        weight: in the dtype of the products, as a convolution's: (Cout, Cin/groups, kh, kw).
+        bias: (Cout,) in the same dtype, or None.
+        exact_bias: ``bias`` in float32.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    exact_bias: Tensor | None
+
+
+class PackedLayer(nn.Module):
+    """What `PackedConv2d` and `PackedLinear` share.
+
+    Attributes:
+        layer_name: in the model.
+        norms: the batch norm that is multiplied into the weight, or nothing.
+        activation: an index of ACTIVATIONS.
+        dtype: of the products.
+        only_library: never by zeros.
+        times: of each input that was timed, milliseconds of each of WAYS that applies.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    layer_name: str
+    norms: tuple[nn.Module, ...]
+    activation: int
+    dtype: torch.dtype
+    only_library: bool
+    times: dict[Key, dict[int, Timing]]
+    chosen: dict[Key, int]
+    lists: dict[Key, Tensor]
+    kept: Folded | None
+
+    def become_packed(self, name: str) -> None:
+        """Set the attributes; the batch norm and the activation are not yet part of it."""
+        self.__dict__.update(layer_name=name, norms=(), activation=0, dtype=self.weight.dtype)
+        self.__dict__.update(only_library=False, times={}, chosen={}, lists={}, kept=None)
+        self.register_load_state_dict_post_hook(forget)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the convolution; a linear layer is one of 1x1."""
+        return Geometry((1, 1), (0, 0), (1, 1), 1)
+
+    def folded(self) -> Folded:
+        """The weight and the bias, batch norm included."""
+        if self.kept is not None:
+            return self.kept
+        weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        if self.norms:
+            norm = self.norms[0]
+            mean, variance = norm.running_mean, norm.running_var
+            scale, shift = (None if p is None else p.detach() for p in (norm.weight, norm.bias))
+            fused = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
+            weight, bias = (value.detach() for value in fused)
+        weight = weight.to(self.dtype)
+        weight = weight[:, :, None, None] if weight.dim() == 2 else weight
+        exact = None if bias is None else bias.float()
+        made = Folded(weight, None if bias is None else bias.to(self.dtype), exact)
+        if not torch.compiler.is_compiling():
+            self.kept = made
+        return made
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """activation(W * input + bias + residual).
+
+        Raises:
+            UsageError: the layer is in training mode, or a gradient is asked for.
+        """
+        self._refuse_training(input, residual)
+        if torch.compiler.is_compiling():
+            return self._traced(input, residual)
+        key = (input.shape, input.stride(), input.dtype, residual is not None)
+        lanes = LIBRARY if self.only_library else self.chosen.get(key)
+        if lanes is None:
+            lanes = self._choose(key, input, residual)
+        if lanes == LIBRARY:
+            return self._by_library(input, residual)
+        return self._by_zeros(input, residual, lanes, self._lists(key, input, lanes))
+
+    def _refuse_training(self, *operands: Tensor | None) -> None:
+        asked = torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad
+            for tensor in (*operands, self.weight, self.bias)
+        )
+        if self.training or asked:
+            why = "is in training mode" if self.training else "is asked for a gradient"
+            raise UsageError(
+                f"layer {self.layer_name!r} is packed, for inference alone, and {why}: train the "
+                "model that fst.pack was given, call eval() on the packed one, and run it within "
+                "torch.inference_mode() or torch.no_grad()."
+            )
+
+    def _traced(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """For compilers and torch.export, which can neither time nor look into a dictionary."""
+        key, lanes = next(iter(self.chosen.items()), (None, LIBRARY))
+        if self.only_library or lanes == LIBRARY or key is None:
+            return self._by_library(input, residual)
+        return self._by_zeros(input, residual, lanes, self.lists.get(key))
+
+    def _choose(self, key: Key, input: Tensor, residual: Tensor | None) -> int:
+        """The fastest of WAYS for such an input, timed unless many others were."""
+        with _CHOOSING, torch.no_grad():
+            if key in self.chosen:
+                return self.chosen[key]
+            maps = self.maps(input)
+            ways = [LIBRARY]
+            if maps is not None and not refuses_zeros(maps, self.folded().weight, self.geometry):
+                ways += [1, 2] if maps.shape[0] >= LEAST_IMAGES else [2]
+            if len(ways) > 1 and len(self.times) >= MOST_TIMED:
+                nearest = min(self.times, key=lambda other: _distance(other[0], key[0]))
+                lanes = self.chosen[nearest] if self.chosen[nearest] in ways else ways[-1]
+            else:
+                lanes = self._time(key, input, residual, ways)
+            self.chosen[key] = lanes
+            return lanes
+
+    def _time(self, key: Key, input: Tensor, residual: Tensor | None, ways: list[int]) -> int:
+        functions: dict[str, Callable[[], object]] = {}
+        found: dict[int, Tensor] = {}
+        for lanes in ways:
+            if lanes == LIBRARY:
+                functions[WAYS[lanes]] = lambda: self._by_library(input, residual)
+                continue
+            found[lanes] = self._make_lists(input, lanes)
+            functions[WAYS[lanes]] = lambda lanes=lanes: self._by_zeros(  # type: ignore[misc]
+                input, residual, lanes, found[lanes]
+            )
+        timings = compare(functions, REPEATS, input.device, warmup=1, most=MOST_MS)
+        self.times[key] = {lanes: timings[WAYS[lanes]] for lanes in ways}
+        return min(ways, key=lambda lanes: self.times[key][lanes].median)
+
+    def _lists(self, key: Key, input: Tensor, lanes: int) -> Tensor:
+        lists = self.lists.get(key)
+        if lists is None:
+            lists = self._make_lists(input, lanes)
+            with _CHOOSING:
+                while len(self.lists) >= MOST_LISTS:
+                    self.lists.pop(next(iter(self.lists)))
+                self.lists[key] = lists
+        return lists
+
+    def _make_lists(self, input: Tensor, lanes: int) -> Tensor:
+        maps = self.maps(input)
+        assert maps is not None  # lanes were chosen
+        return zeros_lists(self.folded().weight, maps.shape, *self.geometry, lanes=lanes)
+
+    def _by_library(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        return self._finish(self.library(input, self.folded()), residual)
+
+    def _by_zeros(
+        self, input: Tensor, residual: Tensor | None, lanes: int, lists: Tensor | None
+    ) -> Tensor:
+        maps, folded = self.maps(input), self.folded()
+        assert maps is not None  # lanes were chosen
+        shape = output_shape(maps.shape, folded.weight.shape, self.geometry)
+        added = None if residual is None else self.maps(residual)
+        if added is not None and (added.shape != shape or added.dtype != maps.dtype):
+            added = None
+        if added is not None:
+            like = empty_maps(shape, maps, is_channels_last(maps))
+            added = added if added.stride() == like.stride() else like.copy_(added)
+        alone = residual is not None and added is None
+        activation = 0 if alone else self.activation
+        if torch.compiler.is_compiling():
+            given = (folded.weight, lists, folded.exact_bias, added, *self.geometry)
+            output = kept_output(maps, *given, activation, lanes)
+        else:
+            given = (lists, folded.exact_bias, added, folded.weight.shape, *self.geometry)
+            output = listed_output(maps, *given, activation, lanes)
+        output = self.unmapped(output, input)
+        return self._finish(output, residual) if alone else output
+
+    def _finish(self, output: Tensor, residual: Tensor | None) -> Tensor:
+        if residual is not None:
+            same = residual.shape == output.shape and residual.dtype == output.dtype
+            output = output.add_(residual) if same else output + residual
+        return FUNCTIONS[ACTIVATIONS[self.activation]](output)
+
+    def maps(self, input: Tensor) -> Tensor | None:
+        """The input as (N, C, H, W); None where it is none."""
+        raise NotImplementedError
+
+    def unmapped(self, output: Tensor, input: Tensor) -> Tensor:
+        """The output, which is (N, Cout, P, Q), in the form of the input."""
+        return output
+
+    def library(self, input: Tensor, folded: Folded) -> Tensor:
+        """The product by torch."""
+        raise NotImplementedError
+
+    def _apply(self, *arguments: Any, **named: Any) -> nn.Module:
+        before = self.weight.dtype
+        applied = super()._apply(*arguments, **named)
+        if self.weight.dtype != before:
+            self.dtype = self.weight.dtype
+        forget(self)
+        return applied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Lists are for one kind of processor, and are made again."""
+        return {**self.__dict__, "lists": {}, "kept": None}
+
+    def extra_repr(self) -> str:
+        """As the plain layer's, with what was made part of it."""
+        parts = [super().extra_repr(), *(["batch norm"] if self.norms else [])]
+        return ", ".join([*parts, *filter(None, [ACTIVATIONS[self.activation]])])
+
+
+class PackedConv2d(PackedLayer, nn.Conv2d):
+    """A convolution of `fst.pack`: see `PackedLayer`."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the convolution, with symmetric padding."""
+        padding = self.padding
+        if isinstance(padding, str):
+            reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+            padding = (0, 0) if padding == "valid" else (reach[0] // 2, reach[1] // 2)
+        stride, dilation = self.stride, self.dilation
+        return Geometry(
+            (stride[0], stride[1]),
+            (padding[0], padding[1]),
+            (dilation[0], dilation[1]),
+            self.groups,
+        )
+
+    def maps(self, input: Tensor) -> Tensor | None:
+        """The input itself, unless it is a single image."""
+        return input if input.dim() == 4 else None
+
+    def library(self, input: Tensor, folded: Folded) -> Tensor:
+        """The product by torch."""
+        return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
+
+
+class PackedLinear(PackedLayer, nn.Linear):
+    """A linear layer of `fst.pack`: see `PackedLayer`."""
+
+    def maps(self, input: Tensor) -> Tensor | None:
+        """All rows as one column of pixels."""
+        if not input.numel() or not input.is_contiguous():
+            return None
+        rows = input.reshape(1, -1, 1, input.shape[-1])
+        return rows.permute(0, 3, 1, 2)
+
+    def unmapped(self, output: Tensor, input: Tensor) -> Tensor:
+        """The rows again."""
+        return output.permute(0, 2, 3, 1).reshape(*input.shape[:-1], -1)
+
+    def library(self, input: Tensor, folded: Folded) -> Tensor:
+        """The product by torch."""
+        return F.linear(input, folded.weight.flatten(1), folded.bias)
+
+
+def forget(layer: PackedLayer, *_: object) -> None:
+    """Forget what was made of the weight, which has changed."""
+    layer.lists.clear()
+    layer.kept = None
+
+
+def refuses_packing(layer: nn.Module) -> str:
+    """Why a layer cannot be packed, in words; "" if it can."""
+    if type(layer) not in (nn.Conv2d, nn.Linear):
+        return f"a {type(layer).__name__}, whose own code computes something else"
+    weight = layer._parameters.get("weight")
+    if not isinstance(weight, Tensor):
+        return "its weight is computed from other parameters: remove the parametrization first"
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return "it has forward hooks"
+    if not isinstance(layer, nn.Conv2d):
+        return ""
+    if layer.padding_mode != "zeros":
+        return f"padding_mode={layer.padding_mode!r}"
+    reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if layer.padding == "same" and any(r % 2 for r in reach):
+        return "its padding is not symmetric"
+    return ""
+
+
+def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
+    """Turn a plain layer that can be packed into a packed one; its parameters stay."""
+    layer.__class__ = PackedConv2d if isinstance(layer, nn.Conv2d) else PackedLinear
+    assert isinstance(layer, PackedLayer)  # its class has just become one
+    layer.become_packed(name)
+    return layer
+
+
+def _distance(one: torch.Size, other: torch.Size) -> float:
+    """How far the sizes of two inputs lie apart; the batch counts twice."""
+
+    def of(a: float, b: float) -> float:
+        return abs(math.log(max(a, 1) / max(b, 1)))
+
+    return of(one[0], other[0]) + of(math.prod(one), math.prod(other))

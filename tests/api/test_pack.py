@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import fst
+from fst.api.pack import NOTHING_GAINED
+from fst.backends.timing import Timing
+from fst.basics.errors import UsageError
+from fst.layers import packed as packed_layers
+from fst.layers.packed import LIBRARY, PackedLayer
+from fst.ops.cpp.library import missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+
+
+def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
+    """Zeros of N:M along input channels, where they fit; batch norms that do something."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.weight.shape[1] % m == 0:
+            groups = module.weight.detach().unflatten(1, (-1, m))
+            kept = torch.zeros_like(groups).scatter_(2, groups.abs().topk(n, 2).indices, 1.0)
+            module.weight.data = (groups * kept).flatten(1, 2).contiguous()
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.0)
+            nn.init.normal_(module.bias, 0, 0.1)
+    return model.eval()
+
+
+class Block(nn.Module):
+    """Residual, as torchvision's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += x
+        return self.relu(y)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), Block(), nn.Dropout()),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 5)),
+    )
+    return keep(net)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture
+def by_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products by zeros are the fastest, over pixels before images."""
+    ranks = {"library": 9.0, "zeros, over images": 2.0, "zeros, over pixels": 1.0}
+    _times(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 4.0})
+
+
+def _times(monkeypatch: pytest.MonkeyPatch, ranks: dict[str, float]) -> None:
+    def compare(functions: dict, *_: object, **__: object) -> dict[str, Timing]:
+        for function in functions.values():
+            function()
+        return {name: Timing(*[ranks[name]] * 3) for name in functions}
+
+    monkeypatch.setattr("fst.layers.packed.compare", compare)
+    monkeypatch.setattr("fst.api.pack.compare", compare)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16_bn", "mobilenet_v2"])
+def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = keep(models.get_model(name, num_classes=10))
+    packed = fst.pack(model, torch.randn(1, 3, 64, 64))
+    assert packed.report.gained and packed.report.difference < 1e-4
+    for shape in ((5, 3, 64, 64), (2, 3, 96, 64)):
+        x = torch.randn(shape)
+        assert relative(packed(x), model(x)) < 1e-4
+    rows = {row.name: row for row in packed.report.layers}
+    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    assert all("batch norm" in rows[name].follows for name in convolutions)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "mobilenetv3_small_050"])
+def test_networks_of_timm(name: str, by_zeros: None) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = keep(timm.create_model(name, num_classes=10))
+    packed = fst.pack(model, torch.randn(1, 3, 64, 64))
+    x = torch.randn(3, 3, 64, 64)
+    assert relative(packed(x), model(x)) < 1e-4
+    follows = [row.follows for row in packed.report.layers]
+    assert sum("batch norm" in f for f in follows) == sum(
+        isinstance(module, nn.BatchNorm2d) for module in model.modules()
+    )
+    assert any(set(f) & {"relu", "silu", "hardswish"} for f in follows)
+
+
+def test_a_vision_transformer(by_zeros: None) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = keep(timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=4))
+    packed = fst.pack(model, torch.randn(2, 3, 32, 32))
+    x = torch.randn(3, 3, 32, 32)
+    assert relative(packed(x), model(x)) < 1e-4
+    runs = {row.name: row.runs for row in packed.report.layers}
+    assert runs["blocks.0.mlp.fc1"] == "zeros, over pixels"
+
+
+def test_what_follows_a_layer_becomes_part_of_it(by_zeros: None) -> None:
+    model = small()
+    packed = fst.pack(model, torch.randn(2, 4, 9, 9))
+    assert {row.name: row.follows for row in packed.report.layers} == {
+        "0": ("batch norm", "silu"),
+        "3.conv1": ("batch norm", "relu"),
+        "3.conv2": ("batch norm", "residual", "relu"),
+        "7": ("relu",),
+        "9": (),
+    }
+    assert {row.density for row in packed.report.layers} == {0.5}
+
+
+def test_the_example_is_left_alone(by_zeros: None) -> None:
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    before, given = copy.deepcopy(model.state_dict()), x.clone()
+    fst.pack(model, x)(x)
+    assert torch.equal(x, given)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(isinstance(module, PackedLayer) for module in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_zeros_of_any_pattern(by_zeros: None) -> None:
+    model = small()
+    prune.random_unstructured(model[3].conv1, "weight", 0.7)
+    x = torch.randn(2, 4, 9, 9)
+    reasons = {row.name: row.reason for row in fst.pack(model, x).report.layers}
+    assert "parametrization" in reasons["3.conv1"] or "computed" in reasons["3.conv1"]
+    prune.remove(model[3].conv1, "weight")
+    packed = fst.pack(model, x)
+    assert relative(packed(x), model(x)) < 1e-5
+    (row,) = [row for row in packed.report.layers if row.name == "3.conv1"]
+    assert row.density < 0.5 and row.runs == "zeros, over pixels"
+
+
+def test_a_converted_model_is_folded(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()).eval()
+    fst.convert(model, "srste")
+    x = torch.randn(2, 8, 6, 6)
+    packed = fst.pack(model, x)
+    assert relative(packed(x), model(x)) < 1e-5
+    assert packed.report.layers[0].density == 0.5
+
+
+def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"library": 3.0, "zeros, over images": 2.0, "zeros, over pixels": 5.0}
+    whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 4.0}
+    _times(monkeypatch, {**ranks, **whole})
+    packed = fst.pack(small(), torch.randn(4, 4, 9, 9))
+    rows = {row.name: row for row in packed.report.layers}
+    assert rows["0"].runs == "zeros, over images" and rows["9"].runs == "library"
+    assert (rows["0"].library.median, rows["0"].zeros.median) == (3.0, 2.0)
+    layers = {name: layer for name, layer in packed.named_modules() if name in rows}
+    assert {layer.chosen[key] for layer in layers.values() for key in layer.chosen} == {0, 1}
+    calls: list[str] = []
+    monkeypatch.setattr(
+        packed_layers, "listed_output", lambda *given: calls.append("zeros") or OUTPUT(*given)
+    )
+    packed(torch.randn(4, 4, 9, 9))
+    assert len(calls) == sum(row.runs != "library" for row in rows.values())
+    assert NOTHING_GAINED not in str(packed.report)
+
+
+OUTPUT = packed_layers.listed_output
+
+
+@pytest.mark.parametrize("slow", ["layers", "whole"])
+def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    zeros = 9.0 if slow == "layers" else 1.0
+    ranks = {"library": 3.0, "zeros, over images": zeros, "zeros, over pixels": zeros}
+    whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.5}
+    _times(monkeypatch, {**ranks, **whole})
+    model, x = small(), torch.randn(4, 4, 9, 9)
+    packed = fst.pack(model, x)
+    assert not packed.report.gained and NOTHING_GAINED in str(packed.report)
+    monkeypatch.setattr(packed_layers, "listed_output", None)
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_zeros: None) -> None:
+    model = keep(nn.Sequential(nn.Conv2d(8, 8, 3)))
+    packed = fst.pack(model, torch.randn(1, 8, 5, 5))
+    for batch in (*range(1, 14), *range(1, 14)):
+        x = torch.randn(batch, 8, 5, 5)
+        assert relative(packed(x), model(x)) < 1e-5
+    layer = packed.get_submodule("0")
+    assert len(layer.times) == len(layer.lists) == packed_layers.MOST_TIMED
+    assert len(layer.chosen) == 13 and LIBRARY not in layer.chosen.values()
+
+
+def test_channels_last_and_other_strides(by_zeros: None) -> None:
+    model = small()
+    packed = fst.pack(model, torch.randn(2, 4, 9, 9))
+    wide = torch.randn(4, 8, 9, 9)
+    for x in (wide[:, :4], wide[:, ::2], wide.to(memory_format=torch.channels_last)[:, :4]):
+        assert relative(packed(x), model(x)) < 1e-5
+    x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_the_state_is_the_plain_models(by_zeros: None) -> None:
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    plain = model.state_dict()
+    assert list(packed.state_dict()) == list(plain)
+    assert all(torch.equal(v, plain[k]) for k, v in packed.state_dict().items())
+    torch.manual_seed(1)
+    for p in model.parameters():
+        p.mul_(1 + torch.rand_like(p))
+    model[1].running_mean.add_(0.5)
+    packed.load_state_dict(model.state_dict())
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(by_zeros: None, copied: object) -> None:
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    twin = copied(packed)
+    assert torch.equal(twin(x), packed(x)) and twin.report == packed.report
+    for value in twin.state_dict().values():
+        value.zero_()
+    twin.load_state_dict(twin.state_dict())
+    assert not torch.equal(twin(x), packed(x))
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_threads_and_inference_mode(by_zeros: None) -> None:
+    model = small()
+    packed = fst.pack(model, torch.randn(2, 4, 9, 9))
+    inputs = [torch.randn(n, 4, 9, 9) for n in (1, 3, 5, 7)] * 3
+    found: list[Tensor | None] = [None] * len(inputs)
+
+    def run(index: int) -> None:
+        with torch.inference_mode():
+            found[index] = packed(inputs[index])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, y in zip(inputs, found, strict=True):
+        assert relative(y, model(x)) < 1e-5
+        assert relative(packed(x), model(x)) < 1e-5  # after inference mode
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_export(by_zeros: None, dynamic: bool) -> None:
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    shapes = ({0: torch.export.Dim("n")},) if dynamic else None
+    program = torch.export.export(packed, (x,), dynamic_shapes=shapes)
+    names = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert "fst.kept_output_cpp.default" in names
+    for batch in (2, 5) if dynamic else (2,):
+        x = torch.randn(batch, 4, 9, 9)
+        assert relative(program.module()(x), model(x)) < 1e-5
+
+
+def test_training_is_refused_by_name(by_zeros: None) -> None:
+    x = torch.randn(2, 4, 9, 9)
+    packed = fst.pack(small(), x)
+    with torch.enable_grad(), pytest.raises(UsageError, match="layer '0' .* gradient"):
+        packed(x.clone().requires_grad_())
+    with pytest.raises(UsageError, match="layer '0' .* training mode"):
+        packed.train()(x)
+    packed.eval().requires_grad_(True)
+    with torch.enable_grad(), pytest.raises(UsageError, match="layer '0' .* gradient"):
+        packed(x)
+    packed(x)  # without gradients
+
+
+def test_nan_and_infinities(by_zeros: None) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 1, 1, bias=False)).eval()
+    model[0].weight.data = torch.tensor([0.0, 2.0, 0.0, 1.0]).view(1, 4, 1, 1)
+    packed = fst.pack(model, torch.ones(1, 4, 2, 8))
+    x = torch.ones(1, 4, 2, 8)
+    x[0, 0] = torch.inf
+    assert torch.equal(packed(x), torch.full((1, 1, 2, 8), 3.0))
+    x[0, 1, 0, 0] = torch.nan
+    assert packed(x).isnan().sum() == 1
+    model[0].weight[0, 3] = torch.nan
+    packed.load_state_dict(model.state_dict())
+    assert packed(torch.ones(1, 4, 2, 8)).isnan().all()
+
+
+def test_bfloat16(by_zeros: None) -> None:
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x, dtype=torch.bfloat16)
+    found = packed(x.bfloat16())
+    assert found.dtype == packed.report.dtype == torch.bfloat16
+    assert relative(found.float(), model(x)) < 0.05
+    assert {k: v.dtype for k, v in packed.state_dict().items() if k.startswith("0")} == {
+        "0.weight": torch.float32,
+        "0.bias": torch.float32,
+    }
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.width = Block(), nn.Conv2d(8, 4, 1), 8
+        self.body.out_channels = 8
+
+    def forward(self, x: Tensor, sizes: list[int] | None = None) -> dict[str, Tensor]:
+        for _ in range(int(x.sum() * 0) + 2):
+            x = self.body(x)
+        return {"out": self.head(x)[:, : self.body.out_channels // 4]}
+
+
+def test_a_model_that_cannot_be_traced_is_packed_in_parts(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model = keep(Untraceable())
+    packed = fst.pack(model, torch.randn(1, 8, 9, 9))
+    x = torch.randn(3, 8, 7, 9)
+    assert type(packed) is Untraceable
+    assert relative(packed(x)["out"], model(x)["out"]) < 1e-5
+    rows = {row.name: row for row in packed.report.layers}
+    assert rows["body.conv2"].follows == ("batch norm", "residual", "relu")
+    assert rows["head"].runs == "zeros, over pixels"
+    assert torch.equal(pickle.loads(pickle.dumps(packed))(x)["out"], packed(x)["out"])
+
+
+class Hostile(nn.Module):
+    """Values that are used twice, or changed in place between a product and its addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.norm, self.relu = nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        z = self.norm(y)  # y is used again
+        y = y + 1
+        u = self.b(y)
+        w = self.relu(y)  # changes the input of b before its addition
+        u = w + u
+        z += self.c(u)  # z is used after the addition
+        return F.relu(z) * self.c(z) + 2 * u
+
+
+def test_nothing_is_fused_that_others_see(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Hostile()), torch.randn(2, 8, 6, 6)
+    packed = fst.pack(model, x)
+    assert relative(packed(x), model(x)) < 1e-5
+    assert not any(row.follows for row in packed.report.layers)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="no nn.Conv2d or nn.Linear"):
+        fst.pack(nn.Sequential(nn.ReLU()), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="dtype"):
+        fst.pack(small(), torch.randn(2, 4, 9, 9), dtype=torch.int8)
