@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fst import get_strategy
 from fst.api.fold import fold
+from fst.api.pack import pack
 from fst.api.verify import verify
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import user_errors
@@ -40,9 +41,12 @@ from fst.lab.benchmark import PLAIN, candidates
 from fst.lab.model import Training, from_config
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
+from fst.layers.modules import sparse_layers
+from fst.ops.cpp.library import missing
 from fst.rules.strategy import GEMMS, Strategy
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config
+from fst.training.engine.export import deployable
 from fst.training.engine.model import sparse_root
 from fst.training.engine.trained import trained_model
 
@@ -81,6 +85,7 @@ def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
     write_text_atomically(markdown(document), arguments.out / "table.md")
+    print(f"{_packed(arguments)}\n")
     names = ", ".join(str(arguments.out / name) for name in ("table.md", "curves.png"))
     console.print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
     return 0
@@ -171,6 +176,23 @@ def _pattern(folder: RunFolder) -> str:
         size for layer, size in zip(layers, sizes, strict=True) if layer.ok and layer.density < 1
     )
     return f"{100 * sparse / sum(sizes):.1f} %" if sparse else "nothing"
+
+
+def _packed(arguments: argparse.Namespace) -> str:
+    """The first network with 2:4 weights: its time for a batch, packed and dense."""
+    for name in arguments.strategies:
+        folder = RunFolder.of(arguments.out, name, arguments.seeds[0])
+        config = load_config(str(folder.config))
+        model = deployable(trained_model(config, newest_checkpoint(folder.path)))
+        if not sparse_layers(model) or not any(w.pattern for w in verify(fold(model)).layers):
+            continue
+        if reason := missing():
+            return f"fst.pack was not run: {reason}"
+        shape = _training(str(folder.config)).batch_shape
+        report = pack(model, torch.randn(shape)).report
+        times = ", ".join(f"{kind} {timing} ms" for kind, timing in report.times.items())
+        return f"inference of {name}'s network, batch {shape[0]}: {times}; {report.verdict}"
+    return "no network with 2:4 weights was trained, so none was packed"
 
 
 def _kept(training: Training, strategy: Strategy) -> list[str]:
