@@ -262,6 +262,23 @@ def test_copies(by_zeros: None, copied: object) -> None:
     assert relative(packed(x), model(x)) < 1e-5
 
 
+def test_the_library_with_new_weights_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's layout of a weight serves other sizes, and is made again of another weight."""
+    ranks = {"library": 1.0, "zeros, over images": 2.0, "zeros, over pixels": 2.0}
+    _times(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.0})
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    for shape in ((1, 4, 9, 9), (5, 4, 17, 11), (0, 4, 9, 9)):
+        given = torch.randn(shape)
+        torch.testing.assert_close(packed(given), model(given))
+    model[0].weight.mul_(2)
+    packed.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        assert relative(packed(x), model(x)) < 1e-5
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(packed)))
+    assert torch.equal(twin(x), packed(x))
+
+
 def test_threads_and_inference_mode(by_zeros: None) -> None:
     model = small()
     packed = fst.pack(model, torch.randn(2, 4, 9, 9))
