@@ -18,6 +18,7 @@ from fst.basics.errors import UsageError
 from fst.layers import packed as packed_layers
 from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
+from tests.networks import Block
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
@@ -35,24 +36,6 @@ def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.0)
             nn.init.normal_(module.bias, 0, 0.1)
     return model.eval()
-
-
-class Block(nn.Module):
-    """Residual, as torchvision's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
-        self.bn2 = nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        y += x
-        return self.relu(y)
 
 
 def small() -> nn.Module:
