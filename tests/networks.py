@@ -124,3 +124,21 @@ def trained(row: Setting, include: list[str] | None = None) -> nn.Module:
         net(seven_pixels()).square().mean().backward()
         optimizer.step()
     return net.eval()
+
+
+class Block(nn.Module):
+    """Residual, as torchvision's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += x
+        return self.relu(y)

@@ -286,7 +286,7 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
     kept = {id(layer) for layer in _layers(packed).values()}
     kept |= {id(norm) for layer in _layers(packed).values() for norm in layer.norms}
     for layer in _layers(packed).values():
-        layer.dtype, layer.kept = dtype, None
+        layer.dtype, layer.kept, layer.laid = dtype, None, None
         for known in (layer.lists, layer.chosen, layer.times):
             known.clear()
     for module in packed.modules():

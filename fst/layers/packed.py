@@ -83,11 +83,14 @@ class PackedLayer(nn.Module):
     chosen: dict[Key, int]
     lists: dict[Key, Tensor]
     kept: Folded | None
+    laid: Tensor | None
 
     def become_packed(self, name: str) -> None:
         """Set the attributes; the batch norm and the activation are not yet part of it."""
         self.__dict__.update(layer_name=name, norms=(), activation=0, dtype=self.weight.dtype)
-        self.__dict__.update(only_library=False, times={}, chosen={}, lists={}, kept=None)
+        self.__dict__.update(
+            only_library=False, times={}, chosen={}, lists={}, kept=None, laid=None
+        )
         self.register_load_state_dict_post_hook(forget)
 
     @property
@@ -252,7 +255,7 @@ class PackedLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Lists are for one kind of processor, and are made again."""
-        return {**self.__dict__, "lists": {}, "kept": None}
+        return {**self.__dict__, "lists": {}, "kept": None, "laid": None}
 
     def extra_repr(self) -> str:
         """As the plain layer's, with what was made part of it."""
@@ -283,8 +286,33 @@ class PackedConv2d(PackedLayer, nn.Conv2d):
         return input if input.dim() == 4 else None
 
     def library(self, input: Tensor, folded: Folded) -> Tensor:
-        """The product by torch."""
-        return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
+        """The product by torch, or by oneDNN itself with a weight laid out for it once."""
+        laid = None if torch.compiler.is_compiling() else self._laid_out(input, folded)
+        if laid is None:
+            return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
+        stride, padding, dilation, groups = self.geometry
+        given = (padding, stride, dilation, groups, "none", [], "")
+        return torch.ops.mkldnn._convolution_pointwise(input, laid, folded.bias, *given)
+
+    def _laid_out(self, input: Tensor, folded: Folded) -> Tensor | None:
+        """oneDNN's own layout of the weight, which F.conv2d makes again at each call.
+
+        None where the operators that torch.compile uses for it are missing, or do not apply.
+        """
+        if self.laid is None:
+            onednn = torch.backends.mkldnn
+            if not (onednn.is_available() and onednn.enabled and self.dtype == torch.float32):
+                return None
+            if input.dim() != 4 or not input.numel() or not folded.weight.numel():
+                return None
+            stride, padding, dilation, groups = self.geometry
+            with torch.inference_mode(False), torch.no_grad():
+                self.laid = torch.ops.mkldnn._reorder_convolution_weight(
+                    folded.weight, padding, stride, dilation, groups, list(input.shape)
+                )
+        last = input.is_contiguous(memory_format=torch.channels_last)
+        applies = last and input.dtype == torch.float32 and input.numel() > 0
+        return self.laid if applies else None
 
 
 class PackedLinear(PackedLayer, nn.Linear):
@@ -309,7 +337,7 @@ class PackedLinear(PackedLayer, nn.Linear):
 def forget(layer: PackedLayer, *_: object) -> None:
     """Forget what was made of the weight, which has changed."""
     layer.lists.clear()
-    layer.kept = None
+    layer.kept = layer.laid = None
 
 
 def refuses_packing(layer: nn.Module) -> str:

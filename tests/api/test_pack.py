@@ -18,6 +18,7 @@ from fst.basics.errors import UsageError
 from fst.layers import packed as packed_layers
 from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
+from tests.networks import Block
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
@@ -35,24 +36,6 @@ def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.0)
             nn.init.normal_(module.bias, 0, 0.1)
     return model.eval()
-
-
-class Block(nn.Module):
-    """Residual, as torchvision's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
-        self.bn2 = nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        y += x
-        return self.relu(y)
 
 
 def small() -> nn.Module:
@@ -260,6 +243,23 @@ def test_copies(by_zeros: None, copied: object) -> None:
     twin.load_state_dict(twin.state_dict())
     assert not torch.equal(twin(x), packed(x))
     assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_the_library_with_new_weights_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's layout of a weight serves other sizes, and is made again of another weight."""
+    ranks = {"library": 1.0, "zeros, over images": 2.0, "zeros, over pixels": 2.0}
+    _times(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.0})
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    for shape in ((1, 4, 9, 9), (5, 4, 17, 11), (0, 4, 9, 9)):
+        given = torch.randn(shape)
+        torch.testing.assert_close(packed(given), model(given))
+    model[0].weight.mul_(2)
+    packed.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        assert relative(packed(x), model(x)) < 1e-5
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(packed)))
+    assert torch.equal(twin(x), packed(x))
 
 
 def test_threads_and_inference_mode(by_zeros: None) -> None:
