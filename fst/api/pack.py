@@ -203,7 +203,8 @@ def pack(
         times = _times(plain, packed, layers, example, inputs)
     shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
     rows = _rows(plain, packed)
-    packed.report = PackReport(rows, times, difference, shapes, used, torch.get_num_threads())
+    report = PackReport(rows, times, difference, shapes, used, torch.get_num_threads())
+    packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
 
@@ -276,8 +277,8 @@ def _difference(found: Any, expected: Any) -> float:
             same = (a == b) | (a.isnan() & b.isnan())
             apart = torch.where(same, 0.0, (a - b).abs()).max()
             size = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.tensor(1.0)
-            apart = float(apart / (size if size > 0 else 1.0))
-            largest = apart if not apart <= largest else largest
+            relative = float(apart / (size if size > 0 else 1.0))
+            largest = relative if not relative <= largest else largest
     return largest
 
 

@@ -60,7 +60,7 @@ class PackedModel(nn.Module):
         found = {name: importlib.import_module(of) for name, of in self._packed_modules.items()}
         found |= self._packed_names
         exec(self._packed_source, found)
-        self.__dict__["forward"] = types.MethodType(found["forward"], self)  # its own signature
+        self.__dict__["forward"] = types.MethodType(found["forward"], self)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
         """The source stands for the compiled function."""
@@ -143,9 +143,9 @@ def _fuse_followers(
     if norm is not None and norm.op == "call_module" and isinstance(layer, PackedConv2d):
         found = modules[str(norm.target)]
         if counts[id(found)] == 1 and _is_norm(found):
-            layer.norms = (found,)
+            layer.norms = (found,)  # type: ignore[assignment]
             chain.append(norm)
-            if own := MODULES.get(type(getattr(found, "act", None))):
+            if own := MODULES.get(type(getattr(found, "act", None))):  # type: ignore[arg-type]
                 layer.activation = ACTIVATIONS.index(own)
                 _replace(graph, chain, node, None)
                 return
@@ -217,6 +217,7 @@ def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, 
         if any(position[user] > position[added] for user in other.users):
             return False  # it would see the sum
     used = node.args[0]
+    assert isinstance(used, fx.Node)  # the input of a layer
     between = [user for user in used.users if position[node] < position[user] < position[added]]
     return not any(_writes(user, modules) for user in between)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fst.backends.timing import Timing, compare
@@ -75,7 +76,7 @@ class PackedLayer(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
     layer_name: str
-    norms: tuple[nn.Module, ...]
+    norms: tuple[_BatchNorm, ...]
     activation: int
     dtype: torch.dtype
     only_library: bool
@@ -106,6 +107,7 @@ class PackedLayer(nn.Module):
         if self.norms:
             norm = self.norms[0]
             mean, variance = norm.running_mean, norm.running_var
+            assert mean is not None and variance is not None  # of a norm that can be folded
             scale, shift = (None if p is None else p.detach() for p in (norm.weight, norm.bias))
             fused = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
             weight, bias = (value.detach() for value in fused)
@@ -222,8 +224,8 @@ class PackedLayer(nn.Module):
             given = (folded.weight, lists, folded.exact_bias, added, *self.geometry)
             output = kept_output(maps, *given, activation, lanes)
         else:
-            given = (lists, folded.exact_bias, added, folded.weight.shape, *self.geometry)
-            output = listed_output(maps, *given, activation, lanes)
+            where = (folded.weight.shape, *self.geometry)
+            output = listed_output(maps, lists, folded.exact_bias, added, *where, activation, lanes)
         output = self.unmapped(output, input)
         return self._finish(output, residual) if alone else output
 
@@ -235,7 +237,7 @@ class PackedLayer(nn.Module):
 
     def maps(self, input: Tensor) -> Tensor | None:
         """The input as (N, C, H, W); None where it is none."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no layer of fst.pack.")
 
     def unmapped(self, output: Tensor, input: Tensor) -> Tensor:
         """The output, which is (N, Cout, P, Q), in the form of the input."""
@@ -243,7 +245,7 @@ class PackedLayer(nn.Module):
 
     def library(self, input: Tensor, folded: Folded) -> Tensor:
         """The product by torch."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is no layer of fst.pack.")
 
     def _apply(self, *arguments: Any, **named: Any) -> nn.Module:
         before = self.weight.dtype
@@ -263,7 +265,7 @@ class PackedLayer(nn.Module):
         return ", ".join([*parts, *filter(None, [ACTIVATIONS[self.activation]])])
 
 
-class PackedConv2d(PackedLayer, nn.Conv2d):
+class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters are never None
     """A convolution of `fst.pack`: see `PackedLayer`."""
 
     @property
@@ -291,7 +293,7 @@ class PackedConv2d(PackedLayer, nn.Conv2d):
         if laid is None:
             return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
         stride, padding, dilation, groups = self.geometry
-        given = (padding, stride, dilation, groups, "none", [], "")
+        given: tuple[Any, ...] = (padding, stride, dilation, groups, "none", [], "")
         return torch.ops.mkldnn._convolution_pointwise(input, laid, folded.bias, *given)
 
     def _laid_out(self, input: Tensor, folded: Folded) -> Tensor | None:
@@ -315,7 +317,7 @@ class PackedConv2d(PackedLayer, nn.Conv2d):
         return self.laid if applies else None
 
 
-class PackedLinear(PackedLayer, nn.Linear):
+class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
     """A linear layer of `fst.pack`: see `PackedLayer`."""
 
     def maps(self, input: Tensor) -> Tensor | None:

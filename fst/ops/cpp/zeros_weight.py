@@ -214,7 +214,7 @@ def kept_output(
 
     For exported programs, which take other sizes than that of their example.
     """
-    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
     result = _like_output(input, weight, *geometry)
     rest = (numbers, result, bias, residual, activation)
