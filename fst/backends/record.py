@@ -90,13 +90,15 @@ class Record:
             self.dense_calls[key] = left - 1
         return left > 0
 
-    def share(self, operand: str, count: Callable[[], float]) -> float:
-        """The share of zeros of an operand in eighths, counted in every 16th call.
+    def share(self, operand: str, count: Callable[[], float], *, trains: bool = True) -> float:
+        """The share of zeros of an operand in eighths, counted in every 16th call that ``trains``.
 
         It moves to another eighth only where it has clearly left its own, so that no choice flips
-        from step to step.
+        from step to step. Evaluation leaves no trace: a resumed run may evaluate less often.
         """
         calls, eighth = self.shares.get(operand, (COUNTED, -1))
+        if not trains:
+            return (nearest_eighth(count()) if eighth < 0 else eighth) / STEPS
         if calls >= COUNTED:
             calls, found = 0, count()
             if eighth < 0 or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:

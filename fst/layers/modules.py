@@ -101,7 +101,7 @@ class SparseLayer(PrunableWeight):
         with choice.recording(self.state.record):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
-            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, key)
+            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, trains, key)
             if trains and stored and strategy.decay and self.weight.requires_grad:
                 passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
             return convolve_pruned(input, weight, self.bias, pruned, call)

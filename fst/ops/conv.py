@@ -36,6 +36,7 @@ class Call(NamedTuple):
         generator: source of randomness of random rules on grad_output and input.
         seed: decides which positions are kept, in the place of ``generator``.
         memory: a rule of grad_output keeps here what its next backward pass needs.
+        trains: False for a call that is no part of a training step.
         key: names the shapes and types of a call that the dense layer could take, see `call_key`.
     """
 
@@ -45,6 +46,7 @@ class Call(NamedTuple):
     generator: torch.Generator | None = None
     seed: int | None = None
     memory: dict[str, Any] | None = None
+    trains: bool = True
     key: CallKey | None = None
 
 
@@ -63,11 +65,12 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        zeros = zeros_of_output(call.strategy, input, weight_output)
+        zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
         output = choice.compute(Output(input, weight_output, bias, call.geometry, zeros))
         ctx.zeros = zeros
         if weight_grad_input is not weight_output and may_count(call.strategy):
-            ctx.zeros = zeros._replace(weight=share_of_zeros("transposed", weight_grad_input))
+            share = share_of_zeros("transposed", weight_grad_input, trains=call.trains)
+            ctx.zeros = zeros._replace(weight=share)
         ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
         ctx.record = choice.current_record()
         decay_mask = mask if call.decay else None
@@ -102,10 +105,12 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     zeros = ctx.zeros
     of_dy_input = of_dy_weight = zeros
     if may_count(strategy):
-        of_dy_input = zeros._replace(grad_output=share_of_zeros("grad_output", dy_input))
+        of_dy_input = zeros._replace(
+            grad_output=share_of_zeros("grad_output", dy_input, trains=call.trains)
+        )
         of_dy_weight = of_dy_input
         if dy_weight is not dy_input:
-            share = share_of_zeros("grad_output of grad_weight", dy_weight)
+            share = share_of_zeros("dY of grad_weight", dy_weight, trains=call.trains)
             of_dy_weight = zeros._replace(grad_output=share)
     lists = None
     if ctx.start is not None and grad_output.numel():

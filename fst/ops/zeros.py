@@ -14,13 +14,14 @@ from fst.rules.strategy import Strategy
 BLOCKS = 16  # of 4096 numbers, which a count looks at
 
 
-def share_of_zeros(operand: str, tensor: Tensor) -> float:
+def share_of_zeros(operand: str, tensor: Tensor, *, trains: bool = True) -> float:
     """The share of zeros of an operand, in eighths; 0 where no kernel can use them.
 
     A layer counts them in every 16th call, see `fst.backends.Record.share`.
 
     Args:
         operand: its name in the layer's record.
+        trains: False for a call that is no part of a training step.
         tensor: (N, C, H, W).
     """
     if not tensor.numel() or cpp.missing() or cpp.refuses_lists(tensor):
@@ -34,16 +35,17 @@ def share_of_zeros(operand: str, tensor: Tensor) -> float:
 
     if record is None:
         return nearest_eighth(count()) / STEPS
-    return record.share(operand, count)
+    return record.share(operand, count, trains=trains)
 
 
-def zeros_of_output(strategy: Strategy, input: Tensor, weight: Tensor) -> Zeros:
+def zeros_of_output(strategy: Strategy, input: Tensor, weight: Tensor, *, trains: bool) -> Zeros:
     """The shares of zeros in S(W) and X."""
     if not strategy.skips_zeros:
         return Zeros()
     if torch.compiler.is_compiling():
         return Zeros(weight=share_by_rule(strategy))
-    return Zeros(share_of_zeros("weight", weight), share_of_zeros("input", input))
+    of_weight = share_of_zeros("weight", weight, trains=trains)
+    return Zeros(of_weight, share_of_zeros("input", input, trains=trains))
 
 
 def share_by_rule(strategy: Strategy) -> float:

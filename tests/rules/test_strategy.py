@@ -89,7 +89,7 @@ def test_defaults_of_the_papers():
     common = dict(decay=2e-4, decay_mode="gradient")
     grad_output = NM("grad_output", 2, 4)
     expected = [
-        Strategy("dense"),
+        Strategy("dense", skips_zeros=False),
         Strategy("srste", output=weight, grad_input=SameAsOutput(), **common),
         Strategy("fst", weight, NM("weight", 2, 4), alternating, **common),
         Strategy("fst_w", weight, NM("weight", 2, 4), **common),
