@@ -186,6 +186,19 @@ def _zeros(draw: random.Random, grad_input: bool, listed: bool) -> Arguments:
     return {"input": c["input"]} | source | added | rest | geometry | last
 
 
+def _kept(draw: random.Random) -> Arguments:
+    """Of Y of a weight, with lists of it or without."""
+    given = _zeros(draw, grad_input=False, listed=False)
+    lists = None
+    if draw.random() < 0.5 and not cpp.missing():
+        names = ("stride", "padding", "dilation", "groups")
+        numbers = (*(given[name] for name in names), False, given["lanes"])
+        size = list(given["input"].shape)
+        lists = zeros_weight.zeros_lists(given["weight"], size, *numbers)
+    first = {"input": given.pop("input"), "weight": given.pop("weight"), "lists": lists}
+    return first | given
+
+
 BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
     "measure_positions_cpp": _measure,
     "draw_positions_cpp": _draw_positions,
@@ -202,6 +215,7 @@ BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
     "maps_grad_weight_cpp": _maps_grad_weight,
     "zeros_output_cpp": partial(_zeros, grad_input=False, listed=False),
     "zeros_grad_input_cpp": partial(_zeros, grad_input=True, listed=False),
+    "kept_output_cpp": _kept,
     "listed_output_cpp": partial(_zeros, grad_input=False, listed=True),
     "listed_grad_input_cpp": partial(_zeros, grad_input=True, listed=True),
 }
