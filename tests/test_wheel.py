@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # it compiles the kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp")
@@ -45,7 +45,7 @@ def run(*command: str | Path, folder: Path, **variables: str) -> str:
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
