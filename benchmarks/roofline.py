@@ -82,10 +82,10 @@ def other_backends(layer: LayerTimes, unverified: bool) -> list[tuple[str, str]]
     }
     asked = {operation for operation, _ in chosen} | set(GEMMS)
     return [
-        (backend.operation, backend.name)
-        for backend in backends()
-        if backend.operation in asked
-        and (backend.operation, backend.name) not in chosen
+        (operation, backend.name)
+        for operation in sorted(asked)
+        for backend in backends(operation)
+        if (operation, backend.name) not in chosen
         and (backend.verified or unverified)
         and not backend.missing()
     ]

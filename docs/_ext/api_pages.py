@@ -22,7 +22,7 @@ NAMES = {
         "seed_random_rules",
     ),
     "Look at it": ("metrics", "sparse_layers"),
-    "Check and ship": ("verify", "fold", "hold", "export"),
+    "Check and ship": ("verify", "fold", "hold", "pack", "export"),
     "Save and resume": ("sparsity_state", "load_sparsity_state"),
     "Strategies": ("list_strategies", "get_strategy", "register_strategy"),
     "What strategies are made of": ("Strategy", "NM", "Rule", "Schedule"),

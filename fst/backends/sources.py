@@ -52,9 +52,17 @@ def _load_checkout() -> None:
     spec.loader.exec_module(package)
 
 
-@functools.cache
 def triton_missing() -> str:
-    """Why the Triton kernels cannot run here; "" if they can."""
+    """The reason why the Triton kernels cannot run here; "" if they can."""
+    return _triton_missing()
+
+
+# torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
+triton_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _triton_missing() -> str:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     import triton

@@ -52,7 +52,8 @@ def share_by_rule(strategy: Strategy) -> float:
     """The share of zeros in S(W) of an N:M strategy, in eighths: inside torch.compile, where
     nothing is counted.
     """
-    groups = None if strategy.output is None else strategy.output.weight_groups
+    rule = strategy.output
+    groups = None if rule is None or rule.changes_values else rule.weight_groups
     share = 0.0 if groups is None else 1 - groups.n / groups.m
     return nearest_eighth(share) / STEPS
 
