@@ -15,8 +15,9 @@ from fst.layers.modules import sparse_layers
 
 
 def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Plain `nn.Conv2d` and `nn.Linear` holding S(W), whose outputs are those of ``model`` in eval mode,
-    up to rounding where a backend leaves zeros out.
+    """Plain `nn.Conv2d` and `nn.Linear` holding S(W): the outputs of ``model`` in eval mode.
+
+    Outputs are equal up to rounding where a backend leaves zeros out.
 
     A layer of a library's own class becomes that class again. A class that computes its weight
     (timm's StdConv2d) would compute another weight from S(W), so its layers become plain too.

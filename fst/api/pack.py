@@ -167,9 +167,9 @@ def pack(
         run by the library.
 
     Raises:
-        UsageError: the C++ kernels cannot run here.
+        RuntimeError: the C++ kernels cannot run here, or the packed model's outputs differ from the
+            plain one's.
         ValueError: the model has no layer to pack, or is not on a CPU; or ``dtype`` is unknown.
-        RuntimeError: the packed model's outputs differ from the plain one's.
     """
     check_module(model)
     if reason := missing():
