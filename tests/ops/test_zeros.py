@@ -367,7 +367,7 @@ def _run_in_child(names: dict[str, str], wanted: tuple[Tensor, ...], sender) -> 
     sender.send(all(same) and names.items() <= ran.items())
 
 
-@pytest.mark.campaign  # a fork of a process whose threads others have used can hang in PyTorch
+@pytest.mark.campaign  # timed out once among all system tests, cause unknown; passes alone
 @pytest.mark.parametrize("names", BACKENDS, ids=str)
 def test_a_forked_child_goes_on(names):
     context = multiprocessing.get_context("fork")
