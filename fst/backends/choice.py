@@ -29,7 +29,7 @@ LEAST_GAIN = 1.05
 LEAST_SAVED = 0.5  # ms beside the dense backend: a call of the op costs more than the library's
 REPEATS = 11
 LONG = 50.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
-TIMED_SAMPLES = 16  # of a batch for each thread: a vector of images, and no more time than needed
+TIMED_SAMPLES = 8  # of a batch: a vector of images; AVX-512 has twice as many
 MOST_DECIDED = 8192
 VARIABLE = "FST_AUTOTUNE"
 
@@ -77,8 +77,10 @@ class Operands(Protocol):
     def fresh(self) -> Any:
         """The same operands, of which a timed run can take nothing that another one has left."""
 
-    def part(self, samples: int) -> Any:
-        """The operands of the first samples, if times may be measured on some of them."""
+    def part(self, samples: int) -> tuple[Any, float]:
+        """The operands of the first samples, where times may be measured on some of them, and how
+        many times as much the whole is.
+        """
 
 
 class _Running(threading.local):
@@ -268,20 +270,20 @@ def _recalled(operation: str, text: str, surroundings: dict[str, Any]) -> Decisi
 
 
 def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decision:
-    """Times of all candidates, in turns and in both orders, and the choice by them."""
+    """Times of all candidates, measured on some samples, and the choice by them."""
     default = _default(operands, found)
-    some = operands.part(TIMED_SAMPLES * torch.get_num_threads())
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    some, scale = operands.part(2 * TIMED_SAMPLES if wide else TIMED_SAMPLES)
     runs = {name: _run_of(backend, some) for name, backend in found.items()}
     with torch.no_grad():
-        errors = {name: error for name in runs if (error := _error_of(runs[name]))}
-        errors.pop(default, None)
-        running = {name: run for name, run in runs.items() if name not in errors}
-        timings = timing.compare(running, REPEATS, operands.device, warmup=0, most=LONG)
-    times = {name: measured.median for name, measured in timings.items()}
+        least, errors = timing.race(runs, REPEATS, operands.device, most=LONG)
+    if default in errors:
+        raise errors[default]
+    times = {name: time * scale for name, time in least.items()}
     best, reason = _fastest(times, default)
     for name, error in errors.items():
         times[name] = math.inf
-        reason += f"; {name} raised {error}"
+        reason += f"; {name} raised {type(error).__name__}: {error}"
     return Decision(operands.operation, text, best, reason, times)
 
 
@@ -308,15 +310,6 @@ def _fastest(times: dict[str, float], default: str) -> tuple[str, str]:
 
 def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:
     return lambda: backend.run(operands.fresh())
-
-
-def _error_of(candidate: Callable[[], object]) -> str:
-    """What it raises, or "": a kernel that does not fit this GPU must not end a training."""
-    try:
-        candidate()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def decisions(operation: str | None = None) -> list[Decision]:

@@ -14,6 +14,7 @@ import torch
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
 LEAST_ROUNDS = 3
+SURE = 1.5  # times the least one: such a function is not the fastest, after its second run
 FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
 
 
@@ -87,6 +88,39 @@ def compare(
     """`sample`, summed up: the time until the work of each function is done."""
     taken = sample(functions, repeats, device, warmup, most)
     return {name: Timing.of(samples.done) for name, samples in taken.items()}
+
+
+def race(
+    functions: Mapping[str, Function], rounds: int, device: torch.device, most: float
+) -> tuple[dict[str, float], dict[str, Exception]]:
+    """Least milliseconds of each function, run in turns and in both orders; and what some raised.
+
+    After the second round, those that took `SURE` times the least are out. The race ends when one
+    is left, or when one has run for ``most`` milliseconds.
+    """
+    clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+    times: dict[str, float] = {}
+    spent = dict.fromkeys(functions, 0.0)
+    errors: dict[str, Exception] = {}
+    running = list(functions)
+    for done in range(rounds):
+        if done >= 2:
+            least = min(times.values())
+            running = [name for name in running if times[name] < SURE * least]
+            if len(running) == 1 or max(spent[name] for name in running) > most:
+                break
+        for name in tuple(running):
+            try:
+                taken, _ = clock(functions[name])
+            except Exception as error:  # a kernel that does not fit this GPU must end no training
+                errors[name] = error
+                running.remove(name)
+                times.pop(name, None)
+            else:
+                times[name] = min(taken, times.get(name, math.inf))
+                spent[name] += taken
+        running.reverse()
+    return times, errors
 
 
 _host_time = time.perf_counter

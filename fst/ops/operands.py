@@ -145,8 +145,9 @@ class Output(NamedTuple):
     def fresh(self) -> Output:
         return self
 
-    def part(self, samples: int) -> Output:
-        return self._replace(input=self.input[:samples])
+    def part(self, samples: int) -> tuple[Output, float]:
+        some = self.input[:samples]
+        return self._replace(input=some), len(self.input) / len(some)
 
 
 class GradInput(NamedTuple):
@@ -203,13 +204,14 @@ class GradInput(NamedTuple):
             return self
         return self._replace(lists=self.lists.fresh())
 
-    def part(self, samples: int) -> GradInput:
+    def part(self, samples: int) -> tuple[GradInput, float]:
         if self.lists is not None:
-            return self
-        shape = torch.Size((min(samples, self.input_shape[0]), *self.input_shape[1:]))
-        input = None if self.input is None else self.input[:samples]
+            return self, 1.0
         maps = self.grad_output[:samples]
-        return self._replace(grad_output=maps, input=input, input_shape=shape)
+        shape = torch.Size((len(maps), *self.input_shape[1:]))
+        input = None if self.input is None else self.input[:samples]
+        some = self._replace(grad_output=maps, input=input, input_shape=shape)
+        return some, len(self.grad_output) / len(maps)
 
 
 class GradWeight(NamedTuple):
@@ -289,10 +291,12 @@ class GradWeight(NamedTuple):
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
-    def part(self, samples: int) -> GradWeight:
+    def part(self, samples: int) -> tuple[GradWeight, float]:
         if self.lists is not None:
-            return self
-        return self._replace(grad_output=self.grad_output[:samples], input=self.input[:samples])
+            return self, 1.0
+        maps = self.grad_output[:samples]
+        some = self._replace(grad_output=maps, input=self.input[:samples])
+        return some, len(self.grad_output) / len(maps)
 
 
 def drawn_positions(rule: Rule | None, positions: int) -> int:
@@ -345,8 +349,8 @@ class PruneWeight(NamedTuple):
     def fresh(self) -> PruneWeight:
         return self
 
-    def part(self, samples: int) -> PruneWeight:
-        return self
+    def part(self, samples: int) -> tuple[PruneWeight, float]:
+        return self, 1.0
 
 
 class PruneMaps(NamedTuple):
@@ -389,5 +393,5 @@ class PruneMaps(NamedTuple):
     def fresh(self) -> PruneMaps:
         return self
 
-    def part(self, samples: int) -> PruneMaps:
-        return self
+    def part(self, samples: int) -> tuple[PruneMaps, float]:
+        return self, 1.0

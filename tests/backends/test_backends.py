@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,10 +16,9 @@ from torch import Tensor
 
 import fst
 from fst import backends
-from fst.backends import Record, cache, choice, compute, registry, sources
+from fst.backends import Record, cache, choice, compute, registry, sources, timing
 from fst.backends import record as record_of_layers
 from fst.backends.choice import LayerKey, recording
-from fst.lab.benchmark import Timing
 from fst.ops.backends import lists_cpp
 from tests.cases import Case
 
@@ -50,8 +51,8 @@ class Number(NamedTuple):
     def fresh(self) -> Number:
         return self
 
-    def part(self, samples: int) -> Number:
-        return self
+    def part(self, samples: int) -> tuple[Number, float]:
+        return self, 1.0
 
 
 class Toy(backends.Backend):
@@ -89,11 +90,11 @@ def timed(monkeypatch):
     log: list[set[str]] = []
     milliseconds = {"first": 1.0, "second": 1.0}
 
-    def compare(functions, repeats, device, **_):
+    def race(functions, repeats, device, **_):
         log.append(set(functions))
-        return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
+        return {name: milliseconds[name] for name in functions}, {}
 
-    monkeypatch.setattr("fst.backends.timing.compare", compare)
+    monkeypatch.setattr("fst.backends.timing.race", race)
     return milliseconds, log
 
 
@@ -154,14 +155,31 @@ def test_decisions_are_bounded_and_none_is_measured_again(timed, monkeypatch):
     assert len(timed[1]) == 5
 
 
-def test_a_candidate_that_raises_is_left_out_with_its_reason(timed, toys):
-    milliseconds, log = timed
+def test_a_candidate_that_raises_is_left_out_with_its_reason(toys):
     toys["second"].raises = "out of resource: shared memory"
     decision = _choose()
     assert (decision.backend, decision.times["second"]) == ("first", math.inf)
     assert "second raised RuntimeError: out of resource: shared memory" in decision.reason
     backends.forget_decisions()
-    assert _choose() == decision and len(log) == 1  # from the disk, the failure too
+    toys["second"].raises = ""
+    assert _choose() == decision  # from the disk, the failure too
+
+
+def test_a_race_ends_when_one_is_the_fastest(monkeypatch):
+    """Slow ones are out after their second run; a first run may be cold."""
+    clocks = {"cold": [9.0, 1.0, 1.2], "warm": [1.3, 1.1, 1.1], "slow": [2.0, 2.0], "broken": []}
+
+    def clock(function: Callable[[], str]) -> tuple[float, float]:
+        return clocks[function()].pop(0), 0.0
+
+    monkeypatch.setattr(timing, "_host_clock", clock)
+    functions = {name: functools.partial(str, name) for name in clocks}
+    times, errors = timing.race(functions, 3, CPU, most=math.inf)
+    assert times == {"cold": 1.0, "warm": 1.1, "slow": 2.0}
+    assert [*errors] == ["broken"] and not any(clocks.values())
+    clocks.update(cold=[2.0, 1.0, 1.0], warm=[1.0, 1.0, 1.0], slow=[3.0, 3.0])
+    timing.race(functions, 9, CPU, most=2.5)
+    assert clocks["warm"] == [1.0] and not clocks["slow"]
 
 
 def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):

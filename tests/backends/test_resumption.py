@@ -15,7 +15,6 @@ import fst
 from fst import backends
 from fst.backends import Record, choice
 from fst.backends import record as records
-from fst.lab.benchmark import Timing
 from fst.ops import cpp
 from tests.strategy_settings import DEFAULTS, Setting
 
@@ -23,7 +22,8 @@ STEPS = 10  # before the training stops, and after; zeros are counted anew in be
 TOTAL = 40
 # Whose weights get zeros after that: a backend that nobody has timed yet comes into question.
 LATER = ("acdc", "sdgf", "maxq", "dpf", "step", "asfp")
-Compare = Callable[..., dict[str, Timing]]
+Raced = tuple[dict[str, float], dict[str, Exception]]
+Race = Callable[..., Raced]
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +39,15 @@ def _measured(tmp_path, monkeypatch) -> Iterator[None]:
     backends.forget_decisions()
 
 
-def _times(log: list[str], *, later_is_faster: bool) -> Compare:
+def _times(log: list[str], *, later_is_faster: bool) -> Race:
     """Times by the order of the candidates' names, so that one of them clearly is the fastest."""
 
-    def compare(functions, *_: object, **__: object) -> dict[str, Timing]:
+    def race(functions, *_: object, **__: object) -> Raced:
         log.append(" ".join(functions))
         names = sorted(functions, reverse=later_is_faster)
-        return {name: Timing(*[1.0 + place] * 3) for place, name in enumerate(names)}
+        return {name: 1.0 + place for place, name in enumerate(names)}, {}
 
-    return compare
+    return race
 
 
 class Training:
@@ -91,7 +91,7 @@ class Training:
 def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypatch):
     """Whatever the times are by then; on the disk nothing is needed of what was timed before."""
     log: list[str] = []
-    monkeypatch.setattr("fst.backends.timing.compare", _times(log, later_is_faster=True))
+    monkeypatch.setattr("fst.backends.timing.race", _times(log, later_is_faster=True))
     whole = Training(row)
     whole.steps(0, STEPS)
     file = io.BytesIO()
@@ -104,7 +104,7 @@ def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypat
 
     file.seek(0)
     model, optimizer, sparsity = torch.load(file, weights_only=True)
-    monkeypatch.setattr("fst.backends.timing.compare", _times(log, later_is_faster=False))
+    monkeypatch.setattr("fst.backends.timing.race", _times(log, later_is_faster=False))
     for name in ("resumed", "copied"):
         if row.id not in LATER:
             monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / name))
@@ -130,7 +130,7 @@ def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypat
 
 def test_a_state_of_another_machine_is_told_once_and_measured_anew(monkeypatch):
     (row,) = (row for row in DEFAULTS if row.id == "srste")
-    monkeypatch.setattr("fst.backends.timing.compare", _times([], later_is_faster=True))
+    monkeypatch.setattr("fst.backends.timing.race", _times([], later_is_faster=True))
     training = Training(row)
     training.steps(0, 1)
     state = fst.sparsity_state(training.net)
@@ -147,7 +147,7 @@ def test_a_state_of_another_machine_is_told_once_and_measured_anew(monkeypatch):
 def test_a_share_that_jitters_measures_nothing_again(monkeypatch):
     """It is counted in every 16th call; between two eighths it stays where it is."""
     log: list[str] = []
-    monkeypatch.setattr("fst.backends.timing.compare", _times(log, later_is_faster=True))
+    monkeypatch.setattr("fst.backends.timing.race", _times(log, later_is_faster=True))
     monkeypatch.setattr(records, "COUNTED", 1)
     record, seen = Record(), set()
     weight = torch.randn(8, 8, 3, 3)
@@ -165,11 +165,11 @@ def test_a_share_that_moves_is_decided_by_the_times_at_hand(monkeypatch):
     """A time is proportional to what is left to do; the dense product's stays."""
     milliseconds, log = {"dense": 8.0, "zeros_input": 6.0}, []
 
-    def compare(functions, *_: object, **__: object) -> dict[str, Timing]:
+    def race(functions, *_: object, **__: object) -> Raced:
         log.append(set(functions))
-        return {name: Timing(*[milliseconds[name]] * 3) for name in functions}
+        return {name: milliseconds[name] for name in functions}, {}
 
-    monkeypatch.setattr("fst.backends.timing.compare", compare)
+    monkeypatch.setattr("fst.backends.timing.race", race)
     monkeypatch.setattr(records, "COUNTED", 1)
     record, found = Record(), []
     weight = torch.randn(8, 8, 3, 3)
@@ -190,10 +190,10 @@ def test_a_share_that_moves_is_decided_by_the_times_at_hand(monkeypatch):
 def test_where_nothing_is_timed_two_runs_are_equal(name, deterministic, monkeypatch):
     """With FST_AUTOTUNE=0, and with deterministic algorithms whatever FST_AUTOTUNE says."""
 
-    def compare(*_: object, **__: object) -> None:
+    def race(*_: object, **__: object) -> None:
         raise AssertionError("nothing may be timed")
 
-    monkeypatch.setattr("fst.backends.timing.compare", compare)
+    monkeypatch.setattr("fst.backends.timing.race", race)
     if not deterministic:
         monkeypatch.setenv("FST_AUTOTUNE", "0")
     (row,) = (row for row in DEFAULTS if row.id == name)

@@ -20,6 +20,7 @@ from fst.ops.operands import (
 from fst.ops.positions import draw
 from fst.rules.sampled import samples
 
+HALF = 0.5
 SPEED = {"output": 0.6, "grad_input": 0.6, "grad_weight": 0.8}  # as in zeros_weight
 
 
@@ -75,6 +76,11 @@ class ZerosOfInput(ZerosOfMaps):
         "output": "C++ for CPUs: zeros of the input are left out",
         "grad_weight": "C++ for CPUs: zeros of the input are left out",
     }
+
+    def useless(self, operands: Output | GradInput | GradWeight) -> str:
+        if isinstance(operands, Output) and operands.zeros.weight >= HALF:
+            return "half of the weight is zero, and its kernel is the faster one"
+        return super().useless(operands)
 
     def left_out(self, operands: Output | GradInput | GradWeight) -> str:
         return f"zeros of X, {operands.zeros.input:.0%}"
