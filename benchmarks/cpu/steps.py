@@ -1,0 +1,169 @@
+"""Training steps that leave zeros out, network by network, on one page with their goals.
+
+    python benchmarks/cpu/steps.py --threads 2
+    python benchmarks/cpu/steps.py --only resnet18 vgg16
+
+Each network is one run of `fst bench`. Runs that were made before are kept in benchmarks/out/steps:
+a killed command goes on with the next network. The page is docs/results/cpu_zeros_steps.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fst.backends.timing import Timing
+from fst.basics.text import table
+from fst.lab.benchmark.steps import CONTROL, PLAIN
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "benchmarks" / "out" / "steps"
+PAGE = ROOT / "docs" / "results" / "cpu_zeros_steps.md"
+MOST_MEMORY = 1.10
+DETECTION = "fst::configs/detection/fst_"
+
+
+class Network(NamedTuple):
+    """A run of `fst bench`.
+
+    Attributes:
+        title: of its table.
+        options: of `fst bench`.
+        goals: strategy -> torch's time over its own: with AVX2, with AVX-512.
+        repeats: rounds.
+    """
+
+    title: str
+    options: tuple[str, ...]
+    goals: dict[str, tuple[float, float] | None]
+    repeats: int = 5
+
+
+NETWORKS = {
+    "resnet18": Network(
+        "ResNet-18, 224 pixels, batch 64",
+        ("--model", "resnet18", "--batch", "64"),
+        {
+            "dense": None,
+            "sparsetrain": (1.25, 1.1),
+            "srste": (1.6, 1.35),
+            "srste,n=1": (2.1, 1.7),
+            "fst_sampled": (1.7, 1.4),
+            "fst": (1.7, 1.4),
+            "sdgp": (1.1, 1.05),
+            "sdgp,n=4,m=32": (1.25, 1.15),
+        },
+    ),
+    "vgg16": Network(
+        "VGG-16, 224 pixels, batch 16",
+        ("--model", "vgg16", "--batch", "16"),
+        {"dense": None, "sparsetrain": (1.7, 1.35), "srste": (1.9, 1.5)},
+    ),
+    "resnet50": Network(
+        "ResNet-50, 224 pixels, batch 32",
+        ("--model", "resnet50", "--batch", "32"),
+        {"dense": None, "srste": (1.25, 1.1), "srste,n=1": (1.5, 1.25)},
+    ),
+    "vit_small": Network(
+        "ViT-S, 224 pixels, batch 16, linear layers",
+        ("--model", "timm:vit_small_patch16_224", "--layers", "linear", "--batch", "16"),
+        {"dense": None, "srste": (1.2, 1.2), "srste,n=1": (1.7, 1.7)},
+    ),
+    "ssd300": Network(
+        "SSD300 (VGG-16), batch 4",
+        ("--model", f"{DETECTION}ssd300_voc0712.py", "--batch", "4"),
+        {"dense": None, "sparsetrain": (1.5, 1.2), "srste": (1.6, 1.3)},
+    ),
+    "faster_rcnn": Network(
+        "Faster R-CNN (ResNet-50, FPN, frozen batch norm), batch 1",
+        ("--model", f"{DETECTION}faster-rcnn_r50_fpn_voc0712.py", "--batch", "1"),
+        {"dense": None, "sparsetrain": (1.15, 1.1), "srste": (1.2, 1.1)},
+        3,
+    ),
+}
+
+
+def main() -> None:
+    """Measure what has not been measured, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
+    options = parser.parse_args()
+    for name in options.only:
+        measure(name, NETWORKS[name], options.threads)
+    PAGE.write_text(page(options.threads), encoding="utf-8")
+
+
+def files_of(name: str, threads: int) -> Path:
+    """What `fst bench` writes, without its ending."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return OUT / f"{name}_{threads}_{instructions}"
+
+
+def measure(name: str, network: Network, threads: int) -> None:
+    """Run `fst bench`, unless its files are there."""
+    out = files_of(name, threads)
+    if out.with_suffix(".json").exists():
+        return
+    command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *network.options]
+    command += ["--threads", str(threads), "--repeats", str(network.repeats)]
+    command += ["--measure", "steps", "memory", "--strategies", *network.goals]
+    print(f"== {name}", flush=True)
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=ROOT)
+
+
+def page(threads: int) -> str:
+    """Tables of all networks that were measured."""
+    found = {}
+    for name in NETWORKS:
+        file = files_of(name, threads).with_suffix(".json")
+        if file.exists():
+            found[name] = json.loads(file.read_text(encoding="utf-8"))
+    if not found:
+        return ""
+    header = next(iter(found.values()))["header"]
+    machine = f"{header['device']}, {header['instruction set']}, {threads} threads"
+    lines = [
+        "# Training steps that leave zeros out",
+        "",
+        f"{machine}, torch {header['torch']}, float32, channels_last, random images and weights.",
+        "A step is forward, backward and SGD. `dense` is the control: this library with nothing",
+        "pruned. All steps of a network run in turns, in both orders; times are medians with",
+        f"quartiles. A bold goal is reached. `python benchmarks/cpu/steps.py --threads {threads}`",
+    ]
+    for name, measured in found.items():
+        lines += ["", f"## {NETWORKS[name].title}", "", *rows(NETWORKS[name], measured)]
+    return "\n".join(lines) + "\n"
+
+
+def rows(network: Network, measured: dict[str, Any]) -> list[str]:
+    """The table of a network."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    steps, memory = measured["steps"]["step"], measured["memory"]
+    plain = steps[PLAIN]["median"]
+    found = []
+    for strategy in (PLAIN, CONTROL, *network.goals):
+        if strategy not in steps:
+            continue
+        ratio = plain / steps[strategy]["median"]
+        goals = network.goals.get(strategy)
+        goal = goals[wide] if goals else None
+        reached = f"**{goal}**" if goal is not None and ratio >= goal else str(goal or "")
+        peak = memory.get(strategy, {}).get("peak")
+        share = f"{peak / memory[PLAIN]['peak']:.2f}" if peak else ""
+        found.append(
+            [f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", reached, share]
+        )
+    titles = ("strategy", "ms (quartiles)", "torch's time / time", "goal", "peak memory / torch's")
+    rounds = f"{measured['steps']['rounds']} rounds, commit {measured['header']['commit']}."
+    return [table(titles, found, markdown=True), "", rounds]
+
+
+if __name__ == "__main__":
+    main()
