@@ -11,6 +11,7 @@ marked `exhaustive`, the rest of a crossing of which the hard part runs:
     make test PYTEST_ARGS='-m "not campaign"'
 """
 
+import gc
 import shutil
 import signal
 
@@ -47,6 +48,13 @@ def _own_cache(tmp_path_factory):
         environment.setenv("FST_AUTOTUNE", "0")
         environment.setenv("FST_CACHE_DIR", str(tmp_path_factory.mktemp("fst-cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections():
+    """mmengine calls gc.collect for each data set: leave out what earlier tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

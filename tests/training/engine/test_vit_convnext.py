@@ -20,6 +20,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 STRATEGIES = ("dense", "fst_w", "fst", "srste", "sdgp")
 NETWORKS = ("vit_small", "convnext_tiny")
 RECIPES = [(s, network) for s in STRATEGIES for network in NETWORKS] + [("step", "vit_small")]
+TRAINED = [("fst", "vit_small"), ("sdgp", "convnext_tiny"), ("step", "vit_small")]
 PIXELS = {
     "train_dataloader.dataset.transforms.0.input_size": 32,
     "val_dataloader.dataset.transforms.0.size": 36,
@@ -61,7 +62,13 @@ def images(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(("strategy", "network"), RECIPES)
+@pytest.mark.parametrize(
+    ("strategy", "network"),
+    [
+        pytest.param(*recipe, marks=() if recipe in TRAINED else pytest.mark.exhaustive)
+        for recipe in RECIPES
+    ],
+)
 def test_a_step_on_images(strategy, network, images, tmp_path):
     """Through the whole engine: files, augmentation, mixing, loss, EMA, validation, checkpoint."""
     options = [f"model.architecture.{k}={v!r}".replace(" ", "") for k, v in SMALL[network].items()]
