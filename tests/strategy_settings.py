@@ -373,6 +373,16 @@ def of_each_kind(rows: Sequence[Setting]) -> list[object]:
     return [_case(row, always=row in KINDS) for row in rows]
 
 
+def quick_first(rows: Sequence[Setting], quick: Sequence[str]) -> list[object]:
+    """Cases of a slow test: the rows ``quick`` run in `make test`, every fourth of the others in
+    `make test-system`; the rest is `exhaustive`.
+    """
+    others = [row.id for row in rows if row.id not in quick]
+    marks = {id: pytest.mark.exhaustive for id in others}
+    marks |= {id: pytest.mark.system for id in others[::4]}
+    return [pytest.param(row, id=row.id, marks=marks.get(row.id, ())) for row in rows]
+
+
 def rows_and_shapes(
     rows: Sequence[Setting],
     shapes: Sequence[object],

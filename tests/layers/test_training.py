@@ -14,7 +14,7 @@ from fst.layers.modules import SparseLayer
 from fst.layers.remembered import PassingState
 from tests.networks import TRAINED, attach, batch, gradients, optimizer_for, small_net
 from tests.oracle.conv import reference_nm_mask
-from tests.strategy_settings import DEFAULTS, SETTINGS
+from tests.strategy_settings import DEFAULTS, SETTINGS, quick_first
 
 # ---------------------------------------------------------------- whole networks
 
@@ -24,11 +24,7 @@ QUICK = ("dense", "fst", "sdgp", "srste", "rigl")  # of whole networks, those of
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, id=row.id, marks=() if row.id in QUICK else pytest.mark.system)
-        for row in TRAINED
-        if row.id != "tsm-4:8"
-    ],
+    quick_first([row for row in TRAINED if row.id != "tsm-4:8"], QUICK),
 )
 def test_resnet18_trains(row):
     models = pytest.importorskip("torchvision.models")

@@ -7,7 +7,7 @@ import fst
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
 from tests.cases import Case, case, leaves_of, run
-from tests.strategy_settings import DEFAULTS, SETTINGS, setting
+from tests.strategy_settings import DEFAULTS, SETTINGS, quick_first, setting
 
 COMPILED = [
     row
@@ -23,10 +23,7 @@ QUICK = ("fst", "sdgp", "tsm")
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, id=row.id, marks=() if row.id in QUICK else pytest.mark.system)
-        for row in COMPILED
-    ],
+    quick_first(COMPILED, QUICK),
 )
 def test_compiles_in_one_graph(row):
     strategy = row.build()

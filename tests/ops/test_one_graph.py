@@ -12,7 +12,7 @@ import fst
 from fst.basics.errors import UsageError
 from fst.rules.nm import Transposable
 from tests.networks import batch, gradients, small_net
-from tests.strategy_settings import DEFAULTS, Setting, setting
+from tests.strategy_settings import DEFAULTS, Setting, quick_first, setting
 
 QUICK = ("fst", "sdgp", "gx-alternating")  # of compiled networks, those of `make test`
 
@@ -43,11 +43,7 @@ def _assert_compiled_equals_eager(net: nn.Module, images: Tensor) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, id=row.id, marks=() if row.id in QUICK else pytest.mark.system)
-        for row in [*DEFAULTS, setting("gx-alternating")]
-        if _traceable(row)
-    ],
+    quick_first([r for r in (*DEFAULTS, setting("gx-alternating")) if _traceable(r)], QUICK),
 )
 def test_a_network_is_one_graph(row):
     net = small_net(double=False)

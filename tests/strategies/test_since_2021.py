@@ -110,7 +110,7 @@ def _each_stop(names):
                 )
 
 
-@pytest.mark.parametrize(("name", "stop", "optimizer"), _each_stop(PHASED))
+@pytest.mark.parametrize(("name", "stop", "optimizer"), [*_each_stop(PHASED)])
 def test_resume_in_any_phase(name, optimizer, stop):
     def training():
         found = Training(name, optimizer, **PHASED[name])
