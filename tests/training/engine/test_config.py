@@ -127,6 +127,7 @@ def test_hooks_must_be_a_list(capsys, tmp_path, write_config):
         ("nested.json", b"[" * 50_000),
         ("exits.py", b"import sys\nsys.exit(0)\n"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_config_that_cannot_be_read_is_named(capsys, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

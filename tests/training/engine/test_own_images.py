@@ -1,6 +1,7 @@
 """`data_root`: a folder of images trains at once, classes are counted, outputs follow."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -41,7 +42,8 @@ def images(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "own_images_tiny.py"
+    # names the run's log: two runs of one name within a second would share it
+    path = tmp_path / f"{tmp_path.name}.py"
     path.write_text(OWN)
     return str(path)
 
@@ -123,7 +125,7 @@ def test_a_broken_image_stops_before_the_training_or_is_left_out(images, config,
     assert f"{images}/train: 1 of 8 images left out" in said
     assert f"{images}/train: 7 images of 2 classes (cats 2, raccoons 5)" in said
     assert f"{images}/val: 2 images of 2 classes (cats 1, raccoons 1)" in said
-    kept = str(work_dir / "own_images_tiny.py")
+    kept = str(work_dir / Path(config).name)
     tested = ["--work-dir", str(tmp_path / "test")]
     assert cli.test([kept, str(work_dir / "epoch_1.pth"), *tested]) == 0
     digits = ["fst::configs/demo_digits.py", "--work-dir", str(tmp_path / "digits")]
@@ -139,7 +141,7 @@ def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
     options = ["--work-dir", str(work_dir), "--cfg-options", f"data_root={images}"]
     assert cli.train([config, "--epochs", "2", *options]) == 0
     assert (work_dir / "epoch_2.pth").is_file()
-    kept = load_config(str(work_dir / "own_images_tiny.py"))
+    kept = load_config(str(work_dir / Path(config).name))
     assert kept.train_cfg.max_epochs == 2 and kept.param_scheduler[1].end == 2
     log = next(work_dir.glob("*/*.log")).read_text()
     assert "sets both" not in log
