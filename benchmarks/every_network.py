@@ -1,23 +1,21 @@
-"""A training step of twenty networks, plain and with `fst.convert(model, STRATEGY)`, in turns.
+"""A training step of twenty networks, plain and converted to several strategies, in turns.
 
-    python benchmarks/every_network.py --size 224 --batch 8 --out table.md
+    python benchmarks/every_network.py --size 64 --batch 8 --out table.md
 
-The ratio is plain time / converted time, of medians of rounds in which all take turns; "control" is
-the same ratio for a second copy of the plain network, which shows how far the machine drifts.
-"sampled" is the number of layers whose weight gradient is sampled after the first step. Layers that
-gain nothing by sampling are computed exactly, so a ratio below the control's is what the conversion
-itself costs.
+A strategy's column is plain time / converted time, of medians of rounds in which all take turns,
+and in brackets how many products leave something out. "control" is the same ratio for a second copy
+of the plain network: it shows how far the machine drifts.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import copy
-import itertools
-import math
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +51,7 @@ NETWORKS = (
     "timm:swin_tiny_patch4_window7_224",
     "timm:ghostnet_100",
 )
+STRATEGIES = ("sparsetrain", "srste", "fst_sampled", "sdgp")
 SIZE_OPTIONS = {  # of networks that are built for one size of images
     "torchvision:vit_b_16": "image_size",
     "timm:vit_small_patch16_224": "img_size",
@@ -67,37 +66,57 @@ def main() -> None:
     isa, kernels = torch.backends.cpu.get_cpu_capability(), cpp.missing() or "compiled"
     head = (
         f"{processor()}, {isa}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"C++ kernels {kernels}; {arguments.strategy}, batch {arguments.batch}, "
-        f"{arguments.size} pixels, {arguments.rounds} rounds"
+        f"C++ kernels {kernels}; batch {arguments.batch}, {arguments.size} pixels, "
+        f"{arguments.rounds} rounds"
     )
     print(head, flush=True)
-    rows, ratios, controls = [], [], []
+    columns = ("control", *arguments.strategies)
+    rows, measured = [], []
     for name in arguments.models:
-        row = measure(name, arguments)
-        print("  ".join(map(str, row)), flush=True)
+        found = measure(name, arguments)
+        if isinstance(found, str):
+            row = (name, found, *("" for _ in columns))
+        else:
+            measured.append(found.ratios)
+            cells = (f"{found.ratios[key]:.3f}{found.left_out.get(key, '')}" for key in columns)
+            row = (name, f"{found.plain:.1f}", *cells)
+        print("  ".join(row), flush=True)
         rows.append(row)
-        if isinstance(row[3], float):
-            ratios.append(row[3])
-            controls.append(row[4])
-    means = round(geometric_mean(ratios), 3), round(geometric_mean(controls), 3)
-    rows.append(("geometric mean", "", "", *means, ""))
-    header = ("network", "plain ms", "converted ms", "ratio", "control", "sampled")
-    text = f"{head}\n\n{table(header, rows)}\n"
-    print(f"\n{text}\nleast ratio: {min(ratios, default=math.nan):.3f}")
+    for title, of in (("geometric mean", geometric_mean), ("least", min)):
+        if measured:
+            cells = (f"{of([ratios[key] for ratios in measured]):.3f}" for key in columns)
+            rows.append((title, "", *cells))
+    text = f"{head}\n\n{table(('network', 'plain ms', *columns), rows, markdown=True)}\n"
+    print(f"\n{text}")
     if arguments.out is not None:
         arguments.out.write_text(text)
 
 
-def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
-    """Name, milliseconds of both, their ratio, the control's, and how many layers are sampled."""
+class Measured(NamedTuple):
+    """Steps of one network.
+
+    Attributes:
+        plain: milliseconds.
+        ratios: plain time / that of each copy.
+        left_out: strategy -> " (N)", the number of products that leave something out.
+    """
+
+    plain: float
+    ratios: dict[str, float]
+    left_out: dict[str, str]
+
+
+def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
+    """Steps of the network and of its copies, or why it cannot be trained like that."""
     try:
         options = {SIZE_OPTIONS[name]: arguments.size} if name in SIZE_OPTIONS else {}
         plain = build_architecture(*source_and_name(name), num_classes=100, **options)
     except (RuntimeError, ValueError) as error:
-        return name, "", "", str(error).splitlines()[0], "", ""
-    converted = copy.deepcopy(plain)
-    fst.convert(converted, arguments.strategy, layers=arguments.layers)
-    models = {"plain": plain, "control": copy.deepcopy(plain), "converted": converted}
+        return str(error).splitlines()[0]
+    models = {"plain": plain, "control": copy.deepcopy(plain)}
+    for strategy in arguments.strategies:
+        models[strategy] = copy.deepcopy(plain)
+        fst.convert(models[strategy], strategy, layers=arguments.layers)
     images = torch.randn(arguments.batch, 3, arguments.size, arguments.size)
     labels = torch.randint(0, 100, (arguments.batch,))
     optimizers = {key: torch.optim.SGD(m.parameters(), lr=1e-3) for key, m in models.items()}
@@ -114,18 +133,23 @@ def measure(name: str, arguments: argparse.Namespace) -> tuple[object, ...]:
         for _ in range(2):
             [step(key) for key in models]
     except (RuntimeError, ValueError) as error:  # a network that needs larger images
-        return name, "", "", str(error).splitlines()[0][:60], "", ""
-    for order in itertools.islice(
-        itertools.cycle(itertools.permutations(models)), arguments.rounds
-    ):
+        return str(error).splitlines()[0][:60]
+    order = collections.deque(models)
+    for _ in range(arguments.rounds):
         for key in order:
             taken[key].append(step(key))
-    layers = fst.sparse_layers(converted).values()
-    found = [layer.state.record.decisions.get("grad_weight") for layer in layers]
-    sampled = sum(decision is not None and decision.backend != "dense" for decision in found)
-    before, again, after = (statistics.median(taken[key]) for key in models)
-    ratios = round(before / after, 3), round(before / again, 3)
-    return name, round(before, 1), round(after, 1), *ratios, f"{sampled} of {len(found)}"
+        order.rotate(1)
+        order.reverse()
+    medians = {key: statistics.median(times) for key, times in taken.items()}
+    ratios = {key: medians["plain"] / time for key, time in medians.items() if key != "plain"}
+    left_out = {key: f" ({_products(models[key])})" for key in arguments.strategies}
+    return Measured(medians["plain"], ratios, left_out)
+
+
+def _products(model: nn.Module) -> int:
+    """How many products leave something out."""
+    layers = fst.sparse_layers(model).values()
+    return sum(bool(d.left_out) for x in layers for d in x.state.record.decisions.values())
 
 
 def _logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -138,13 +162,13 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--models", nargs="+", default=list(NETWORKS), help="SOURCE:NAME, as fst's")
-    made.add_argument("--strategy", default="sampled", help="name of a strategy (sampled)")
+    made.add_argument(
+        "--strategies", nargs="+", default=STRATEGIES, help=f"their names ({' '.join(STRATEGIES)})"
+    )
     made.add_argument("--layers", default="conv", help="conv, linear or all (conv)")
     made.add_argument("--size", type=int, default=224, help="pixels (224)")
     made.add_argument("--batch", type=int, default=8, help="images (8)")
-    made.add_argument(
-        "--rounds", type=int, default=6, help="timed steps of each, best a multiple of six (6)"
-    )
+    made.add_argument("--rounds", type=int, default=7, help="timed steps of each (7)")
     made.add_argument("--out", type=Path, help="text file to write")
     return made
 

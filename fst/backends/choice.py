@@ -276,7 +276,8 @@ def _measured(operands: Operands, text: str, found: dict[str, Backend]) -> Decis
     some, scale = operands.part(2 * TIMED_SAMPLES if wide else TIMED_SAMPLES)
     runs = {name: _run_of(backend, some) for name, backend in found.items()}
     with torch.no_grad():
-        least, errors = timing.race(runs, REPEATS, operands.device, most=LONG)
+        negligible = LEAST_SAVED / scale if default == DENSE else 0.0
+        least, errors = timing.race(runs, REPEATS, operands.device, LONG, negligible)
     if default in errors:
         raise errors[default]
     times = {name: time * scale for name, time in least.items()}

@@ -14,7 +14,8 @@ import torch
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
 LEAST_ROUNDS = 3
-SURE = 1.5  # times the least one: such a function is not the fastest, after its second run
+SURE = 1.5  # times the least one: such a function is not the fastest
+ENOUGH = 4.0  # milliseconds of a function's runs, before which nothing is sure
 FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
 
 
@@ -91,12 +92,17 @@ def compare(
 
 
 def race(
-    functions: Mapping[str, Function], rounds: int, device: torch.device, most: float
+    functions: Mapping[str, Function],
+    rounds: int,
+    device: torch.device,
+    most: float,
+    negligible: float = 0.0,
 ) -> tuple[dict[str, float], dict[str, Exception]]:
     """Least milliseconds of each function, run in turns and in both orders; and what some raised.
 
-    After the second round, those that took `SURE` times the least are out. The race ends when one
-    is left, or when one has run for ``most`` milliseconds.
+    From the third round on, those that took `SURE` times the least are out; short functions run
+    more often before. The race ends when one is left, when one has run for ``most`` milliseconds,
+    or when all have taken less than the ``negligible`` ones.
     """
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
     times: dict[str, float] = {}
@@ -104,7 +110,9 @@ def race(
     errors: dict[str, Exception] = {}
     running = list(functions)
     for done in range(rounds):
-        if done >= 2:
+        if done >= 2 and max(times.values()) < negligible:
+            break
+        if done >= 2 and min(spent[name] for name in running) > ENOUGH:
             least = min(times.values())
             running = [name for name in running if times[name] < SURE * least]
             if len(running) == 1 or max(spent[name] for name in running) > most:

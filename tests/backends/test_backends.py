@@ -90,7 +90,7 @@ def timed(monkeypatch):
     log: list[set[str]] = []
     milliseconds = {"first": 1.0, "second": 1.0}
 
-    def race(functions, repeats, device, **_):
+    def race(functions, *_):
         log.append(set(functions))
         return {name: milliseconds[name] for name in functions}, {}
 
@@ -167,6 +167,7 @@ def test_a_candidate_that_raises_is_left_out_with_its_reason(toys):
 
 def test_a_race_ends_when_one_is_the_fastest(monkeypatch):
     """Slow ones are out after their second run; a first run may be cold."""
+    monkeypatch.setattr(timing, "ENOUGH", 1.5)
     clocks = {"cold": [9.0, 1.0, 1.2], "warm": [1.3, 1.1, 1.1], "slow": [2.0, 2.0], "broken": []}
 
     def clock(function: Callable[[], str]) -> tuple[float, float]:
@@ -180,6 +181,11 @@ def test_a_race_ends_when_one_is_the_fastest(monkeypatch):
     clocks.update(cold=[2.0, 1.0, 1.0], warm=[1.0, 1.0, 1.0], slow=[3.0, 3.0])
     timing.race(functions, 9, CPU, most=2.5)
     assert clocks["warm"] == [1.0] and not clocks["slow"]
+    clocks.update(cold=[0.5] * 4, warm=[0.5] * 4, slow=[2.0] * 4)
+    timing.race(functions, 9, CPU, most=1.0)  # 0.5 ms are not enough
+    assert not any(clocks.values())
+    clocks.update(cold=[0.1] * 2, warm=[0.1] * 2, slow=[0.2] * 2)
+    timing.race(functions, 9, CPU, most=1.0, negligible=0.3)
 
 
 def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
