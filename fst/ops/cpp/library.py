@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ FUNCTIONS = (
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {}  # with the number of arguments
+_used_threads = 0  # the process whose threads have run a kernel; a forked one inherits the number
 
 
 def missing() -> str:
@@ -79,11 +81,31 @@ def operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
+def _threads() -> int:
+    """Torch's number of threads.
+
+    Raises:
+        UsageError: they are those of a process that this one was forked from. OpenMP would wait for
+            them for ever, in torch's own operators too.
+    """
+    global _used_threads
+    threads, process = torch.get_num_threads(), os.getpid()
+    if threads > 1:
+        if _used_threads not in (0, process):
+            raise UsageError(
+                f"this process was forked from one that has computed in threads, so {threads} threads "
+                "would wait for ever: call torch.set_num_threads(1) first, or start processes by "
+                "'spawn'."
+            )
+        _used_threads = process
+    return threads
+
+
 def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     """Call a kernel in torch's number of threads.
 
     Raises:
-        RuntimeError: the kernels are missing.
+        UsageError: the kernels are missing, or see `_threads`.
         TypeError: another number or kind of arguments than the kernel declares.
         MemoryError: the kernel found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map; or a number is
@@ -91,7 +113,7 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    (function, wanted), given = _FUNCTIONS[name], (*arguments, torch.get_num_threads())
+    (function, wanted), given = _FUNCTIONS[name], (*arguments, _threads())
     if len(given) != wanted:
         raise TypeError(f"{name} takes {wanted} arguments, not {len(given)}.")
     status = function(*given)
