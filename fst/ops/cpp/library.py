@@ -93,9 +93,9 @@ def _threads() -> int:
     if threads > 1:
         if _used_threads not in (0, process):
             raise UsageError(
-                f"this process was forked from one that has computed in threads, so {threads} threads "
-                "would wait for ever: call torch.set_num_threads(1) first, or start processes by "
-                "'spawn'."
+                f"this process was forked from one that has computed in threads, so {threads} "
+                "threads would wait for ever: call torch.set_num_threads(1) first, or start "
+                "processes by 'spawn'."
             )
         _used_threads = process
     return threads
