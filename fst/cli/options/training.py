@@ -29,7 +29,7 @@ def train() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-broken",
         action="store_true",
-        help="leave out images in folders that cannot be read, and count them",
+        help="leave out images in folders that cannot be read, or are there in part; count them",
     )
     parser.add_argument(
         "--amp",
