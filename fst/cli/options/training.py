@@ -47,8 +47,8 @@ def test() -> argparse.ArgumentParser:
     parser.add_argument(
         "--show-dir",
         metavar="DIR",
-        help="draw the test images into DIR, twice in a picture: on the left the annotated boxes, on "
-        "the right what a detector finds",
+        help="draw the test images into DIR: on the left the annotated boxes, on the right what a "
+        "detector finds",
     )
     parser.add_argument(
         "--show-score-thr",
