@@ -21,8 +21,8 @@ from fst.ops.cpp.library import (
     call,
     check_dense,
     check_dtypes,
-    check_groups,
     check_map,
+    convolution,
     integers,
     is_dense,
     is_plain,
@@ -289,30 +289,9 @@ def _numbers(
     grad_input: bool,
     lanes: int = 0,
 ) -> tuple[int, ...]:
-    """Numbers of a product as kernels/zeros_weight.h takes them.
-
-    Raises:
-        ValueError: the shapes do not belong together.
-    """
-    out, inside, *kernel = weight_shape
-    stride, padding, dilation, groups = geometry
-    check_groups(groups, out)
-    samples, channels, *size = input_size
-    if channels != inside * groups:
-        raise ValueError(
-            f"weight {tuple(weight_shape)} with groups={groups} takes {inside * groups} channels, "
-            f"not those of an input {tuple(input_size)}."
-        )
-    if min(*stride, *dilation) < 1 or min(padding) < 0:
-        raise ValueError(f"stride={stride}, padding={padding} or dilation={dilation} is negative.")
-    map = output_shape(input_size, weight_shape, geometry)[2:]
-    if min(map) < 1:
-        raise ValueError(
-            f"a kernel {tuple(kernel)} with dilation={dilation} does not fit into an input "
-            f"{tuple(input_size)} with padding={padding}."
-        )
-    shapes = (samples, *size, *map, *kernel, *stride, *padding, *dilation)
-    return (*shapes, inside, out // groups, groups, int(grad_input), lanes)
+    """Numbers of a product as kernels/zeros_weight.h takes them, see `convolution`."""
+    numbers, channels = convolution(input_size, weight_shape, geometry)
+    return (*numbers, *channels, int(grad_input), lanes)
 
 
 def _list_size(numbers: tuple[int, ...]) -> int:
