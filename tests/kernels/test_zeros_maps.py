@@ -355,7 +355,7 @@ def test_reasons_of_refusal():
     assert zeros_maps.refuses_maps((x, weight), weight.shape, 1) == ""
     shape = weight.shape
     for arguments, reason in (
-        (((x, weight.half()), shape, 1), "operands of torch.float16 and torch.float32"),
+        (((x, weight.half()), shape, 1), "operands of torch.float32 and torch.float16"),
         (((x.double(), weight.double()), shape, 1), "operands of torch.float64"),
         (((x[..., ::2], weight), shape, 1), "neither contiguous nor channels_last"),
         (((x.to("meta"), weight), shape, 1), "no plain tensor"),

@@ -151,9 +151,9 @@ def refuses_operands(*operands: Tensor) -> str:
         if not is_plain(x):
             return "an operand is no plain tensor on a CPU"
         if x.dtype != dtype or dtype not in KINDS:
-            return f"operands of {x.dtype} and {dtype} are none that it reads"
+            return f"operands of {dtype} and {x.dtype} are none that it reads"
         if x.dim() != 4 or not is_dense(x):
-            return "an operand is neither contiguous nor channels_last"
+            return "an operand is neither contiguous nor channels_last with four axes"
     return ""
 
 

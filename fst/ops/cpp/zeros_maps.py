@@ -50,9 +50,7 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
         operands: the two tensors (N, C, H, W) that are multiplied.
         weight_shape: (Cout, Cin/groups, kh, kw).
     """
-    if reason := missing():
-        return reason
-    if reason := refuses_operands(*operands):
+    if reason := missing() or refuses_operands(*operands):
         return reason
     out, inside, *kernel = weight_shape
     if min(out // groups, inside) < LEAST_CHANNELS:

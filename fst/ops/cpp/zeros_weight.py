@@ -24,11 +24,10 @@ from fst.ops.cpp.library import (
     check_map,
     convolution,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
     pointer,
+    refuses_operands,
 )
 from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
@@ -48,14 +47,8 @@ def refuses_zeros(
         weight: (Cout, Cin/groups, kh, kw).
         input_size: (N, Cin, H, W) of dX; None for Y.
     """
-    if reason := missing():
+    if reason := missing() or refuses_operands(maps, weight.detach()):
         return reason
-    if not is_plain(maps) or not is_plain(weight.detach()):
-        return "an operand is no plain tensor of a CPU"
-    if maps.dtype not in KINDS or maps.dtype != weight.dtype:
-        return f"operands of {maps.dtype} and {weight.dtype}: one of {', '.join(map(str, KINDS))}"
-    if maps.dim() != 4 or weight.dim() != 4 or not is_dense(maps) or not is_dense(weight):
-        return "an operand is neither contiguous nor channels_last with four axes"
     if not maps.numel() or not weight.numel():
         return "an operand has no elements"
     inside, out = weight.shape[1], weight.shape[0] // geometry.groups
