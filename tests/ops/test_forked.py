@@ -44,10 +44,15 @@ def in_child(function: Callable[[], object]) -> str:
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=send)
     child.start()
-    found = receiver.recv() if receiver.poll(20) else "the child hangs"
-    child.kill()
-    child.join()
-    return found
+    sender.close()  # so that a child's death is heard
+    try:
+        return receiver.recv() if receiver.poll(20) else "the child hangs"
+    except EOFError:
+        child.join()
+        return f"the child ended with {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
 
 
 def in_one_thread(wanted: tuple[Tensor, ...]) -> bool:
