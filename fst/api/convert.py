@@ -18,16 +18,16 @@ from fst.api.report import ConversionReport, coverage_of, describe_layer, notes_
 from fst.api.selection import LAYERS, kept_dense, never_called, shared_parameters
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import ORDER, refuse_sharded
-from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
 from fst.files.notes import drop_note
 from fst.layers.calls import LayerCall, SeenInput, each_call, try_calls
 from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
+from fst.rules.by_name import unknown_option
 from fst.rules.masks import read_pattern
 from fst.rules.strategy import Strategy
 from fst.rules.two_of_four import INTEGERS
-from fst.strategies.registry import get_strategy, list_strategies, options_of
+from fst.strategies.registry import get_strategy, options_of, registered
 
 Patterns = Mapping[str, str]  # name pattern of layers -> "n:m"
 SPARSE_CLASSES: dict[type[nn.Module], type[SparseLayer]] = {
@@ -229,9 +229,10 @@ def _with_patterns(
 
 def _check_options(strategy: str | Strategy, options: Mapping[str, Any]) -> None:
     """Raise ValueError where an option is neither the strategy's nor an argument of `convert`."""
-    if isinstance(strategy, Strategy) or strategy not in list_strategies():
-        return  # which get_strategy refuses
-    own = options_of(strategy)
+    if isinstance(strategy, Strategy) or not options:
+        return  # get_strategy refuses options of a finished one
+    name = registered(str(strategy).partition(",")[0])
+    own = options_of(name)
     unknown = [option for option in options if option not in own]
     if unknown:
         arguments = [
@@ -239,7 +240,7 @@ def _check_options(strategy: str | Strategy, options: Mapping[str, Any]) -> None
         ]
         raise ValueError(
             f"{unknown[0]!r} is neither an argument of convert nor an option of strategy "
-            f"{strategy!r}.{suggest(unknown[0], [*own, *arguments])}"
+            f"{name!r}.{unknown_option(unknown[0], [*own, *arguments])}"
         )
 
 

@@ -25,7 +25,8 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     state_dict, note which N:M their weights are, for `fst.verify` and `fst.export`.
 
     Args:
-        model: a converted model; it is left as it is unless ``inplace``.
+        model: a converted model; it is left as it is unless ``inplace``. Of a wrapper (DDP,
+            AveragedModel) the result is the wrapper; fold its ``module`` for a plain model.
         inplace: change ``model`` itself; its dense weights are lost.
 
     Raises:

@@ -18,7 +18,7 @@ from fst.basics.errors import UsageError
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.values import check_module, one_of
-from fst.layers.calls import LayerCall, each_call
+from fst.layers.calls import LayerCall, called_on, each_call
 from fst.layers.fused import fuse, trace
 from fst.layers.modules import sparse_layers
 from fst.layers.packed import (
@@ -169,7 +169,8 @@ def pack(
     Raises:
         RuntimeError: the C++ kernels cannot run here, or the packed model's outputs differ from the
             plain one's.
-        ValueError: the model has no layer to pack, or is not on a CPU; or ``dtype`` is unknown.
+        ValueError: the model has no layer to pack, is not on a CPU, or cannot be called on the
+            example; or ``dtype`` is unknown.
     """
     check_module(model)
     if reason := missing():
@@ -182,7 +183,7 @@ def pack(
     packed = copy.deepcopy(plain).requires_grad_(False)
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     with torch.no_grad():
-        expected = plain(*_copied(inputs))
+        expected = called_on(plain, _copied(inputs))
         packed = _packed(packed, inputs, {})
         layers = _layers(packed)
         if not layers:

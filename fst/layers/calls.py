@@ -53,6 +53,22 @@ def each_call(
             hook.remove()
 
 
+def called_on(model: nn.Module, example: tuple[Any, ...]) -> Any:
+    """What the model computes of a user's example.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        return model(*example)
+    except Exception as error:  # a model is code that can fail in any way
+        kinds = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in example]
+        raise ValueError(
+            f"example_input: {type(model).__name__} cannot be called on inputs of "
+            f"{', '.join(map(str, kinds))}: {error}"
+        ) from error
+
+
 class SeenInput(NamedTuple):
     """An input of a layer without its values: a tensor on "meta", and the share of zeros."""
 

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
 from fst.basics.text import table
-from fst.layers.calls import LayerCall, each_call, in_eval_mode
+from fst.layers.calls import LayerCall, called_on, each_call, in_eval_mode
 from fst.rules.rule import WeightGroups
 
 NOT_N_M = "converted, weights not N:M"
@@ -221,6 +221,7 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
 
     Raises:
         TypeError: ``example_input`` is neither a tensor nor a tuple.
+        ValueError: the model cannot be called on it.
     """
     inputs = inputs_of(example_input)
     found = dict.fromkeys(gemm_weights(model), 0)
@@ -238,7 +239,7 @@ def multiply_adds(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> 
 
     kinds = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention)
     with in_eval_mode(model), each_call(model, kinds, count):
-        model(*inputs)
+        called_on(model, inputs)
     return found
 
 

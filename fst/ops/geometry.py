@@ -29,12 +29,19 @@ def geometry_of(
     Raises:
         ValueError: one of them has not two numbers.
     """
-    pairs = {"stride": stride, "padding": padding, "dilation": dilation}
-    for name, pair in pairs.items():
-        if len(pair) != 2:
-            raise ValueError(f"{name}={tuple(pair)} must be two numbers.")
-    step, pad, spread = ((pair[0], pair[1]) for pair in pairs.values())
-    return Geometry(step, pad, spread, groups)
+    return Geometry(
+        pair_of("stride", stride),
+        pair_of("padding", padding),
+        pair_of("dilation", dilation),
+        groups,
+    )
+
+
+def pair_of(name: str, numbers: Sequence[int]) -> tuple[int, int]:
+    """The numbers, of which there must be two."""
+    if len(numbers) != 2:
+        raise ValueError(f"{name}={tuple(numbers)} must be two numbers.")
+    return numbers[0], numbers[1]
 
 
 def output_shape(
@@ -51,6 +58,11 @@ def output_shape(
     )
     rows, columns = ((x + 2 * p - d * (k - 1) - 1) // s + 1 for x, k, s, p, d in sizes)
     return input_shape[0], weight_shape[0], rows, columns
+
+
+def positions_of(maps: Tensor) -> int:
+    """N·H·W of (N, C, H, W)."""
+    return maps.shape[0] * maps.shape[2] * maps.shape[3]
 
 
 def is_channels_last(maps: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +20,15 @@ RULES: dict[str, tuple[type[Rule], dict[str, str]]] = {
     "mvue": (NM, {"operand": "grad_output", "rule": "mvue", **NOT_OF_MVUE}),
     "sampled": (Sampled, {"operand": "grad_output"}),
 }
+
+LEFT = {
+    "noise": "It has left, because its bound did not hold (docs/negative.md); keep= sets the share."
+}
+
+
+def unknown_option(option: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown option: that it has left, or the known ones."""
+    return f" {LEFT[option]}" if option in LEFT else suggest(option, known)
 
 
 def grad_weight_rule(options: Mapping[str, Any] | None) -> Rule | None:
@@ -41,7 +50,6 @@ def grad_weight_rule(options: Mapping[str, Any] | None) -> Rule | None:
     known = [field.name for field in fields(kind) if field.name not in fixed]
     for option in given:
         if option not in known:
-            raise ValueError(
-                f"grad_weight: rule {name!r} has no option {option!r}.{suggest(option, known)}"
-            )
+            hint = unknown_option(option, known)
+            raise ValueError(f"grad_weight: rule {name!r} has no option {option!r}.{hint}")
     return kind(**fixed, **given)

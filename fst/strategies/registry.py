@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fst.basics.text import suggest
+from fst.rules.by_name import unknown_option
 from fst.rules.strategy import Strategy
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Strategy])
@@ -59,9 +60,27 @@ def options_of(name: str) -> list[str]:
     return list(inspect.signature(_RECIPES[name]).parameters)
 
 
+def registered(name: object) -> str:
+    """The registered name that ``name`` is, but for case, dashes and underscores.
+
+    Raises:
+        ValueError: unknown name; the nearest known one is suggested.
+    """
+    if isinstance(name, str) and name in _DEFAULTS:
+        return name
+    alike = [known for known in _DEFAULTS if _plain(known) == _plain(name)]
+    if len(alike) != 1:
+        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
+    return alike[0]
+
+
+def _plain(name: object) -> str:
+    return str(name).lower().replace("-", "").replace("_", "")
+
+
 def named_options(text: str) -> tuple[str, dict[str, Any]]:
     """The parts of NAME or NAME,OPTION=VALUE,...: values are Python's, or plain words."""
-    name, *parts = re.split(r",(?=\w+=)", text)
+    name, *parts = re.split(r",\s*(?=\w+=)", text)
     return name, {option: _literal(value) for option, value in (p.split("=", 1) for p in parts)}
 
 
@@ -75,10 +94,10 @@ def _literal(text: str) -> Any:
 def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     """The strategy of that name, with the options given instead of its defaults.
 
-    The name may carry options itself.
+    The name may carry options itself, and differ in case, dashes and underscores.
 
     Example:
-        ``get_strategy("sdgp", n=2, m=8)``, ``get_strategy("sdgp,n=2,m=8")``
+        ``get_strategy("sdgp", n=2, m=8)``, ``get_strategy("SDGP,n=2,m=8")``
 
     Raises:
         ValueError: unknown name or option (the nearest known one is suggested), bad value, or an
@@ -93,12 +112,10 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
         return name
     if isinstance(name, str) and "," in name:
         name, carried = named_options(name)
-        twice = sorted(carried.keys() & overrides.keys())
-        if twice:
+        if twice := sorted(carried.keys() & overrides.keys()):
             raise ValueError(f"strategy {name!r}: {twice} are given in its name and beside it.")
         overrides |= carried
-    if not isinstance(name, str) or name not in _DEFAULTS:
-        raise ValueError(f"strategy={name!r} is unknown.{suggest(name, _DEFAULTS)}")
+    name = registered(name)
     default = _DEFAULTS[name]
     if not overrides:
         return default
@@ -107,7 +124,7 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     for option in overrides:
         if option not in options:
             raise ValueError(
-                f"strategy {name!r} has no option {option!r}.{suggest(option, options)}"
+                f"strategy {name!r} has no option {option!r}.{unknown_option(option, options)}"
             )
     _check_types(name, recipe, overrides)
     return recipe(**overrides)

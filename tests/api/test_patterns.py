@@ -176,6 +176,10 @@ def test_strategies_without_a_pattern_are_refused(net: Net) -> None:
         ({"m": 64}, ["m=64"]),
         ({"group_order": "rows"}, ["group_order='rows'"]),
         ({"budget": "multiply-adds"}, ["example_input=None"]),
+        (
+            {"budget": "multiply-adds", "example_input": torch.ones(1, 5, 8, 8)},
+            ["example_input: ", "(1, 5, 8, 8)", "channels"],
+        ),
         ({"include": "nothing"}, ["include='nothing'"]),
         ({"exclude": "*"}, ["nothing to make sparse"]),
     ],

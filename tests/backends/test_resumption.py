@@ -6,6 +6,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.strategy_settings import DEFAULTS, Setting
 
 STEPS = 10  # before the training stops, and after; zeros are counted anew in between
 TOTAL = 40
-# Whose weights get zeros after that: a backend that nobody has timed yet comes into question.
+# Whose weights get zeros after that: what comes into question then is measured, or on the disk.
 LATER = ("acdc", "sdgf", "maxq", "dpf", "step", "asfp")
 Raced = tuple[dict[str, float], dict[str, Exception]]
 Race = Callable[..., Raced]
@@ -78,6 +79,16 @@ class Training:
             self.optimizer.zero_grad()
 
     @property
+    def states(self) -> tuple[Any, Any, Any]:
+        """What a checkpoint needs."""
+        return self.net.state_dict(), self.optimizer.state_dict(), fst.sparsity_state(self.net)
+
+    def load(self, model: Any, optimizer: Any, sparsity: Any) -> None:
+        self.net.load_state_dict(model)
+        self.optimizer.load_state_dict(copy.deepcopy(optimizer))
+        fst.load_sparsity_state(self.net, sparsity)
+
+    @property
     def weights(self) -> list[torch.Tensor]:
         return [p.detach().clone() for p in self.net.parameters()]
 
@@ -85,6 +96,14 @@ class Training:
     def chosen(self) -> list[dict[str, str]]:
         layers = [m for m in self.net if hasattr(m, "state")]
         return [{k: d.backend for k, d in m.state.record.decisions.items()} for m in layers]
+
+
+def assert_same(again: Training, whole: Training) -> None:
+    """What the one chose since its beginning, and all weights."""
+    for mine, other in zip(again.chosen, whole.chosen, strict=True):
+        assert mine.items() <= other.items()
+    for mine, other in zip(again.weights, whole.weights, strict=True):
+        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("row", DEFAULTS)
@@ -95,30 +114,26 @@ def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypat
     whole = Training(row)
     whole.steps(0, STEPS)
     file = io.BytesIO()
-    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
-    torch.save(states, file)
+    torch.save(whole.states, file)
     net = copy.deepcopy(whole.net)
     whole.steps(STEPS, 2 * STEPS)
     timed = any("dense" in names for names in log)
     assert timed or cpp.missing() or not row.build().skips_zeros
 
     file.seek(0)
-    model, optimizer, sparsity = torch.load(file, weights_only=True)
+    states = torch.load(file, weights_only=True)
     monkeypatch.setattr("fst.backends.timing.race", _times(log, later_is_faster=False))
     for name in ("resumed", "copied"):
         if row.id not in LATER:
             monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / name))
         backends.forget_decisions()
         again = Training(row, net if name == "copied" else None)
-        again.optimizer.load_state_dict(copy.deepcopy(optimizer))
         if name == "resumed":
-            again.net.load_state_dict(model)
-            fst.load_sparsity_state(again.net, sparsity)
+            again.load(*states)
+        else:
+            again.optimizer.load_state_dict(copy.deepcopy(states[1]))
         again.steps(STEPS, 2 * STEPS)
-        for mine, other in zip(again.chosen, whole.chosen, strict=True):
-            assert mine.items() <= other.items(), name
-        for mine, other in zip(again.weights, whole.weights, strict=True):
-            assert torch.equal(mine, other), name
+        assert_same(again, whole)
     backends.forget_decisions()
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "other"))
     other = Training(row)
@@ -126,6 +141,22 @@ def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypat
     assert (
         not timed or other.chosen != whole.chosen
     )  # what the state does not bring is measured anew
+
+
+@pytest.mark.parametrize("row", DEFAULTS)
+def test_where_nothing_is_measured_every_training_resumes_to_the_bit(row, tmp_path, monkeypatch):
+    """Also where zeros come after the checkpoint, with nothing on the disk."""
+    monkeypatch.setenv("FST_AUTOTUNE", "0")
+    whole = Training(row)
+    whole.steps(0, STEPS)
+    states = copy.deepcopy(whole.states)
+    whole.steps(STEPS, 2 * STEPS)
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "resumed"))
+    backends.forget_decisions()
+    again = Training(row)
+    again.load(*states)
+    again.steps(STEPS, 2 * STEPS)
+    assert_same(again, whole)
 
 
 def test_a_state_of_another_machine_is_told_once_and_measured_anew(monkeypatch):

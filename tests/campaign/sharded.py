@@ -1,4 +1,7 @@
-"""FSDP2 on two ranks (gloo) trains random networks as DistributedDataParallel does."""
+"""FSDP2 on two ranks (gloo) trains random networks as DistributedDataParallel does.
+
+There ranks with seeds of their own train one network.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import random
 import tempfile
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,20 +27,24 @@ from tests.integrations.sharded import REFUSED, ROWS, STEPS, TABLE, row_of, whol
 
 COUNT = 3  # of each strategy, at scale 1
 RANKS, LIMIT = 2, 60
+ALONE = ("prunetrain",)  # refuses several ranks
 TOLERANCE, OF_ADAM = 1e-12, 1e-8  # Adam divides by the size of gradients that are nearly 0
 
 
 def checks() -> Checks:
-    """Each strategy that trains on sharded weights."""
+    """Each strategy that trains on sharded weights, and each that trains on two ranks."""
     names = [name for name, what in TABLE.items() if what != REFUSED]
-    return [(name, COUNT, functools.partial(_check, name)) for name in names]
+    return [
+        *((name, COUNT, functools.partial(_check, _compare, name)) for name in names),
+        *((f"alike-{n}", 1, functools.partial(_check, _alike, n)) for n in TABLE if n not in ALONE),
+    ]
 
 
-def _check(strategy: str, draw: random.Random) -> None:
+def _check(act: Callable[[str, int, int], None], strategy: str, draw: random.Random) -> None:
     """Both ranks run the case of the same seed; they are started anew after a failure."""
     ranks, seed = _ranks(), draw.getrandbits(32)
     for rank in ranks:
-        rank.send((strategy, seed))
+        rank.send((act, strategy, seed))
     answers = [rank.recv() if rank.poll(2 * LIMIT) else "no answer" for rank in ranks]
     wrong = [answer for answer in answers if answer]
     if wrong:
@@ -64,11 +72,11 @@ def _serve(rank: int, folder: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=wait)
     while True:
         try:
-            strategy, seed = pipe.recv()
+            act, strategy, seed = pipe.recv()
         except EOFError:
             return
         try:
-            _compare(strategy, seed, rank)
+            act(strategy, seed, rank)
             pipe.send("")
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -83,13 +91,13 @@ class _Training:
         self.widths = [draw.randint(3, 12) for _ in range(2)]
         self.batches = draw.choice((1, 1, 2))
         self.clip = draw.random() < 0.4
-        self.adam = draw.random() < 0.3 and strategy != "resprop"
+        self.adam = strategy == "step" or draw.random() < 0.3 and strategy != "resprop"
         self.linear = draw.random() < 0.6
         self.reshard = draw.choice((True, False))
         self.apart = draw.sample((0, 2, 4), draw.randint(0, 3))
         self.seed = draw.getrandbits(16)
 
-    def network(self, rank: int) -> nn.Sequential:
+    def network(self) -> nn.Sequential:
         torch.manual_seed(self.seed)
         first, second = self.widths
         net = nn.Sequential(
@@ -98,7 +106,6 @@ class _Training:
         ).double()
         kinds = [nn.Conv2d, nn.Linear] if self.linear else [nn.Conv2d]
         fst.convert(net, self.row(), include=kinds)
-        fst.seed_random_rules(net, self.seed, rank)
         return net
 
     def shard(self, net: nn.Sequential) -> None:
@@ -127,7 +134,9 @@ class _Training:
 
 def _compare(strategy: str, seed: int, rank: int) -> None:
     training = _Training(strategy, random.Random(seed))
-    net, other, before = (training.network(rank) for _ in range(3))
+    net, other, before = (training.network() for _ in range(3))
+    for trained in (net, other):
+        fst.seed_random_rules(trained, training.seed, rank)
     training.shard(net)
     training.train(net, net, rank)
     training.train(other, nn.parallel.DistributedDataParallel(other), rank)
@@ -145,3 +154,14 @@ def _compare(strategy: str, seed: int, rank: int) -> None:
         mine, theirs = layer.output_mask(), fst.sparse_layers(other)[name].output_mask()
         same = mine is theirs or torch.equal(mine, theirs)
         assert same, f"the mask of {name} differs: {what}"
+
+
+def _alike(strategy: str, seed: int, rank: int) -> None:
+    training = _Training(strategy, random.Random(seed))
+    net = training.network()
+    torch.manual_seed(rank)
+    training.train(net, nn.parallel.DistributedDataParallel(net), rank)
+    for name, mine in net.state_dict().items():
+        theirs = mine.clone()
+        dist.broadcast(theirs, 0)
+        assert torch.equal(mine, theirs), f"{name} differs: {strategy}, {vars(training)}"

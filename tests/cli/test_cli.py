@@ -21,6 +21,7 @@ import fst
 from fst.basics.extras import EXTRA_OF, how_to_get
 from fst.cli import commands as cli
 from fst.cli.checks import described
+from fst.cli.options.parsing import add_cfg_options
 from fst.cli.options.paths import config_path, packaged_configs
 from fst.training.engine.config import load_config
 
@@ -192,6 +193,23 @@ def test_a_config_is_shown_with_what_it_inherits(capsys, tmp_path):
     assert capsys.readouterr().out == said
     assert stopped(["configs", "show", "fst::configs/demo_digit.py"]) == 2
     assert "Did you mean 'fst::configs/demo_digits.py'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("SRSTE", "SRSTE"),
+        ("sampled,keep=0.25", "sampled,keep=0.25"),
+        ("fst,block=(2, 1),phase=random", "fst,block=(2, 1),phase=random"),
+        ("a,b", ["a", "b"]),
+        ("[a,b=1]", ["a", "b=1"]),
+    ],
+)
+def test_a_strategy_with_options_is_one_value(text, value):
+    parser = argparse.ArgumentParser()
+    add_cfg_options(parser)
+    found = parser.parse_args(["--cfg-options", "x=1", f"sparsity.strategy={text}"]).cfg_options
+    assert found == {"x": 1, "sparsity.strategy": value}
 
 
 def test_output_that_nobody_reads_ends_a_command_silently():

@@ -329,10 +329,11 @@ def test_wrong_arguments_are_named():
         ({"i": torch.tensor([3, 7])}, "index torch.int64"),
         ({"s": torch.ones(3)}, r"weight torch.float32 \(3,\)"),
         ({"r": torch.tensor([0, 50], dtype=torch.int32)}, "source from 0 to 50"),
+        ({"r": index, "g": torch.ones(2, 5, 3, 3)}, "must have 4 channels"),
         ({"m": torch.ones(4)}, r"mean torch.float32 \(4,\)"),
         ({"t": torch.ones(4, 3)}, r"sums torch.float32 \(4, 3\)"),
-        ({"g": torch.ones(2, 4, 5, 6)}, "must have an output map"),
-        ({"x": torch.ones(2, 6, 5, 5)}, "does not fit input"),
+        ({"g": torch.ones(2, 4, 5, 6)}, "must have the shape"),
+        ({"x": torch.ones(2, 6, 5, 5)}, "takes 3 channels"),
         ({"x": input.half()}, "input has dtype torch.float16"),
         ({"g": grad_output[:, ::2]}, "contiguous or channels_last"),
     ):

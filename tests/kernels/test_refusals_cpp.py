@@ -12,6 +12,7 @@ from torch import nn
 import fst
 from fst.ops import cpp
 from fst.ops.cpp import library
+from fst.ops.geometry import geometry_of
 from fst.rules.sampled import Sampled
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
@@ -72,7 +73,7 @@ def test_shapes_are_checked():
         cpp.measure_positions(GRADS, (5, 5), (3,), *geometry, True)
     with pytest.raises(ValueError, match=r"input_size=\(5,\) must be two"):
         cpp.measure_positions(GRADS, (5,), (3, 3), *geometry, True)
-    with pytest.raises(ValueError, match=r"must have an output map \(9, 9\)"):
+    with pytest.raises(ValueError, match=r"must have the shape \(2, 4, 9, 9\)"):
         cpp.measure_positions(GRADS, (9, 9), (3, 3), *geometry, True)
     with pytest.raises(ValueError, match=r"input_size=\(2, 3, 5\) must be four sizes"):
         cpp.list_grad_input(GRADS, WEIGHT, INDEX, SCALE, (2, 3, 5), *geometry, 1)
@@ -82,7 +83,9 @@ def test_shapes_are_checked():
     with pytest.raises(ValueError, match="index names 2 positions of an empty batch"):
         cpp.list_grad_weight(GRADS[:0], IMAGES[:0], *listed, WEIGHT.shape, *geometry, 1, False)
     with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
-        cpp.lists._output_map((2**16, 1, 256, 256), (1, 1), (1, 1), (0, 0), (1, 1))
+        library.convolution(
+            (2**16, 1, 256, 256), (1, 1, 1, 1), geometry_of([1, 1], [0, 0], [1, 1], 1)
+        )
 
 
 # ---------------------------------------------------------------- the kernels themselves

@@ -327,20 +327,20 @@ def test_wrong_arguments_are_named():
             grad_weight(c, **given)
     for changed, reason in (
         ({"grad_output": torch.ones(2, 4, 5, 6)}, "grad_output .* must have the shape"),
-        ({"input": torch.ones(2, 6, 5, 5)}, "must have 3 channels"),
+        ({"input": torch.ones(2, 6, 5, 5)}, "takes 3 channels"),
         ({"input": c["input"].half()}, "input has dtype torch.float16"),
         ({"grad_output": c["grad_output"][..., ::2]}, "contiguous or channels_last"),
         ({"geometry": ((1,), (1, 1), (1, 1))}, r"stride=\(1,\) must be two numbers"),
         ({"geometry": ((1, 1), (1, 1), ())}, r"dilation=\(\) must be two numbers"),
-        ({"geometry": ((0, 1), (1, 1), (1, 1))}, "strides and dilations of at least 1"),
-        ({"geometry": ((1, 1), (1, 1), (9, 1))}, "is larger than input"),
+        ({"geometry": ((0, 1), (1, 1), (1, 1))}, r"stride=\(0, 1\) must be two numbers from 1"),
+        ({"geometry": ((1, 1), (1, 1), (9, 1))}, "is larger than an input"),
         ({"groups": 3}, "groups=3 must divide 4 channels"),
     ):
         with pytest.raises((TypeError, ValueError), match=reason):
             grad_weight({**c, **changed}, "input")
     with pytest.raises(ValueError, match=r"bias torch.float32 \(5,\)"):
         zeros_maps.maps_output(c["input"], c["weight"], torch.ones(5), *PLAIN, 1)
-    with pytest.raises(ValueError, match="at most 2147483647"):
+    with pytest.raises(ValueError, match="2147483647"):
         zeros_maps.maps_grad_input(c["grad_output"], c["weight"], (2**27, 3, 5, 5), *PLAIN, 1)
     with pytest.raises(ValueError, match="every=0"):
         zeros_maps.nonzeros(c["input"], 0)
@@ -355,7 +355,7 @@ def test_reasons_of_refusal():
     assert zeros_maps.refuses_maps((x, weight), weight.shape, 1) == ""
     shape = weight.shape
     for arguments, reason in (
-        (((x, weight.half()), shape, 1), "operands of torch.float16 and torch.float32"),
+        (((x, weight.half()), shape, 1), "operands of torch.float32 and torch.float16"),
         (((x.double(), weight.double()), shape, 1), "operands of torch.float64"),
         (((x[..., ::2], weight), shape, 1), "neither contiguous nor channels_last"),
         (((x.to("meta"), weight), shape, 1), "no plain tensor"),

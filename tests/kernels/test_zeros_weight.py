@@ -301,7 +301,7 @@ def test_wrong_arguments_are_named():
         output(input[:, :7].contiguous(), weight)
     with pytest.raises(ValueError, match="groups=3 must divide 8"):
         output(input, weight, PLAIN._replace(groups=3))
-    with pytest.raises(ValueError, match=r"dilation=\(9, 9\) does not fit"):
+    with pytest.raises(ValueError, match=r"dilation=\(9, 9\) is larger than an input"):
         output(input, weight, PLAIN._replace(dilation=(9, 9)))
     with pytest.raises(ValueError, match="must have the shape"):
         gradient(input, weight, (2, 8, 10, 9))

@@ -13,6 +13,7 @@ from fst.rules.sampled import Sampled
         ({"rule": "sample"}, "rule='sample' is unknown. Did you mean 'sampled'"),
         ({"keep": 2}, "rule=None is unknown"),
         ({"rule": "sampled", "kept": 2}, "has no option 'kept'. Did you mean 'keep'"),
+        ({"rule": "sampled", "noise": 0.1}, "It has left.*docs/negative.md"),
         ({"rule": "sampled", "keep": 3}, "keep=3 must be a share"),
         ({"rule": "sampled", "center": "yes"}, "center='yes' is unknown"),
         ({"rule": "alternating", "block": [3, 3]}, r"block=\(3, 3\) is unknown"),

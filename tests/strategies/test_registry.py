@@ -12,7 +12,6 @@ from fst.rules.alternating import Alternating
     ("name", "overrides", "words"),
     [
         ("fts", {}, ["fts", "'fst'"]),
-        ("SDGP", {}, ["SDGP", "sdgp"]),
         ("", {}, ["strategy", "fst", "sdgp"]),
         (None, {}, ["None", "fst"]),
         (3, {}, ["3", "fst"]),
@@ -52,15 +51,19 @@ def test_bad_names_and_overrides(name, overrides, words):
         ("sampled,keep=0.25", dict(keep=0.25)),
         ("sampled,keep=0.25,center=False", dict(keep=0.25, center=False)),
         ("fst,block=(2, 1),phase=random", dict(block=(2, 1), phase="random")),
+        ("SRSTE", {}),
+        ("Fst-Sampled, keep=0.25", dict(keep=0.25)),
     ],
 )
 def test_a_name_may_carry_its_options(name, options):
-    """As README's tables and `fst bench` write it."""
-    bare = name.partition(",")[0]
+    """As README's tables and `fst bench` write it, or papers."""
+    bare = name.partition(",")[0].lower().replace("-", "_")
     strategy = fst.get_strategy(bare, **options)
-    assert fst.get_strategy(name) == strategy != fst.get_strategy(bare)
+    assert fst.get_strategy(name) == strategy
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3))
     fst.convert(model, name, layers="conv")
+    with pytest.raises(ValueError, match=f"'kept' is neither .* of strategy '{bare}'"):
+        fst.convert(torch.nn.Conv2d(16, 16, 3), name, kept=1)
     assert model[0].strategy == strategy
     weight, image = torch.randn(16, 16, 3, 3), torch.randn(1, 16, 5, 5)
     assert fst.sparse_conv2d(image, weight, strategy=name).shape == (1, 16, 3, 3)
@@ -69,8 +72,8 @@ def test_a_name_may_carry_its_options(name, options):
 @pytest.mark.parametrize(
     ("name", "overrides", "words"),
     [
-        ("SRSTE", {}, ["Did you mean 'srste'"]),
-        ("Sampled,keep=0.5", {}, ["'Sampled'", "Did you mean 'sampled'"]),
+        ("SRST", {}, ["Did you mean 'srste'"]),
+        ("sampled", {"noise": 0.1}, ["'noise'", "left", "docs/negative.md", "keep="]),
         ("sampled,keeps=0.5", {}, ["'keeps'", "Did you mean 'keep'"]),
         ("sampled,keep=0.5", {"keep": 0.25}, ["sampled", "['keep']"]),
         ("fst,", {}, ["'fst,'", "Did you mean 'fst'"]),

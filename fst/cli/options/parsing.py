@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from fst.basics.arguments import add_traceback
 
 Line = argparse.Namespace
 Command = Callable[..., int]
+NAMED = re.compile(r"[\w-]+(,\s*\w+=[^=]+)+")  # a strategy with options, which is no list
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -49,7 +51,10 @@ class Size(argparse.Action):
 
 
 class OptionAction(argparse.Action):
-    """``key=value`` pairs, as MMEngine reads them, and what is wrong with others."""
+    """``key=value`` pairs, as MMEngine reads them, and what is wrong with others.
+
+    MMEngine would make a list of a value that is `NAMED`.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         for value in values:
@@ -59,8 +64,12 @@ class OptionAction(argparse.Action):
                 parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
         from mmengine.config import DictAction  # takes a second, and no --help needs it
 
+        pairs = dict(value.split("=", 1) for value in values)
+        named = {key: text for key, text in pairs.items() if NAMED.fullmatch(text)}
         action = DictAction(self.option_strings, self.dest, nargs="+")
-        action(parser, namespace, values, option_string)
+        lists = [f"{key}={text}" for key, text in pairs.items() if key not in named]
+        action(parser, namespace, lists, option_string)
+        getattr(namespace, self.dest).update(named)
 
 
 def add_cfg_options(

@@ -29,7 +29,7 @@ def train() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-broken",
         action="store_true",
-        help="leave out images in folders that cannot be read, and count them",
+        help="leave out images in folders that cannot be read, or are there in part; count them",
     )
     parser.add_argument(
         "--amp",
@@ -47,7 +47,8 @@ def test() -> argparse.ArgumentParser:
     parser.add_argument(
         "--show-dir",
         metavar="DIR",
-        help="draw what a detector finds on the test images, beside the annotated boxes, into DIR",
+        help="draw the test images into DIR: on the left the annotated boxes, on the right what a "
+        "detector finds",
     )
     parser.add_argument(
         "--show-score-thr",

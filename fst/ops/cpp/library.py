@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from fst.ops import operators
 from fst.ops.geometry import Geometry, output_shape
 
 BACKEND = "cpp"
+MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
 LAST = torch.channels_last
 FUNCTIONS = (
@@ -34,6 +36,7 @@ FUNCTIONS = (
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {}  # with the number of arguments
+_used_threads = 0  # the process whose threads have run a kernel; a forked one inherits the number
 
 
 def missing() -> str:
@@ -79,11 +82,31 @@ def operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
+def _threads() -> int:
+    """Torch's number of threads.
+
+    Raises:
+        UsageError: they are those of a process that this one was forked from. OpenMP would wait for
+            them for ever, in torch's own operators too.
+    """
+    global _used_threads
+    threads, process = torch.get_num_threads(), os.getpid()
+    if threads > 1:
+        if _used_threads not in (0, process):
+            raise UsageError(
+                f"this process was forked from one that has computed in threads, so {threads} "
+                "threads would wait for ever: call torch.set_num_threads(1) first, or start "
+                "processes by 'spawn'."
+            )
+        _used_threads = process
+    return threads
+
+
 def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     """Call a kernel in torch's number of threads.
 
     Raises:
-        RuntimeError: the kernels are missing.
+        UsageError: the kernels are missing, or see `_threads`.
         TypeError: another number or kind of arguments than the kernel declares.
         MemoryError: the kernel found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map; or a number is
@@ -91,7 +114,7 @@ def call(name: str, *arguments: int | None | ctypes.Array) -> None:
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    (function, wanted), given = _FUNCTIONS[name], (*arguments, torch.get_num_threads())
+    (function, wanted), given = _FUNCTIONS[name], (*arguments, _threads())
     if len(given) != wanted:
         raise TypeError(f"{name} takes {wanted} arguments, not {len(given)}.")
     status = function(*given)
@@ -128,9 +151,9 @@ def refuses_operands(*operands: Tensor) -> str:
         if not is_plain(x):
             return "an operand is no plain tensor on a CPU"
         if x.dtype != dtype or dtype not in KINDS:
-            return f"operands of {x.dtype} and {dtype} are none that it reads"
+            return f"operands of {dtype} and {x.dtype} are none that it reads"
         if x.dim() != 4 or not is_dense(x):
-            return "an operand is neither contiguous nor channels_last"
+            return "an operand is neither contiguous nor channels_last with four axes"
     return ""
 
 
@@ -173,6 +196,55 @@ def check_map(
     wanted = output_shape(input_size, weight_shape, geometry)
     if grad_output.shape != wanted:
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have the shape {wanted}.")
+
+
+def check_list(index: Tensor, weight: Tensor, positions: int) -> None:
+    """Raise ValueError unless the tensors can be a list of so many positions, and their weights."""
+    check_plain(torch.int32, (index.numel(),), index=index)
+    check_plain(torch.float32, (index.numel(),), weight=weight)
+    if len(index) and not positions:
+        raise ValueError(f"index names {len(index)} positions of an empty batch.")
+
+
+def convolution(
+    input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
+) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The numbers of a convolution as kernels/cpu.h orders them; channels of a group, and groups.
+
+    Raises:
+        ValueError: there is no such convolution, or 32 bits cannot count its positions.
+    """
+    for name, sizes in (("input_size", input_size), ("weight_shape", weight_shape)):
+        if len(sizes) != 4 or min(sizes) < 0:
+            raise ValueError(f"{name}={tuple(sizes)} must be four sizes.")
+    out, inside, *kernel = weight_shape
+    stride, padding, dilation, groups = geometry
+    least = {"kernel": (kernel, 1), "stride": (stride, 1), "dilation": (dilation, 1)}
+    for name, (pair, low) in {**least, "padding": (padding, 0)}.items():
+        if not all(low <= number <= MOST_POSITIONS for number in pair):
+            raise ValueError(
+                f"{name}={tuple(pair)} must be two numbers from {low} to {MOST_POSITIONS}."
+            )
+    check_groups(groups, out)
+    samples, channels, *size = input_size
+    if channels != inside * groups:
+        raise ValueError(
+            f"weight {tuple(weight_shape)} with groups={groups} takes {inside * groups} channels, "
+            f"not those of an input {tuple(input_size)}."
+        )
+    rows, columns = output_shape(input_size, weight_shape, geometry)[2:]
+    if rows < 1 or columns < 1:
+        raise ValueError(
+            f"kernel={tuple(kernel)} with dilation={dilation} is larger than an input of "
+            f"{tuple(size)} with padding={padding}."
+        )
+    if samples * rows * columns > MOST_POSITIONS:
+        raise ValueError(
+            f"{samples} images of {rows}x{columns} output positions are more than can be named: "
+            f"{MOST_POSITIONS}."
+        )
+    numbers = (samples, *size, rows, columns, *kernel, *stride, *padding, *dilation)
+    return numbers, (inside, out // groups, groups)
 
 
 def check_groups(groups: int, channels: int) -> None:

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from fst.ops.cpp.library import (
     KINDS,
+    MOST_POSITIONS,
     call,
-    check_groups,
+    check_list,
+    check_map,
     check_operands,
     check_plain,
+    convolution,
     integers,
     missing,
     operator,
@@ -26,14 +29,14 @@ from fst.ops.cpp.library import (
     refuses_operands,
 )
 from fst.ops.geometry import (
-    Geometry,
     empty_maps,
+    geometry_of,
     is_channels_last,
     output_shape,
+    pair_of,
+    positions_of,
     share_of_mean,
 )
-
-MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 
 
 def refuses_lists(*operands: Tensor) -> str:
@@ -73,19 +76,19 @@ def measure_positions(
         ``with_sums``).
     """
     check_operands(grad_output=grad_output)
-    samples, channels, rows, columns = grad_output.shape
-    size = (samples, channels, *input_size[-2:])
-    map = _output_map(size, kernel, stride, padding, dilation)
-    if map != (rows, columns):
-        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
+    samples, channels = grad_output.shape[:2]
+    size = (samples, channels, *pair_of("input_size", input_size[-2:]))
+    shape = (channels, channels, *pair_of("kernel", kernel))
+    geometry = geometry_of(stride, padding, dilation, 1)
+    numbers, _ = convolution(size, shape, geometry)
+    check_map(grad_output, size, shape, geometry)
     scores, sums = _like_measured(grad_output, kernel, with_sums)
     if not scores.numel():
         return scores, sums.zero_()
-    geometry = (samples, *size[2:], rows, columns, *kernel, *stride, *padding, *dilation)
     maps = (grad_output.data_ptr(), KINDS[grad_output.dtype], channels)
     call(
         "fst_measure_positions",
-        *(*maps, is_channels_last(grad_output), integers(*geometry)),
+        *(*maps, is_channels_last(grad_output), integers(*numbers)),
         *(scores.data_ptr(), sums.data_ptr() if with_sums else None),
     )
     return scores, sums
@@ -169,40 +172,32 @@ def list_grad_weight(
         dW of ``weight_shape``, in the dtype of grad_output.
     """
     check_operands(grad_output=grad_output, input=input)
-    _check_shape("weight_shape", weight_shape)
-    out, inside, *kernel = weight_shape
-    check_groups(groups, out)
-    samples, channels, height, width = input.shape
-    if channels != inside * groups or grad_output.shape[1] != out:
-        raise ValueError(
-            f"weight_shape={tuple(weight_shape)} with groups={groups} does not fit input "
-            f"{tuple(input.shape)} and grad_output {tuple(grad_output.shape)}."
-        )
-    map = _output_map(input.shape, kernel, stride, padding, dilation)
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers, channels = convolution(input.shape, weight_shape, geometry)
+    samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
     weight = torch.ones(index.numel()) if weight is None else weight
-    _check_list(index, weight, samples * math.prod(map))
-    check_plain(torch.float32, (channels,), mean=mean)
-    check_plain(torch.float32, (out, *kernel), sums=sums)
-    places = grad_output.shape[2] * grad_output.shape[3]
-    rows = len(grad_output) * places
-    if source is not None:
+    check_list(index, weight, samples * height * width)
+    check_plain(torch.float32, (input.shape[1],), mean=mean)
+    check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
+    rows, places = positions_of(grad_output), math.prod(grad_output.shape[2:])
+    if source is None:
+        check_map(grad_output, input.shape, weight_shape, geometry)
+    elif grad_output.shape[1] != out:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
+    else:
         _check_source(source, index, rows)
-    elif (len(grad_output), *grad_output.shape[2:]) != (samples, *map):
-        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have an output map {map}.")
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
     if not len(index) or not result.numel():
         if mean is None or sums is None:
             return result.zero_()
         return result.copy_(share_of_mean(sums, mean, groups))
-    numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
     call(
         "fst_list_grad_weight",
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
         *(index.data_ptr(), weight.data_ptr(), pointer(source), len(index)),
         *(places, rows, pointer(mean), None if mean is None else pointer(sums)),
-        *(integers(*numbers), inside, out // groups, groups, integers(*layouts)),
-        result.data_ptr(),
+        *(integers(*numbers), *channels, integers(*layouts), result.data_ptr()),
     )
     return result
 
@@ -236,79 +231,21 @@ def list_grad_input(
         dX of ``input_size``, in the dtype and memory format of grad_output.
     """
     check_operands(grad_output=grad_output, weight=weight)
-    _check_shape("input_size", input_size)
-    out, inside, *kernel = weight.shape
-    check_groups(groups, out)
-    samples, channels, height, width = input_size
-    map = _output_map(input_size, kernel, stride, padding, dilation)
-    wanted = (samples, out, *map)
-    if channels != inside * groups or grad_output.shape != wanted:
-        raise ValueError(
-            f"weight {tuple(weight.shape)} with groups={groups} and input_size={tuple(input_size)} "
-            f"do not fit grad_output {tuple(grad_output.shape)}."
-        )
-    _check_list(index, list_weight, samples * math.prod(map))
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers, channels = convolution(input_size, weight.shape, geometry)
+    check_map(grad_output, input_size, weight.shape, geometry)
+    check_list(index, list_weight, positions_of(grad_output))
     result = _like_grad_input(grad_output, input_size)
     if not len(index) or not result.numel():
         return result.zero_()
-    numbers = (samples, height, width, *map, *kernel, *stride, *padding, *dilation)
     layouts = (is_channels_last(grad_output), is_channels_last(weight))
     call(
         "fst_list_grad_input",
         *(grad_output.data_ptr(), weight.data_ptr(), KINDS[weight.dtype]),
         *(index.data_ptr(), list_weight.data_ptr(), len(index), integers(*numbers)),
-        *(inside, out // groups, groups, integers(*layouts), result.data_ptr()),
+        *(*channels, integers(*layouts), result.data_ptr()),
     )
     return result
-
-
-def _check_shape(name: str, shape: Sequence[int]) -> None:
-    if len(shape) != 4 or min(shape) < 0:
-        raise ValueError(f"{name}={tuple(shape)} must be four sizes.")
-
-
-def _output_map(
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[int, int]:
-    """Rows and columns of a convolution of (N, C, H, W).
-
-    Raises:
-        ValueError: there is no such convolution, or a list cannot name its positions.
-    """
-    least = {"kernel": (kernel, 1), "stride": (stride, 1), "dilation": (dilation, 1)}
-    least |= {"padding": (padding, 0), "input_size": (input_size[2:], 0)}
-    for name, (pair, low) in least.items():
-        if len(pair) != 2 or not all(low <= number <= MOST_POSITIONS for number in pair):
-            raise ValueError(
-                f"{name}={tuple(pair)} must be two numbers from {low} to {MOST_POSITIONS}."
-            )
-    window = Geometry(
-        *((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1])), groups=1
-    )
-    samples, _, rows, columns = output_shape(input_size, (1, 1, *kernel), window)
-    if rows < 1 or columns < 1:
-        raise ValueError(
-            f"kernel={tuple(kernel)} with dilation={tuple(dilation)} is larger than an input of "
-            f"{tuple(input_size[2:])} with padding={tuple(padding)}."
-        )
-    if samples * rows * columns > MOST_POSITIONS:
-        raise ValueError(
-            f"{samples} images of {rows}x{columns} output positions are more than a list can "
-            f"name: {MOST_POSITIONS}."
-        )
-    return rows, columns
-
-
-def _check_list(index: Tensor, weight: Tensor, positions: int) -> None:
-    size = (index.numel(),)
-    check_plain(torch.int32, size, index=index)
-    check_plain(torch.float32, size, weight=weight)
-    if len(index) and not positions:
-        raise ValueError(f"index names {len(index)} positions of an empty batch.")
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:

@@ -6,19 +6,22 @@ whatever it is multiplied by: 0 · ∞ and 0 · NaN add nothing, where a dense p
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fst.ops.cpp.library import (
     KINDS,
+    MOST_POSITIONS,
     call,
-    check_groups,
+    check_list,
     check_map,
     check_operands,
     check_plain,
+    convolution,
     integers,
     missing,
     operator,
@@ -31,12 +34,13 @@ from fst.ops.geometry import (
     geometry_of,
     is_channels_last,
     output_shape,
+    positions_of,
     share_of_mean,
 )
 
 MOST_TAPS = 31  # of a kernel along an axis
-MOST_NUMBERS = 2**31 - 1  # of places of a map, and of a weight
 LEAST_CHANNELS = 4  # of a group
+Numbers = tuple[ctypes.Array, int, int, int]  # of a convolution; channels of a group, and groups
 
 
 def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups: int) -> str:
@@ -46,9 +50,7 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
         operands: the two tensors (N, C, H, W) that are multiplied.
         weight_shape: (Cout, Cin/groups, kh, kw).
     """
-    if reason := missing():
-        return reason
-    if reason := refuses_operands(*operands):
+    if reason := missing() or refuses_operands(*operands):
         return reason
     out, inside, *kernel = weight_shape
     if min(out // groups, inside) < LEAST_CHANNELS:
@@ -56,8 +58,8 @@ def refuses_maps(operands: Sequence[Tensor], weight_shape: Sequence[int], groups
     if max(kernel) > MOST_TAPS:
         return f"a kernel of more than {MOST_TAPS} taps along an axis"
     places = max(x.numel() // max(x.shape[1], 1) for x in operands)
-    if max(places, out * inside * kernel[0] * kernel[1]) > MOST_NUMBERS:
-        return f"more than {MOST_NUMBERS} places or weights"
+    if max(places, out * inside * kernel[0] * kernel[1]) > MOST_POSITIONS:
+        return f"more than {MOST_POSITIONS} places or weights"
     return ""
 
 
@@ -96,11 +98,11 @@ def maps_output(
     """
     check_operands(input=input, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
-    _check_sizes(input.shape, weight.shape, geometry)
+    numbers = _numbers(input.shape, weight.shape, geometry)
     check_plain(input.dtype, (len(weight),), bias=bias)
     result = _like_output(input, weight, stride, padding, dilation, groups)
     if result.numel():
-        _product(input, weight, bias, False, result, input.shape, result.shape, geometry)
+        _product(input, weight, bias, False, result, numbers)
     return result
 
 
@@ -130,12 +132,11 @@ def maps_grad_input(
     """
     check_operands(grad_output=grad_output, weight=weight)
     geometry = geometry_of(stride, padding, dilation, groups)
-    _check_sizes(input_size, weight.shape, geometry)
+    numbers = _numbers(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
     if result.numel():
-        sizes = (input_size, grad_output.shape)
-        _product(grad_output, weight, None, True, result, *sizes, geometry)
+        _product(grad_output, weight, None, True, result, numbers)
     return result
 
 
@@ -182,14 +183,13 @@ def maps_grad_weight(
     if zeros_of not in ("input", "grad_output"):
         raise ValueError(f"zeros_of={zeros_of!r} must be 'input' or 'grad_output'.")
     geometry = geometry_of(stride, padding, dilation, groups)
-    _check_sizes(input.shape, weight_shape, geometry)
+    numbers = _numbers(input.shape, weight_shape, geometry)
     check_map(grad_output, input.shape, weight_shape, geometry)
     if index is None and not (weight is mean is sums is None):
         raise ValueError("weight, mean and sums belong to a list: index must be given.")
     if index is not None:
         weight = torch.ones(len(index)) if weight is None else weight
-        check_plain(torch.int32, (index.numel(),), index=index)
-        check_plain(torch.float32, (index.numel(),), weight=weight)
+        check_list(index, weight, positions_of(grad_output))
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
     result = _like_grad_weight(grad_output, weight_shape, channels_last)
@@ -204,8 +204,7 @@ def maps_grad_weight(
         *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype], zeros_of == "input"),
         *(pointer(index), pointer(weight), 0 if index is None else len(index)),
         *(pointer(mean), pointer(sums)),
-        *_numbers(input.shape, grad_output.shape, weight_shape, geometry),
-        *(integers(*layouts), result.data_ptr()),
+        *(*numbers, integers(*layouts), result.data_ptr()),
     )
     return result
 
@@ -239,9 +238,7 @@ def _product(
     bias: Tensor | None,
     backward: bool,
     result: Tensor,
-    input_size: Sequence[int],
-    output_size: Sequence[int],
-    geometry: Geometry,
+    numbers: Numbers,
 ) -> None:
     if not source.numel():
         result.zero_() if bias is None else result.copy_(bias.view(1, -1, 1, 1))
@@ -250,48 +247,19 @@ def _product(
     call(
         "fst_maps_product",
         *(source.data_ptr(), weight.data_ptr(), pointer(bias), KINDS[source.dtype], backward),
-        *_numbers(input_size, output_size, weight.shape, geometry),
-        *(integers(*layouts), result.data_ptr()),
+        *(*numbers, integers(*layouts), result.data_ptr()),
     )
 
 
-def _numbers(
-    input_size: Sequence[int],
-    output_size: Sequence[int],
-    weight_shape: Sequence[int],
-    geometry: Geometry,
-) -> tuple[Any, ...]:
-    """What the kernels take of shapes: the geometry, channels of a group, groups."""
-    stride, padding, dilation, groups = geometry
-    maps = (input_size[0], *input_size[2:], *output_size[2:])
-    numbers = integers(*maps, *weight_shape[2:], *stride, *padding, *dilation)
-    return numbers, weight_shape[1], weight_shape[0] // groups, groups
-
-
-def _check_sizes(
-    input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
-) -> None:
-    out, inside, *kernel = weight_shape
-    check_groups(geometry.groups, out)
-    if input_size[1] != inside * geometry.groups:
+def _numbers(input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry) -> Numbers:
+    """What the kernels take of shapes, see `convolution`."""
+    numbers, channels = convolution(input_size, weight_shape, geometry)
+    samples, height, width, *_ = numbers
+    if max(weight_shape[2:]) > MOST_TAPS:
+        raise ValueError(f"weight {tuple(weight_shape)}: at most {MOST_TAPS} taps along an axis.")
+    if max(samples * height * width, math.prod(weight_shape)) > MOST_POSITIONS:
         raise ValueError(
-            f"input {tuple(input_size)} must have {inside * geometry.groups} channels for a weight "
-            f"{tuple(weight_shape)} with groups={geometry.groups}."
-        )
-    numbers = (*kernel, *geometry.stride, *geometry.dilation)
-    if min(numbers) < 1 or min(geometry.padding) < 0 or max(kernel) > MOST_TAPS:
-        raise ValueError(
-            f"kernel {tuple(kernel)} with {geometry}: 1 to {MOST_TAPS} taps along an axis, strides "
-            "and dilations of at least 1, paddings of at least 0."
-        )
-    map = output_shape(input_size, weight_shape, geometry)[2:]
-    if min(map) < 0:
-        raise ValueError(
-            f"a kernel {tuple(kernel)} with {geometry} is larger than input {tuple(input_size)}."
-        )
-    places = input_size[0] * max(input_size[2] * input_size[3], map[0] * map[1])
-    if max(places, out * inside * kernel[0] * kernel[1]) > MOST_NUMBERS:
-        raise ValueError(
-            f"input {tuple(input_size)} and weight {tuple(weight_shape)}: at most {MOST_NUMBERS} "
+            f"input {tuple(input_size)} and weight {tuple(weight_shape)}: at most {MOST_POSITIONS} "
             "places of a map and weights."
         )
+    return integers(*numbers), *channels

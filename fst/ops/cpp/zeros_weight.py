@@ -21,14 +21,13 @@ from fst.ops.cpp.library import (
     call,
     check_dense,
     check_dtypes,
-    check_groups,
     check_map,
+    convolution,
     integers,
-    is_dense,
-    is_plain,
     missing,
     operator,
     pointer,
+    refuses_operands,
 )
 from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
@@ -48,14 +47,8 @@ def refuses_zeros(
         weight: (Cout, Cin/groups, kh, kw).
         input_size: (N, Cin, H, W) of dX; None for Y.
     """
-    if reason := missing():
+    if reason := missing() or refuses_operands(maps, weight.detach()):
         return reason
-    if not is_plain(maps) or not is_plain(weight.detach()):
-        return "an operand is no plain tensor of a CPU"
-    if maps.dtype not in KINDS or maps.dtype != weight.dtype:
-        return f"operands of {maps.dtype} and {weight.dtype}: one of {', '.join(map(str, KINDS))}"
-    if maps.dim() != 4 or weight.dim() != 4 or not is_dense(maps) or not is_dense(weight):
-        return "an operand is neither contiguous nor channels_last with four axes"
     if not maps.numel() or not weight.numel():
         return "an operand has no elements"
     inside, out = weight.shape[1], weight.shape[0] // geometry.groups
@@ -289,30 +282,9 @@ def _numbers(
     grad_input: bool,
     lanes: int = 0,
 ) -> tuple[int, ...]:
-    """Numbers of a product as kernels/zeros_weight.h takes them.
-
-    Raises:
-        ValueError: the shapes do not belong together.
-    """
-    out, inside, *kernel = weight_shape
-    stride, padding, dilation, groups = geometry
-    check_groups(groups, out)
-    samples, channels, *size = input_size
-    if channels != inside * groups:
-        raise ValueError(
-            f"weight {tuple(weight_shape)} with groups={groups} takes {inside * groups} channels, "
-            f"not those of an input {tuple(input_size)}."
-        )
-    if min(*stride, *dilation) < 1 or min(padding) < 0:
-        raise ValueError(f"stride={stride}, padding={padding} or dilation={dilation} is negative.")
-    map = output_shape(input_size, weight_shape, geometry)[2:]
-    if min(map) < 1:
-        raise ValueError(
-            f"a kernel {tuple(kernel)} with dilation={dilation} does not fit into an input "
-            f"{tuple(input_size)} with padding={padding}."
-        )
-    shapes = (samples, *size, *map, *kernel, *stride, *padding, *dilation)
-    return (*shapes, inside, out // groups, groups, int(grad_input), lanes)
+    """Numbers of a product as kernels/zeros_weight.h takes them, see `convolution`."""
+    numbers, channels = convolution(input_size, weight_shape, geometry)
+    return (*numbers, *channels, int(grad_input), lanes)
 
 
 def _list_size(numbers: tuple[int, ...]) -> int:

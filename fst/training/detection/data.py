@@ -127,7 +127,7 @@ class _Checked(ABC):
         try:
             size = image_size(path)
         except (FileNotFoundError, ValueError) as error:
-            self._faults.append(f"{path} is no image: {error}")
+            self._faults.append(f"{path} cannot be read: {error}")
             return None
         if is_annotated and tuple(annotated) != size:
             sizes = ("{} x {}".format(*sides) for sides in (size, annotated))

@@ -91,6 +91,12 @@ def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys
     assert capsys.readouterr().out.partition(" ")[0] in toy.CLASSES
 
 
+def test_the_example_says_how_it_is_called(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["detect_onnx.py", "model.onnx"])
+    with pytest.raises(SystemExit, match=r"detect_onnx.py model.onnx image.jpg"):
+        runpy.run_path(str(EXAMPLES / "detect_onnx.py"), run_name="__main__")
+
+
 def test_other_models_are_refused():
     with pytest.raises(ValueError, match="Sequential cannot be exported"):
         HeadOutputs(nn.Sequential())

@@ -1,10 +1,12 @@
 """Image files as users have them: 16 bits, bombs, pipes, folders that link to themselves."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from fst.training.engine import ImageFolder
 from fst.training.engine.data.images import faults, opened
@@ -49,16 +51,34 @@ def test_a_pipe_is_no_image(tmp_path):
         opened(path)
 
 
-def test_whole_and_broken_headers(tmp_path):
-    kinds = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")
-    paths = [str(tmp_path / f"{n}.{kind}") for n, kind in enumerate(kinds)]
-    for path in paths:
-        Image.new("RGB", (9, 8), (80, 90, 100)).save(path)
-    assert faults(paths, "") == {}
-    for path in paths:
-        with open(path, "r+b") as file:
-            file.truncate(6)
-    assert list(faults(paths, "")) == paths
+KINDS = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")
+
+
+def test_whole_files_and_parts_of_files(tmp_path):
+    """Of nothing but the header, of a half, and of all but the end."""
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 50, 3), dtype=np.uint8)
+    whole = [str(tmp_path / f"{n}.{kind}") for n, kind in enumerate(KINDS)]
+    parts = []
+    for path in whole:
+        Image.fromarray(pixels).save(path)
+        written = Path(path).read_bytes()
+        for length in (6, len(written) // 2, len(written) - 8):
+            parts.append(f"{path}-{length}")
+            Path(parts[-1]).write_bytes(written[:length])
+    assert faults(whole, "") == {}
+    assert list(faults(parts, "")) == parts
+
+
+def test_what_follows_an_image_is_no_fault(tmp_path, monkeypatch):
+    """Padding, and the films behind the pictures of telephones; those files alone are decoded."""
+    paths = [str(tmp_path / name) for name in ("plain.jpg", "padded.jpg", "film.jpg")]
+    for path, behind in zip(paths, (b"", bytes(40), b"film" * 99), strict=True):
+        Image.new("RGB", (9, 8)).save(path)
+        with open(path, "ab") as file:
+            file.write(behind)
+    decoded, load = [], JpegImageFile.load
+    monkeypatch.setattr(JpegImageFile, "load", lambda i: decoded.append(i.filename) or load(i))
+    assert faults(paths, "") == {} and set(decoded) == {paths[2]}
 
 
 def test_links_to_parents_lead_nowhere(tmp_path):

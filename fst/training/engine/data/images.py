@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 UNSCALED = ("I", "F")  # modes of 32 bits, whose largest value no file names
+ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xae\x42\x60\x82", "GIF": b";"}
+TAIL = 64  # bytes of a file in which its end is looked for, but for padding
 CHUNK = 256  # images of a thread's turn
 
 
@@ -31,8 +33,26 @@ def opened(path: str) -> Image.Image:
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
 
 
+def check_whole(path: str, kind: str | None) -> None:
+    """Raise what Pillow raises where a file of that format stops before its image does.
+
+    Only where the file does not show its end, as BMP and TIFF do not, the image is decoded.
+    """
+    if kind == "WEBP":  # whose length was compared when it was opened
+        return
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - TAIL))
+        end = file.read().rstrip(b"\0\r\n ")
+    if kind not in ENDS or not end.endswith(ENDS[kind]):
+        with Image.open(path) as image:
+            image.load()
+
+
 def faults(paths: Sequence[str], what: str) -> dict[str, str]:
-    """Of the images whose headers cannot be read the reasons, by path; ``what`` names progress."""
+    """Of the images that cannot be read the reasons, by path; ``what`` names progress.
+
+    Headers and ends of the files tell it; damage between them is seen in PNG alone.
+    """
     chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     with ThreadPoolExecutor() as pool:
@@ -45,7 +65,9 @@ def _fault(path: str) -> str:
     try:
         with _named(path), Image.open(path) as file:
             _check_mode(file)
+            kind = file.format
             file.verify()
+            check_whole(path, kind)
     except ValueError as error:
         return str(error)
     return ""
