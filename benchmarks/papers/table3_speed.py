@@ -211,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=positive, help="images (resnet18: 32, resnet50: 16)")
     parser.add_argument("--rounds", type=positive, default=3, help="timed steps of each (3)")
     parser.add_argument("--epochs", type=positive, default=2, help="of the dense training (2)")
-    parser.add_argument("--together", type=positive, default=7, help="systems in memory (7)")
+    parser.add_argument("--images", type=positive, default=1200, help="of that training (1200)")
+    parser.add_argument("--together", type=positive, default=10, help="systems in memory (10)")
     parser.add_argument("--threads", type=positive, help="(default: torch's)")
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help="of the table")
     parser.add_argument("--work-dir", type=Path, default=Path("work_dirs/table3_speed"))
@@ -239,6 +240,7 @@ def _complete(network: str, options: argparse.Namespace) -> None:
     path = options.work_dir / f"{network}_{capability}.json"
     batch = options.batch or BATCHES[network]
     found: dict[str, Any] = {"network": network, "batch": batch, "systems": {}}
+    found |= {"epochs": options.epochs, "images": options.images}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["batch"] != batch:
@@ -253,7 +255,8 @@ def _complete(network: str, options: argparse.Namespace) -> None:
         systems = {name: SYSTEMS[name] for name in (CONTROL, *names)}
         print(f"{network}: {', '.join(systems)} …", flush=True)
         timed = measure(trained, systems, options.rounds)
-        found["systems"] |= {name: timed[name] for name in names}
+        code = {"commit": found["made with"].get("commit", "unknown")}
+        found["systems"] |= {name: {**timed[name], **code} for name in names}
         write_text_atomically(json.dumps(found, indent=1) + "\n", path)
 
 
@@ -263,8 +266,10 @@ def _trained(network: str, batch: int, options: argparse.Namespace) -> Trained:
     folder.mkdir(parents=True, exist_ok=True)
     path, architecture = folder / "trained.py", "model.architecture"
     changes = {f"{architecture}.name": network, f"{architecture}.channels": WIDTHS}
+    changes |= {"model.channels_last": True, "train_dataloader.dataset.subset": options.images}
     config = load_config(CONFIG, {**changes, **options.cfg_options})
     set_epochs(config, options.epochs)
+    config.train_cfg.val_begin = options.epochs + 1
     write_config(config, path)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None or Path(checkpoint).name != f"epoch_{options.epochs}.pth":
@@ -288,6 +293,7 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Time a step of each system in turns, beside torch's; what it leaves out, and how it runs."""
     steps: dict[str, Callable[[], object]] = {PLAIN: trained.training.candidate(None)[1]}
+    steps[PLAIN]()
     models: dict[str, nn.Module] = {}
     macs = {}
     for name, system in systems.items():
@@ -295,12 +301,14 @@ def measure(
         macs[name] = _multiply_adds(sparse_root(training.model), trained.images)
         if system.exclude is not None:
             training = replace(training, selection={"exclude": system.exclude})
-        models[name], steps[name] = training.candidate(get_strategy(system.strategy))
-        steps[name]()  # masks that a schedule chooses after a step act from here on
-        for layer in sparse_layers(models[name]).values():
-            layer.state.record.forget_shares()
+        strategy = get_strategy(system.strategy)
+        models[name], steps[name] = training.candidate(strategy)
         steps[name]()
-    taken = sample(steps, rounds, trained.training.device, warmup=1)
+        if strategy.schedule is not None:  # its masks act after the first step
+            for layer in sparse_layers(models[name]).values():
+                layer.state.record.forget_shares()
+            steps[name]()
+    taken = sample(steps, rounds, trained.training.device, warmup=0)
     whole = _multiply_adds(sparse_root(trained.training.model), trained.images)
     return {
         name: {
@@ -408,13 +416,15 @@ def describe(work_dir: Path, words: Sequence[str]) -> Document:
         made = found["made with"]
         title = f"{network}, {made['instruction set']}"
         rounds = min(len(of["ms"]) for of in timed.values())
+        commits = " and ".join(dict.fromkeys(of["commit"] for of in timed.values()))
         caption = (
-            f"Batch {found['batch']}, {made['threads']} threads, {made['device']}, torch "
-            f"{made['torch']}, commit {made.get('commit', 'unknown')}, C++ kernels "
-            f"{made['C++ kernels']}. Medians (and quartiles) of {rounds} rounds or more, in turns "
-            "with plain PyTorch, whose time over the system's is the speed. In brackets: the speed "
-            "by the fastest step of each. Paper: the speed in FST's Table 3 or in SDGP. Left out: "
-            "of the multiply-adds of the convolutions' three products."
+            f"Batch {found['batch']}, after {found['epochs']} dense epochs of {found['images']} "
+            f"photographs; {made['device']}, {made['threads']} threads, torch {made['torch']}, "
+            f"commit {commits}, C++ kernels {made['C++ kernels']}, float32, channels_last. Medians "
+            f"(and quartiles) of {rounds} rounds, in turns with plain PyTorch, whose time over the "
+            "system's is the speed; in brackets, the same of the fastest steps. Paper: the speed "
+            "in FST's Table 3 or in SDGP; – where it names none, empty where it has no such row. "
+            "Left out: of the multiply-adds of the convolutions' three products."
         )
         rows = [_speed_row(name, timed[name], network) for name in SYSTEMS if name in timed]
         columns = ["system", "ms (quartiles)", "speed", "paper", "left out", "why they differ"]

@@ -12,7 +12,14 @@ from fst.backends import Decision
 from fst.ops import cpp
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "papers" / "table3_speed.py"
-MADE = {"instruction set": "AVX2", "threads": 2, "device": "CPU, some", "torch": "2.11"}
+PLACE = {"device": "CPU, some", "instruction set": "AVX2", "threads": 2, "C++ kernels": "built"}
+MADE = {
+    "network": "resnet18",
+    "batch": 4,
+    "epochs": 2,
+    "images": 8,
+    "made with": {**PLACE, "torch": "2.11"},
+}
 SMALLER = "PruneTrain, 30 % of the channels gone"
 ZEROS = {  # of a small network, by multiply-adds: product, operand, least and most
     "SR-STE": ("output", "W", 0.4, 0.6),
@@ -43,8 +50,8 @@ def test_each_system_is_timed_and_described(script, tmp_path):
     assert timed[SMALLER]["left out"]["all"] > 0.3
     for name, (gemm, operand, least, most) in ZEROS.items():
         assert cpp.missing() or least < timed[name]["zeros"][gemm][operand] < most, name
-    found = {"network": "resnet18", "batch": 4, "made with": {**MADE, "C++ kernels": "built"}}
-    (tmp_path / "some.json").write_text(json.dumps({**found, "systems": timed}))
+    systems = {name: {**found, "commit": "abc"} for name, found in timed.items()}
+    (tmp_path / "some.json").write_text(json.dumps({**MADE, "systems": systems}))
     speed, products = script["describe"](tmp_path, ["resnet18"]).tables
     assert {row[0] for row in speed.rows} == {row[0] for row in products.rows} == set(systems)
     rows = {row[0]: dict(zip(speed.columns, row, strict=True)) for row in speed.rows}
