@@ -25,8 +25,8 @@ ZEROS = {  # of a small network, by multiply-adds: product, operand, least and m
     "SR-STE": ("output", "W", 0.4, 0.6),
     "DPF": ("output", "W", 0.3, 0.7),
     "ClickTrain": ("grad_input", "W", 0.3, 0.8),
-    "meProp": ("grad_weight", "dY", 0.4, 0.6),
-    "SDGP 4:32": ("grad_input", "dY", 0.4, 0.9),
+    "meProp": ("grad_weight", "dY", 0.4, 1),
+    "SDGP 4:32": ("grad_input", "dY", 0.4, 1),
     "SparseTrain": ("grad_weight", "X", 0.2, 0.8),
 }
 
