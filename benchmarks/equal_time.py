@@ -225,6 +225,7 @@ def _write_grid(
         options = {**grid.settings[name].options, **validation}
         settings[name] = {"epochs": epochs, "options": options}
     content = {"extends": str(grid.path.resolve()), "options": grid.options, "settings": settings}
+    work_dir.mkdir(parents=True, exist_ok=True)
     path = work_dir / GRID
     plain = json.loads(json.dumps(content))  # YAML has no tuples
     write_text_atomically(yaml.safe_dump(plain, sort_keys=False), path)

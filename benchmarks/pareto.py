@@ -151,7 +151,8 @@ class Packed(NamedTuple):
 def network_times(options: argparse.Namespace) -> tuple[Times, Packed]:
     """The times of all settings' steps and packed networks: of the work dir, or measured now."""
     grid, work_dir = _grid(options)
-    runs = {run.setting: run for run in make_runs(grid, list(grid.settings), grid.seeds[:1])}
+    names = grid.select(options.only)
+    runs = {run.setting: run for run in make_runs(grid, names, grid.seeds[:1])}
     steps = timed(work_dir / TIMES, runs)
     path = work_dir / PACKED
     if not path.is_file():
