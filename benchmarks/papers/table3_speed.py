@@ -5,10 +5,10 @@
 With ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 the same on a machine with AVX-512.
 
 A dense network of full width is trained on Imagenette first (configs/imagenette_subset.py), in
-WORK_DIR/NETWORK. Each system goes on from its weights, on one batch of photographs of 224 pixels.
-Its masks act before its step is timed. Systems are timed a few at a time, in turns with plain
-PyTorch and with the library's dense control. Their results lie in WORK_DIR/NETWORK_ISA.json; the
-same command goes on with the systems that are missing there. The page has all of these files.
+WORK_DIR/NETWORK_N_images. Each system goes on from its weights, on one batch of photographs of 224
+pixels. Its masks act before its step is timed. Systems are timed a few at a time, in turns with
+plain PyTorch and with the library's dense control. Their results lie in WORK_DIR/NETWORK_ISA.json;
+the same command goes on with the systems that are missing there. The page has all of these files.
 """
 
 from __future__ import annotations
@@ -239,12 +239,14 @@ def _complete(network: str, options: argparse.Namespace) -> None:
     capability = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
     path = options.work_dir / f"{network}_{capability}.json"
     batch = options.batch or BATCHES[network]
-    found: dict[str, Any] = {"network": network, "batch": batch, "systems": {}}
-    found |= {"epochs": options.epochs, "images": options.images}
+    same = {"batch": batch, "epochs": options.epochs, "images": options.images}
+    same["threads"] = torch.get_num_threads()
+    found: dict[str, Any] = {"network": network, **same, "systems": {}}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["batch"] != batch:
-            raise ValueError(f"--batch {batch}: {path} has results of batch {found['batch']}.")
+        for name, value in same.items():
+            if found[name] != value:
+                raise ValueError(f"--{name} {value}: {path} has results of {found[name]}.")
     missing = [name for name in options.only or SYSTEMS if name not in found["systems"]]
     if not missing:
         return
@@ -262,7 +264,7 @@ def _complete(network: str, options: argparse.Namespace) -> None:
 
 def _trained(network: str, batch: int, options: argparse.Namespace) -> Trained:
     """The dense network after its training, which goes on if it was interrupted."""
-    folder = options.work_dir / network
+    folder = options.work_dir / f"{network}_{options.images}_images"
     folder.mkdir(parents=True, exist_ok=True)
     path, architecture = folder / "trained.py", "model.architecture"
     changes = {f"{architecture}.name": network, f"{architecture}.channels": WIDTHS}
@@ -419,7 +421,7 @@ def describe(work_dir: Path, words: Sequence[str]) -> Document:
         commits = " and ".join(dict.fromkeys(of["commit"] for of in timed.values()))
         caption = (
             f"Batch {found['batch']}, after {found['epochs']} dense epochs of {found['images']} "
-            f"photographs; {made['device']}, {made['threads']} threads, torch {made['torch']}, "
+            f"photographs; {made['device']}, {found['threads']} threads, torch {made['torch']}, "
             f"commit {commits}, C++ kernels {made['C++ kernels']}, float32, channels_last. Medians "
             f"(and quartiles) of {rounds} rounds, in turns with plain PyTorch, whose time over the "
             "system's is the speed; in brackets, the same of the fastest steps. Paper: the speed "

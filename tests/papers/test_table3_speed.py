@@ -12,12 +12,13 @@ from fst.backends import Decision
 from fst.ops import cpp
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "papers" / "table3_speed.py"
-PLACE = {"device": "CPU, some", "instruction set": "AVX2", "threads": 2, "C++ kernels": "built"}
+PLACE = {"device": "CPU, some", "instruction set": "AVX2", "C++ kernels": "built"}
 MADE = {
     "network": "resnet18",
     "batch": 4,
     "epochs": 2,
     "images": 8,
+    "threads": 2,
     "made with": {**PLACE, "torch": "2.11"},
 }
 SMALLER = "PruneTrain, 30 % of the channels gone"
@@ -77,3 +78,13 @@ def test_multiply_adds_that_a_backend_does(script, gemm, backend, kept):
     assert script["_kept"](model[0], gemm) == kept
     record.decisions[gemm] = Decision(gemm, "", "dense", "", {})
     assert script["_kept"](model[0], gemm) == 1
+
+
+def test_results_of_another_batch_are_not_mixed(script, tmp_path, capsys):
+    capability = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
+    threads = torch.get_num_threads()
+    found = {**MADE, "images": 1200, "threads": threads, "systems": {}}
+    (tmp_path / f"resnet18_{capability}.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit):
+        script["main"](["resnet18", "--batch", "8", "--work-dir", str(tmp_path)])
+    assert "--batch 8" in capsys.readouterr().err
