@@ -116,7 +116,8 @@ SYSTEMS = {
     "ReSprop": System(
         "resprop",
         {"resnet18": "–"},
-        f"{_NO_KERNEL} Here dX and dW of the last step are reused, which costs passes over dY.",
+        f"{_NO_KERNEL} Here values of the last step stand where dY changed little, so that no zero "
+        "can be left out; no kernel multiplies with the change alone.",
     ),
     "ASFP": System(
         "asfp",
@@ -128,7 +129,7 @@ SYSTEMS = {
     "ASP": System(
         "asp",
         _both("–"),
-        "The paper names none, as ASP starts from a trained network; its masks are fixed, so its "
+        "The paper names none; ASP starts from a trained network. Its masks are fixed, so its "
         "step leaves out what SR-STE's does, without pruning anew.",
     ),
     "SR-STE": System("srste", _both("1.2"), _SPARSE_CORES),
@@ -176,7 +177,7 @@ SYSTEMS = {
         "sparsetrain",
         {"resnet50": "1.3"},
         "The same idea, with kernels for AVX-512 on six cores there; batch norm leaves dY without "
-        "zeros here, as there.",
+        "zeros here.",
     ),
     **{
         f"SDGP {n}:{m}": System(
