@@ -8,6 +8,9 @@ them. Without --seconds, S is the time of the baseline's training. The times lie
 DIR/equal_time.json, so that the same command goes on with the same epochs; DIR/equal_time.yaml is
 the grid that `fst ablate` trains. With --dry-run the steps are timed and the runs listed.
 
+So time on a quiet machine first, with --dry-run; the trainings may then run beside other work.
+--times takes the times of another DIR: choices on a validation split get the same epochs.
+
 Writes, beside the results of `fst ablate`, DIR/over_time.md and DIR/over_time.png.
 """
 
@@ -45,6 +48,7 @@ from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.results import INTERVAL, Results, RunResult, collect
 from fst.lab.ablation.run import TRAIN
+from fst.lab.ablation.table import change_cell
 from fst.lab.reporting.document import Cell, Document, Figure, Table
 from fst.lab.reporting.figures import INK, draw_curves, figure, legend_below, save
 from fst.lab.reporting.markdown import markdown
@@ -90,6 +94,7 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
     )
     parser.add_argument("grid", type=Path, help="grid file, or fst::configs/ablation/...")
     parser.add_argument("--work-dir", type=Path, required=True, help="folder to write")
+    parser.add_argument("--times", type=Path, help="of the steps (DIR/equal_time.json)")
     parser.add_argument("--seconds", type=float, help="of each training (as the baseline's)")
     parser.add_argument("--epochs", type=int, help="of the baseline, instead of its config's")
     parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
@@ -103,7 +108,7 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
         grid = replace(grid, options=changes, epochs=options.epochs or grid.epochs)
         names = grid.select(options.only)
         runs = _plan(grid, names)
-        times = _times(work_dir, runs)
+        times = timed(options.times or work_dir / TIMES, runs)
         if options.seconds is None:
             seconds = runs[grid.baseline].length * times.seconds(grid.baseline)
         else:
@@ -144,16 +149,15 @@ def _plan(grid: Grid, names: Sequence[str]) -> dict[str, PlannedRun]:
     return planned
 
 
-def _times(work_dir: Path, runs: Mapping[str, PlannedRun]) -> Times:
-    """The times that were measured for a work dir earlier, or now.
+def timed(path: Path, runs: Mapping[str, PlannedRun]) -> Times:
+    """The times of a file; without it they are measured now, and written there.
 
     Raises:
         ValueError: earlier times leave out a setting.
     """
-    path = work_dir / TIMES
     if not path.is_file():
         found = measure(runs)
-        work_dir.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = {**vars(found), "steps": {name: list(t) for name, t in found.steps.items()}}
         write_text_atomically(json.dumps(content, indent=1, default=str) + "\n", path)
         return found
@@ -221,6 +225,7 @@ def _write_grid(
         options = {**grid.settings[name].options, **validation}
         settings[name] = {"epochs": epochs, "options": options}
     content = {"extends": str(grid.path.resolve()), "options": grid.options, "settings": settings}
+    work_dir.mkdir(parents=True, exist_ok=True)
     path = work_dir / GRID
     plain = json.loads(json.dumps(content))  # YAML has no tuples
     write_text_atomically(yaml.safe_dump(plain, sort_keys=False), path)
@@ -257,7 +262,7 @@ def _table(results: Results, times: Times, budget: float, target: float) -> Tabl
     grid, metric = results.grid, results.grid.metric
     label = grid.settings[grid.baseline].label
     columns = ["setting", "step, ms", "epochs", "seconds", metric.label, "runs"]
-    columns.append(f"seconds to {label}'s {target:.2f}")
+    columns += [f"change from {label}", f"seconds to {label}'s {target:.2f}"]
     rows: list[list[Cell]] = []
     for name in results.measured():
         runs = results.of(name)
@@ -270,16 +275,22 @@ def _table(results: Results, times: Times, budget: float, target: float) -> Tabl
         seconds = f"{epochs * times.seconds(name):.0f}"
         summary = str(results.summary(name, metric))
         step = str(times.steps[name])
-        rows.append([grid.settings[name].label, step, epochs, seconds, summary, len(runs), text])
+        paired = results.change(name, grid.baseline, metric)
+        change = "" if name == grid.baseline else change_cell(paired)
+        first = [grid.settings[name].label, step, epochs, seconds]
+        rows.append([*first, summary, len(runs), change, text])
     caption = (
         f"Every setting had {budget:.0f} s, to the nearest whole epoch, its schedule stretched to "
         "them. Seconds are steps times the step's "
         f"time: the median (and quartiles) of up to {ROUNDS} rounds in which all settings take "
-        "turns, loading, augmentation and optimizer included, on "
-        f"{times.machine['device']}, {times.machine['threads']} threads, autotuner "
-        f"{times.machine['autotuner']}; validation is not counted. The last column: the first of "
-        f"about {VALIDATIONS} validations that reaches the mean of {label}'s ends, mean over the "
-        f"runs that reach it. ±: half of {INTERVAL}; a single seed has none."
+        "turns, loading, augmentation and optimizer included, with random weights, on "
+        f"{times.machine['device']}, {times.machine.get('instruction set', '')}, "
+        f"{times.machine['threads']} threads, autotuner {times.machine['autotuner']}, commit "
+        f"{times.machine.get('commit', 'unknown')}; validation is not counted. They were measured "
+        "before the trainings, which may have run beside other work. Changes are paired by seed, n "
+        f"of them. The last column: the first of about {VALIDATIONS} validations that reaches the "
+        f"mean of {label}'s ends, mean over the runs that reach it. "
+        f"±: half of {INTERVAL}; a single seed has none."
     )
     return Table("At equal time", columns, rows, caption)
 

@@ -55,7 +55,7 @@ def _main(results: Results) -> Table:
         row: list[Cell] = [setting.label, str(summary), len(results.of(name))]
         if baseline:
             paired = results.change(name, baseline, metric)
-            row.append(None if name == baseline else _change(paired))
+            row.append(None if name == baseline else change_cell(paired))
         for column in grid.published:
             value = setting.published.get(column.name, math.nan)
             row.append(None if math.isnan(value) else str(value))
@@ -76,7 +76,8 @@ def _main(results: Results) -> Table:
     return Table("Results", columns, rows, caption.strip())
 
 
-def _change(change: Summary) -> str | None:
+def change_cell(change: Summary) -> str | None:
+    """The mean of paired differences, and its interval; None without a pair."""
     if not change.values:
         return None
     count = len(change.values)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from fst.backends.timing import Timing
 from fst.lab.ablation.folders import RunFolder
 
-SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "equal_time.py"))
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "equal_time.py"))
 SETTINGS = {
     "dense": {"sparsity": {"strategy": "dense"}},
     "good": {"sparsity": {"strategy": "sampled"}},
@@ -78,11 +81,14 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
     rows = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert [rows[name]["epochs"] for name in SETTINGS] == ["20", "30", "1"]
     column = "seconds to dense's 90.50"
+    assert rows["good"]["change from dense"] == "+3.00 ± 0.00 (n = 2)"
     assert rows["good"][column] == "0 (2 of 2 runs)"
     assert rows["dense"][column] == "0 (1 of 2 runs)"
     assert (work / "over_time.png").is_file()
     with open(work / "curves.csv") as file:
         assert {row["setting"] for row in csv.DictReader(file)} == set(SETTINGS)
+    place = RunFolder.of(work, "good", 0).read("finished.json")["versions"]
+    assert place["processor"] and place["instruction set"]
     (work / "over_time.md").unlink()
     assert equal_time(grid, *budget, "--report-only") == 0
     assert "0 (2 of 2 runs)" in (work / "over_time.md").read_text()
@@ -126,3 +132,29 @@ def test_steps_are_timed_on_the_data_of_the_config(write_grid, equal_time, tmp_p
     assert found["iterations"] == {"dense": 2, "good": 2}
     assert all(low > 0 for _, low, _ in found["steps"].values())
     assert not (tmp_path / "work" / "dense").exists()
+
+
+@pytest.mark.parametrize("what", ["times", "choices", "train", "frontier", "pages"])
+def test_the_script_of_all_trainings_names_grids_that_exist(what):
+    """With echo in the place of Python."""
+    script = ROOT / "benchmarks" / "equal_time.sh"
+    done = subprocess.run(
+        [script, what], env={**os.environ, "PYTHON": "echo"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    files = [ROOT / word for word in words if word.endswith((".yaml", ".py"))]
+    assert len(files) >= 3 and all(file.is_file() for file in files)
+    asked = subprocess.run([script, "nothing"], capture_output=True, text=True)
+    assert asked.returncode == 2 and asked.stdout.startswith("usage")
+
+
+def test_times_of_another_folder(write_grid, equal_time, tmp_path):
+    """Choices on a validation split have the epochs of the trainings that they are for."""
+    write_times(tmp_path / "measured", STEPS)
+    times = str(tmp_path / "measured" / "equal_time.json")
+    settings = {name: SETTINGS[name] for name in ("dense", "good")}
+    grid = write_grid(settings=settings, seeds=[100])
+    assert equal_time(grid, "--epochs", "20", "--times", times) == 0
+    assert RunFolder.of(tmp_path / "work", "good", 100).read("run.json")["length"] == 30
+    assert not (tmp_path / "work" / "equal_time.json").exists()

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 
 from fst.lab.reporting.document import load_document
+from fst.ops import cpp
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "pareto.py"
 
 
-def test_accuracy_and_cost(write_grid, ablate, tmp_path):
+@pytest.fixture
+def script(monkeypatch):
     pytest.importorskip("matplotlib")
-    script = runpy.run_path(str(SCRIPT))
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # scripts import each other
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_accuracy_and_cost(script, write_grid, ablate, tmp_path):
     settings = {
         "dense": {"sparsity": {"strategy": "dense"}},
         "half": {"sparsity": {"strategy": "sampled"}},
@@ -32,3 +38,30 @@ def test_accuracy_and_cost(write_grid, ablate, tmp_path):
         script["main"]([str(grid), "--work-dir", str(tmp_path / "none"), *arguments])
     best = [(0.25, 67.0), (0.5, 72.0), (1.0, 73.0)]
     assert script["front"]([(1.0, 71.0), *best, (0.5, 70.0), (0.6, 72.0)]) == best
+
+
+def test_accuracy_and_the_times_of_networks(script, write_grid, ablate, tmp_path):
+    """Times lie in the work dir: the runs may come later, and elsewhere."""
+    if cpp.missing():
+        pytest.skip(cpp.missing())
+    wide = {"sparsity": {"strategy": "srste", "n": 1}, "options": {"model.architecture.width": 8}}
+    settings = {"dense": {"sparsity": {"strategy": "dense"}}, "good_wide": wide}
+    grid, work, out = write_grid(settings=settings), tmp_path / "work", tmp_path / "out"
+    command = [str(grid), "--work-dir", str(work), "--out", str(out), "--costs", "network"]
+    command += ["--size", "16", "--batch-size", "2", "--repeats", "2"]
+    assert script["main"]([*command, "--measure-only"]) == 0
+    assert not out.exists()
+    measured = (work / "packed.json").read_text()
+    assert ablate(grid) == 0
+    assert script["main"](command) == 0
+    assert (work / "packed.json").read_text() == measured
+    (table,) = load_document(out).tables
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert rows["dense"]["time of the packed network"] == 1
+    assert rows["good_wide"]["change from dense"] == "+3.00 ± 0.00 (n = 2)"
+    assert 0.5 < float(rows["good_wide"]["multiply-adds of inference"]) < 1.5
+    (tmp_path / "later.yaml").write_text(
+        grid.read_text() + "  later: {sparsity: {strategy: srste}}\n"
+    )
+    with pytest.raises(SystemExit):
+        script["main"]([str(tmp_path / "later.yaml"), *command[1:]])
