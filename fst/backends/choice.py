@@ -13,7 +13,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -59,6 +59,9 @@ class LayerKey(NamedTuple):
 class Operands(Protocol):
     """What an operation is computed from."""
 
+    def __iter__(self) -> Iterator[Any]:
+        """Tensors and options."""
+
     @property
     def operation(self) -> str:
         """Name in `fst.backends.OPERATIONS`."""
@@ -92,6 +95,7 @@ class _Running(threading.local):
 _RUNNING = _Running()
 _DECIDED: dict[tuple[Any, ...], Decision] = {}
 _FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+_FORGOTTEN = [0]  # how often decisions were forgotten
 
 
 class _Recording:
@@ -129,16 +133,36 @@ def choose(operands: Operands) -> Backend:
     Raises:
         RuntimeError: the forced backend refuses the operands.
     """
-    found, reasons = registry.candidates(operands)
     if torch.compiler.is_compiling():
-        return _expected(found, operands)
+        return _expected(registry.candidates(operands)[0], operands)
+    record, operation = _RUNNING.record, operands.operation
+    if record is None:
+        return _chosen(operands)[0]
+    asked = (operation, operands.key(), *map(type, operands), *_circumstances(operands.device))
+    decision = record.answers.get(asked)
+    if decision is None:
+        backend, decision = _chosen(operands)
+        decision = decision._replace(left_out=backend.left_out(operands))
+        record.answer(asked, decision)
+    else:
+        backend = registry.backend(operation, decision.backend)
+    record.decisions[operation] = decision
+    return backend
+
+
+def _circumstances(device: torch.device) -> tuple[object, ...]:
+    """All that a choice depends on besides the operands and what was measured."""
+    settings = cache.settings(device).values()
+    texts = (os.environ.get(VARIABLE), os.environ.get(registry.VARIABLE))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return device, *texts, deterministic, _FORGOTTEN[0], registry.demands(), *settings
+
+
+def _chosen(operands: Operands) -> tuple[Backend, Decision]:
+    found, reasons = registry.candidates(operands)
     by_name = {backend.name: backend for backend in found}
     decision = _decide(operands, by_name, reasons)
-    chosen = by_name[decision.backend]
-    if _RUNNING.record is not None:
-        left_out = chosen.left_out(operands)
-        _RUNNING.record.decisions[operands.operation] = decision._replace(left_out=left_out)
-    return chosen
+    return by_name[decision.backend], decision
 
 
 def _expected(found: list[Backend], operands: Operands) -> Backend:
@@ -322,6 +346,7 @@ def forget_decisions() -> None:
     """Forget what this process knows; the files on disk stay and are read anew."""
     _DECIDED.clear()
     _FROM_DISK.clear()
+    _FORGOTTEN[0] += 1
 
 
 def draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:

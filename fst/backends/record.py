@@ -12,6 +12,7 @@ import torch
 from fst.backends import cache
 
 MOST_SIZES = 8  # for which a layer measures an operation
+MOST_ANSWERS = 64  # which a layer remembers
 COUNTED = 16  # calls of a layer from one count of its zeros to the next
 STEPS = 8  # a share of zeros is known in eighths
 MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
@@ -46,6 +47,7 @@ class Record:
             without zeros would take.
         machine: on which the choices were measured, see `fst.backends.cache.environment`.
         shares: operand -> calls since its zeros were counted, and their share in eighths.
+        answers: everything that a choice depends on -> the decision; of this process alone.
         dense_calls: a call for which no backend but the dense one was chosen -> how often the layer
             may still leave the op out.
     """
@@ -56,6 +58,13 @@ class Record:
     machine: str = ""
     shares: dict[str, tuple[int, int]] = field(default_factory=dict)
     dense_calls: dict[Hashable, int] = field(default_factory=dict)
+    answers: dict[Hashable, Decision] = field(default_factory=dict)
+
+    def answer(self, asked: Hashable, decision: Decision) -> None:
+        """Give the same answer to the same question, without looking at any backend again."""
+        if len(self.answers) >= MOST_ANSWERS:
+            self.answers.clear()
+        self.answers[asked] = decision
 
     def has(self, decision: Decision) -> bool:
         """True if the layer has chosen the same."""
