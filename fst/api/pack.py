@@ -77,7 +77,7 @@ class PackReport:
         times: milliseconds of the whole model: as it was given ("plain"), packed but without zeros
             left out ("dense, batch norm folded"), and "packed".
         difference: largest difference between the outputs and the plain model's, relative to the
-            largest value of that output.
+            largest value of that output; None where no output is a tensor.
         shapes: of the example input.
         dtype: of the products.
         threads: of torch.
@@ -85,7 +85,7 @@ class PackReport:
 
     layers: tuple[PackedRow, ...]
     times: dict[str, Timing]
-    difference: float
+    difference: float | None
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     threads: int
@@ -125,11 +125,13 @@ class PackReport:
         header = ("layer", "weight", "density", "with", "library, ms", "zeros, ms", "runs")
         whole = [(name, str(timing)) for name, timing in self.times.items()]
         shapes = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
+        outputs = "no output is a tensor that could be compared"
+        if self.difference is not None:
+            outputs = f"outputs differ by {self.difference:.1e} of their largest value"
         lines = (
             table(header, rows),
             table(("whole model", "ms: median (quartiles)"), whole),
-            f"{processor()}, {self.threads} thread(s), {self.dtype}, input {shapes}; outputs "
-            f"differ by {self.difference:.1e} of their largest value",
+            f"{processor()}, {self.threads} thread(s), {self.dtype}, input {shapes}; {outputs}",
             self.verdict,
         )
         return "\n\n".join(lines)
@@ -195,7 +197,7 @@ def pack(
             inputs = _copied(inputs, dtype)
         difference = _difference(packed(*_copied(inputs)), expected)
         used = dtype or next(iter(layers.values())).dtype
-        if not difference <= LARGEST_DIFFERENCE.get(used, 1e-4):
+        if difference is not None and not difference <= LARGEST_DIFFERENCE.get(used, 1e-4):
             raise RuntimeError(
                 f"the packed model's outputs differ by {difference:.1e} of their largest value."
             )
@@ -222,7 +224,8 @@ def _packed(
         return module
     graph = trace(module)
     if graph is not None and _computes(module, graph, inputs, named):
-        return fuse(module, graph, prefix)
+        fuse(module, graph, prefix)
+        return module
     calls: dict[str, LayerCall] = {}
     with each_call(module, (nn.Module,), lambda call: calls.setdefault(call.name, call)):
         module(*_copied(inputs), **named)
@@ -244,7 +247,8 @@ def _computes(
     traced = torch.fx.GraphModule(module, graph)
     try:
         found = traced(*_copied(inputs), **named)
-        return _difference(found, module(*_copied(inputs), **named)) <= SAME
+        difference = _difference(found, module(*_copied(inputs), **named))
+        return difference is not None and difference <= SAME
     except Exception:  # a wrong trace can fail in any way
         return False
 
@@ -261,11 +265,13 @@ def _copied(inputs: Any, dtype: torch.dtype | None = None) -> Any:
     return pytree.tree_map(copied, inputs)
 
 
-def _difference(found: Any, expected: Any) -> float:
-    """The largest over all tensors; infinite where they do not correspond."""
+def _difference(found: Any, expected: Any) -> float | None:
+    """The largest over all tensors, None of none; infinite where they do not correspond."""
     ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):
         return float("inf")
+    if not any(isinstance(leaf, Tensor) for leaf in theirs):
+        return None
     largest = 0.0
     for a, b in zip(ours, theirs, strict=True):
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):

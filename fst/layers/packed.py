@@ -119,13 +119,19 @@ class PackedLayer(nn.Module):
             self.kept = made
         return made
 
-    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, fused: bool = False) -> Tensor:
         """activation(W * input + bias + residual).
+
+        Args:
+            fused: whether the caller leaves out the batch norm and the activation that became part
+                of the layer; those who do not know of them get the plain layer's output.
 
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
         """
         self._refuse_training(input, residual)
+        if not fused and (self.norms or self.activation):
+            return super().forward(input)
         if torch.compiler.is_compiling():
             return self._traced(input, residual)
         key = (input.shape, input.stride(), input.dtype, residual is not None)
