@@ -195,17 +195,17 @@ def pack(
         if dtype is not None:
             _cast(packed, dtype)
             inputs = _copied(inputs, dtype)
-        difference = _difference(packed(*_copied(inputs)), expected)
+        apart = difference(packed(*_copied(inputs)), expected)
         used = dtype or next(iter(layers.values())).dtype
-        if difference is not None and not difference <= LARGEST_DIFFERENCE.get(used, 1e-4):
+        if apart is not None and not apart <= LARGEST_DIFFERENCE.get(used, 1e-4):
             raise RuntimeError(
-                f"the packed model's outputs differ by {difference:.1e} of their largest value."
+                f"the packed model's outputs differ by {apart:.1e} of their largest value."
             )
         example = example_input if isinstance(example_input, tuple) else (example_input,)
         times = _times(plain, packed, layers, example, inputs)
     shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
     rows = _rows(plain, packed)
-    report = PackReport(rows, times, difference, shapes, used, torch.get_num_threads())
+    report = PackReport(rows, times, apart, shapes, used, torch.get_num_threads())
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
@@ -247,8 +247,8 @@ def _computes(
     traced = torch.fx.GraphModule(module, graph)
     try:
         found = traced(*_copied(inputs), **named)
-        difference = _difference(found, module(*_copied(inputs), **named))
-        return difference is not None and difference <= SAME
+        apart = difference(found, module(*_copied(inputs), **named))
+        return apart is not None and apart <= SAME
     except Exception:  # a wrong trace can fail in any way
         return False
 
@@ -265,8 +265,12 @@ def _copied(inputs: Any, dtype: torch.dtype | None = None) -> Any:
     return pytree.tree_map(copied, inputs)
 
 
-def _difference(found: Any, expected: Any) -> float | None:
-    """The largest over all tensors, None of none; infinite where they do not correspond."""
+def difference(found: Any, expected: Any) -> float | None:
+    """The largest of two outputs, relative to the largest value of a tensor.
+
+    Returns:
+        None where no output is a tensor; infinity where the outputs do not correspond.
+    """
     ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):
         return float("inf")

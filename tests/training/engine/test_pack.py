@@ -29,7 +29,7 @@ def files(network: str) -> list[str]:
     return [str(TRAINED / f"{network}{suffix}") for suffix in (".py", ".pth")]
 
 
-@pytest.mark.parametrize(("network", "suffix"), zip(NETWORKS, LOAD, strict=True))
+@pytest.mark.parametrize(("network", "suffix"), list(zip(NETWORKS, LOAD, strict=True)))
 def test_another_process_runs_the_file(
     network: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
