@@ -5,8 +5,8 @@
 
 Each case is measured by `fst bench --infer` in a process of its own, which writes OUT/CASE.json. A
 case whose file is there is not measured again. The page is written anew after each case. The extra
-`bench` brings the engines. ATEN_CPU_CAPABILITY binds torch and this library's kernels alone, not the
-engines: compare instruction sets on processors that have them.
+`bench` brings the engines. ATEN_CPU_CAPABILITY binds torch and this library's kernels alone, not
+the engines: compare instruction sets on processors that have them.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
     kept |= {id(norm) for layer in _layers(packed).values() for norm in layer.norms}
     for layer in _layers(packed).values():
         layer.dtype, layer.kept, layer.laid = dtype, None, None
-        for known in (layer.lists, layer.chosen, layer.times):
+        for known in (layer.products, layer.chosen, layer.times):
             known.clear()
     for module in packed.modules():
         if id(module) not in kept:

@@ -20,6 +20,7 @@ from fst.basics.errors import UsageError
 from fst.layers import packed as packed_layers
 from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
+from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
 from tests.networks import Block
 from tests.ranks import BY_ZEROS, rank
 
@@ -168,15 +169,37 @@ def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: layer for name, layer in packed.named_modules() if name in rows}
     assert {layer.chosen[key] for layer in layers.values() for key in layer.chosen} == {0, 1}
     calls: list[str] = []
+    multiply = PreparedOutput.__call__
     monkeypatch.setattr(
-        packed_layers, "listed_output", lambda *given: calls.append("zeros") or OUTPUT(*given)
+        PreparedOutput, "__call__", lambda *given: calls.append("zeros") or multiply(*given)
     )
     packed(torch.randn(4, 4, 9, 9))
     assert len(calls) == sum(row.runs != "library" for row in rows.values())
     assert NOTHING_GAINED not in str(packed.report)
 
 
-OUTPUT = packed_layers.listed_output
+@pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu", "hardswish"])
+@pytest.mark.parametrize("residual", ["none", "same", "contiguous", "broadcast", "double"])
+def test_both_products_finish_alike(activation: str, residual: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, 3).eval()
+    x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
+    given = {
+        "none": None,
+        "same": torch.randn(2, 8, 7, 7).to(memory_format=torch.channels_last),
+        "contiguous": torch.randn(2, 8, 7, 7),
+        "broadcast": torch.randn(8, 1, 1),
+        "double": torch.randn(2, 8, 7, 7).double(),
+    }[residual]
+    expected = layer(x) if given is None else layer(x) + given
+    if activation:
+        expected = getattr(F, activation)(expected)
+    packed = packed_layers.pack_layer(layer, "layer")
+    packed.activation = ACTIVATIONS.index(activation)
+    product = packed._product(x, 2)
+    for found in (packed._by_library(x, given), packed._by_zeros(x, given, product)):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("slow", ["layers", "whole"])
@@ -188,7 +211,7 @@ def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     model, x = small(), torch.randn(4, 4, 9, 9)
     packed = fst.pack(model, x)
     assert not packed.report.gained and NOTHING_GAINED in str(packed.report)
-    monkeypatch.setattr(packed_layers, "listed_output", None)
+    monkeypatch.setattr(PreparedOutput, "__call__", None)
     assert relative(packed(x), model(x)) < 1e-5
 
 
@@ -199,7 +222,7 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
         x = torch.randn(batch, 8, 5, 5)
         assert relative(packed(x), model(x)) < 1e-5
     layer = packed.get_submodule("0")
-    assert len(layer.times) == len(layer.lists) == packed_layers.MOST_TIMED
+    assert len(layer.times) == len(layer.products) == packed_layers.MOST_TIMED
     assert len(layer.chosen) == 13 and LIBRARY not in layer.chosen.values()
 
 
