@@ -38,8 +38,8 @@ GOALS: dict[str, dict[str, Goal]] = {  # case -> candidate -> best float32 rival
     f"{SSD300}:1": {"2:4 packed": (1.3, 1.1)},
 }
 BFLOAT16 = (
-    "Dense bfloat16 is not on this page: where a processor has AVX512-BF16 or AMX for it, "
-    "[nothing is gained over it](../kernels.md#how-zeros-save-time)."
+    "Dense bfloat16 is not on this page. Processors with AVX512-BF16 or AMX multiply it "
+    "[at twice the rate and more](../kernels.md#how-zeros-save-time)."
 )
 
 

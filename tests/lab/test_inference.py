@@ -44,7 +44,11 @@ def test_candidates_are_timed_side_by_side(
         assert not one.missing and set(one.times) == set(one.differences)
         exact = set(one.times) - {inference.ORT_INT8}
         assert max(one.differences[name] for name in exact) < 1e-4
-    assert found["header"]["instruction set"] and found["header"]["command"].startswith("fst bench")
+    assert (
+        found["header"]["onnxruntime"]
+        and found["header"]["instruction set"]
+        and found["header"]["command"].startswith("fst bench")
+    )
 
 
 def measured(packed: float = 2.0) -> inference.Inference:

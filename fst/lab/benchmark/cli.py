@@ -23,7 +23,7 @@ from fst.cli.options.parsing import takes
 from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
-from fst.lab.benchmark.inference import describe_inference, measure_inference
+from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
 from fst.lab.model import is_config
@@ -62,6 +62,7 @@ def _infer(options: argparse.Namespace) -> int:
     header = {
         "command": command_of("bench", options),
         **surroundings(torch.device("cpu")),
+        **engine_versions(),
         "model": options.infer,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[False],
         "allocator": "freed memory is kept" if keeps_memory else "default",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.metadata
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,6 +34,7 @@ PATTERNS = ((2, 4), (1, 4))
 PACKED = tuple(f"{n}:{m} packed" for n, m in PATTERNS)
 CANDIDATES = (EAGER, FROZEN, ORT, ORT_INT8, OPENVINO, OWN, *PACKED)
 RIVALS = (FROZEN, ORT, OPENVINO)  # dense ones of the same precision, of which the fastest counts
+ENGINES = ("onnxruntime", "openvino")
 ROUNDS = 15
 SECONDS = 10.0  # of the slowest candidate's rounds
 
@@ -99,6 +102,12 @@ def measure_inference(options: argparse.Namespace) -> list[Inference]:
                 differences = {name: candidate.difference for name, candidate in ready.items()}
                 found.append(Inference(batch, threads, times, differences, missing))
     return found
+
+
+def engine_versions() -> dict[str, str]:
+    """Of those of ENGINES that are installed."""
+    installed = filter(importlib.util.find_spec, ENGINES)
+    return {name: importlib.metadata.version(name) for name in installed}
 
 
 def network(name: str, batch: int, size: tuple[int, int] | None) -> tuple[nn.Module, Tensor]:
