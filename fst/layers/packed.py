@@ -32,7 +32,7 @@ from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shap
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
-REPEATS, MOST_MS = 7, 300.0  # of a candidate's timing
+REPEATS, MOST_MS = 5, 200.0  # of a candidate's timing
 MOST_TIMED = 8  # sizes of a layer's input; further ones do as the nearest of these
 MOST_PRODUCTS = 8  # sizes for which a product by zeros is prepared
 ONEDNN: dict[str, tuple[str, list[float]]] = {  # activations as oneDNN's operators name them

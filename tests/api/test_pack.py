@@ -85,6 +85,16 @@ def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     assert all("batch norm" in rows[name].follows for name in convolutions)
 
 
+@pytest.mark.system
+def test_vgg16_with_its_linear_layers(by_zeros: None) -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = keep(models.vgg16())
+    packed = fst.pack(model, torch.randn(1, 3, 224, 224))
+    assert packed.report.difference < 1e-4
+    assert packed.report.layers[-1].runs == "zeros, over pixels"
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "mobilenetv3_small_050"])
 def test_networks_of_timm(name: str, by_zeros: None) -> None:
     timm = pytest.importorskip("timm")

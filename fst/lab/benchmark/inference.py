@@ -36,7 +36,7 @@ CANDIDATES = (EAGER, FROZEN, ORT, ORT_INT8, OPENVINO, OWN, *PACKED)
 RIVALS = (FROZEN, ORT, OPENVINO)  # dense ones of the same precision, of which the fastest counts
 ENGINES = ("onnxruntime", "openvino")
 ROUNDS = 15
-SECONDS = 10.0  # of the slowest candidate's rounds
+SECONDS = 6.0  # of the slowest candidate's rounds
 
 
 @dataclass(frozen=True)

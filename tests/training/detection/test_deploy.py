@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 import fst
+from fst.lab.benchmark.inference import network
 from fst.ops.cpp.library import missing
 from fst.training.detection import sample
 from fst.training.detection.deploy import HeadOutputs
@@ -79,6 +80,17 @@ def test_detectors_are_packed(detector, head, write_config, tmp_path, monkeypatc
         (found,), (expected,) = (net(*given) for net in (whole, copy.deepcopy(plain)))
     assert len(found.pred_instances) == len(expected.pred_instances) > 0
     torch.testing.assert_close(found.pred_instances.scores, expected.pred_instances.scores)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+@pytest.mark.parametrize("name", ["ssd300_voc0712", "faster-rcnn_r50_fpn_voc0712"])
+def test_large_detectors_are_packed(name, monkeypatch):
+    rank(monkeypatch, BY_ZEROS)
+    model, images = network(f"fst::configs/detection/dense_{name}.py", 1, (300, 300))
+    fst.convert(model, "srste", layers="all")
+    packed = fst.pack(model, images)
+    assert packed.report.difference < 1e-4 and packed.report.gained
 
 
 def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys):
