@@ -15,6 +15,7 @@ EXTRA_OF = {
     **dict.fromkeys(("lightning", "accelerate"), "integrations"),
     **dict.fromkeys(("sphinx", "furo", "myst_parser", "myst_nb", "sphinx_design"), "docs"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "safetensors"), "export"),
+    "openvino": "bench",
 }
 
 

@@ -85,9 +85,9 @@ def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     document = _document(results, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
     write_text_atomically(markdown(document), arguments.out / "table.md")
-    print(f"{_packed(arguments)}\n")
     names = ", ".join(str(arguments.out / name) for name in ("table.md", "curves.png"))
     console.print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
+    print(f"\n{_packed(arguments)}")
     return 0
 
 

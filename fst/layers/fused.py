@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable
@@ -35,40 +36,52 @@ ONTO_THE_FIRST = (operator.iadd, "add_")
 IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
 
 
-class PackedModel(nn.Module):
-    """A model that was traced: it has the modules, names and attributes of the original.
+class TracedForward:
+    """The ``forward`` of a model that was traced; the model's other methods stay what they are.
 
-    Its forward is the traced one, so methods other than the original's ``forward`` are gone.
+    It is an attribute of the model, and is copied and pickled with it, as source.
+
+    Attributes:
+        model: whose modules the graph calls.
+        source: of a function ``forward(self, ...)``.
+        modules: names of the modules that the source names.
+        values: anything else that it names.
     """
 
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
-        super().__init__()
-        self.__dict__.update(root.__dict__)
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         for node in graph.nodes:
             node.type = None  # annotations may be strings
         code = graph.python_code("self")
-        self._packed_source = code.src[code.src.index("def forward") :]
-        self._packed_modules, self._packed_names = {}, {}
+        self.model = model
+        self.source = code.src[code.src.index("def forward") :]
+        self.modules, self.values = {}, {}
         for name, value in code.globals.items():
             if isinstance(value, types.ModuleType):
-                self._packed_modules[name] = value.__name__
+                self.modules[name] = value.__name__
             else:
-                self._packed_names[name] = value
-        self._compile_source()
+                self.values[name] = value
+        self._compile()
 
-    def _compile_source(self) -> None:
-        found = {name: importlib.import_module(of) for name, of in self._packed_modules.items()}
-        found |= self._packed_names
-        exec(self._packed_source, found)
-        self.__dict__["forward"] = types.MethodType(found["forward"], self)  # type: ignore[arg-type]
+    def _compile(self) -> None:
+        found = {name: importlib.import_module(of) for name, of in self.modules.items()}
+        found |= self.values
+        exec(self.source, found)
+        self.function: Callable[..., Any] = found["forward"]  # type: ignore[assignment]
+        self.__code__ = self.function.__code__  # as torch.export reads it of a method
+        self.__signature__ = inspect.signature(types.MethodType(self.function, self.model))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """What the model computes."""
+        return self.function(self.model, *arguments, **named)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The source stands for the compiled function."""
-        return {name: value for name, value in self.__dict__.items() if name != "forward"}
+        """The source stands for the function."""
+        made = ("function", "__code__", "__signature__")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._compile_source()
+        self.__dict__.update(state)
+        self._compile()
 
 
 class _Tracer(fx.Tracer):
@@ -92,11 +105,12 @@ def trace(model: nn.Module) -> fx.Graph | None:
     return graph
 
 
-def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> nn.Module:
-    """``model`` with packed layers, which compute what follows them where the graph allows it.
+def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
+    """Pack the layers of ``model``, which compute what follows them where the graph allows it.
 
     Args:
-        model: in evaluation mode; its layers change their class.
+        model: in evaluation mode; its layers change their class, and its ``forward`` is the traced
+            one from now on.
         graph: of `trace`.
         prefix: of the layers' names.
     """
@@ -124,7 +138,7 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> nn.Module:
             laid = graph.call_function(channels_last, (node,))
         node.replace_all_uses_with(laid, delete_user_cb=lambda user, laid=laid: user is not laid)
     graph.lint()
-    return PackedModel(model, graph)
+    model.__dict__["forward"] = TracedForward(model, graph)
 
 
 def channels_last(value: Any) -> Any:
@@ -173,7 +187,7 @@ def _replace(
     graph: fx.Graph, chain: list[fx.Node], place: fx.Node, residual: fx.Node | None
 ) -> None:
     """Call the layer, the first of the chain, before ``place`` in the stead of all of the chain."""
-    given = chain[0].args if residual is None else (*chain[0].args, residual)
+    given = (*chain[0].args, residual, True)
     with graph.inserting_before(place):
         product = graph.call_module(str(chain[0].target), given)
     chain[-1].replace_all_uses_with(product)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,19 +23,25 @@ from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
 from fst.ops.cpp.zeros_weight import (
     ACTIVATIONS,
+    PreparedOutput,
     kept_output,
-    listed_output,
     refuses_zeros,
-    zeros_lists,
 )
 from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
 
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
-REPEATS, MOST_MS = 7, 300.0  # of a candidate's timing
+REPEATS, MOST_MS = 5, 200.0  # of a candidate's timing
 MOST_TIMED = 8  # sizes of a layer's input; further ones do as the nearest of these
-MOST_LISTS = 8  # sizes whose lists are kept
+MOST_PRODUCTS = 8  # sizes for which a product by zeros is prepared
+ONEDNN: dict[str, tuple[str, list[float]]] = {  # activations as oneDNN's operators name them
+    "": ("none", []),
+    "relu": ("relu", []),
+    "relu6": ("hardtanh", [0.0, 6.0]),
+    "silu": ("swish", []),
+    "hardswish": ("hardswish", []),
+}
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda maps: maps,
     "relu": F.relu_,
@@ -82,7 +89,7 @@ class PackedLayer(nn.Module):
     only_library: bool
     times: dict[Key, dict[int, Timing]]
     chosen: dict[Key, int]
-    lists: dict[Key, Tensor]
+    products: dict[Key, PreparedOutput]
     kept: Folded | None
     laid: Tensor | None
 
@@ -90,7 +97,7 @@ class PackedLayer(nn.Module):
         """Set the attributes; the batch norm and the activation are not yet part of it."""
         self.__dict__.update(layer_name=name, norms=(), activation=0, dtype=self.weight.dtype)
         self.__dict__.update(
-            only_library=False, times={}, chosen={}, lists={}, kept=None, laid=None
+            only_library=False, times={}, chosen={}, products={}, kept=None, laid=None
         )
         self.register_load_state_dict_post_hook(forget)
 
@@ -119,14 +126,20 @@ class PackedLayer(nn.Module):
             self.kept = made
         return made
 
-    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, fused: bool = False) -> Tensor:
         """activation(W * input + bias + residual).
+
+        Args:
+            fused: whether the caller leaves out the batch norm and the activation that became part
+                of the layer; those who do not know of them get the plain layer's output.
 
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
         """
         self._refuse_training(input, residual)
-        if torch.compiler.is_compiling():
+        if not fused and (self.norms or self.activation):
+            return super().forward(input)
+        if torch.compiler.is_compiling() or type(input) is not Tensor:
             return self._traced(input, residual)
         key = (input.shape, input.stride(), input.dtype, residual is not None)
         lanes = LIBRARY if self.only_library else self.chosen.get(key)
@@ -134,7 +147,8 @@ class PackedLayer(nn.Module):
             lanes = self._choose(key, input, residual)
         if lanes == LIBRARY:
             return self._by_library(input, residual)
-        return self._by_zeros(input, residual, lanes, self._lists(key, input, lanes))
+        product = self.products.get(key) or self._prepare(key, input, lanes)
+        return self._by_zeros(input, residual, product)
 
     def _refuse_training(self, *operands: Tensor | None) -> None:
         asked = torch.is_grad_enabled() and any(
@@ -152,9 +166,40 @@ class PackedLayer(nn.Module):
     def _traced(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """For compilers and torch.export, which can neither time nor look into a dictionary."""
         key, lanes = next(iter(self.chosen.items()), (None, LIBRARY))
-        if self.only_library or lanes == LIBRARY or key is None:
+        maps, folded = self.maps(input), self.folded()
+        if self.only_library or lanes == LIBRARY or key is None or maps is None:
             return self._by_library(input, residual)
-        return self._by_zeros(input, residual, lanes, self.lists.get(key))
+        product = self.products.get(key)
+        shape = output_shape(maps.shape, folded.weight.shape, self.geometry)
+        operands = (folded.weight, None if product is None else product.lists, folded.exact_bias)
+
+        def multiply(added: Tensor | None, activation: int) -> Tensor:
+            return kept_output(maps, *operands, added, *self.geometry, activation, lanes)
+
+        like = empty_maps(shape, maps, is_channels_last(maps))
+        return self._multiplied(multiply, input, residual, like)
+
+    def _by_zeros(self, input: Tensor, residual: Tensor | None, product: PreparedOutput) -> Tensor:
+        maps = self.maps(input)
+        assert maps is not None  # lanes were chosen
+        return self._multiplied(partial(product, maps), input, residual, product.like)
+
+    def _multiplied(
+        self,
+        multiply: Callable[[Tensor | None, int], Tensor],
+        input: Tensor,
+        residual: Tensor | None,
+        like: Tensor,
+    ) -> Tensor:
+        """activation(multiply + residual), in one go if the residual has the form of ``like``."""
+        added = None if residual is None else self.maps(residual)
+        if added is not None and (added.shape != like.shape or added.dtype != like.dtype):
+            added = None
+        if added is not None and added.stride() != like.stride():
+            added = torch.empty_like(like, device=added.device).copy_(added)
+        alone = residual is not None and added is None
+        output = self.unmapped(multiply(added, 0 if alone else self.activation), input)
+        return self._finish(output, residual) if alone else output
 
     def _choose(self, key: Key, input: Tensor, residual: Tensor | None) -> int:
         """The fastest of WAYS for such an input, timed unless many others were."""
@@ -175,63 +220,39 @@ class PackedLayer(nn.Module):
 
     def _time(self, key: Key, input: Tensor, residual: Tensor | None, ways: list[int]) -> int:
         functions: dict[str, Callable[[], object]] = {}
-        found: dict[int, Tensor] = {}
         for lanes in ways:
             if lanes == LIBRARY:
-                functions[WAYS[lanes]] = lambda: self._by_library(input, residual)
+                functions[WAYS[lanes]] = partial(self._by_library, input, residual)
                 continue
-            found[lanes] = self._make_lists(input, lanes)
-            functions[WAYS[lanes]] = lambda lanes=lanes: self._by_zeros(  # type: ignore[misc]
-                input, residual, lanes, found[lanes]
-            )
+            product = self._product(input, lanes)
+            functions[WAYS[lanes]] = partial(self._by_zeros, input, residual, product)
         timings = compare(functions, REPEATS, input.device, warmup=1, most=MOST_MS)
         self.times[key] = {lanes: timings[WAYS[lanes]] for lanes in ways}
         return min(ways, key=lambda lanes: self.times[key][lanes].median)
 
-    def _lists(self, key: Key, input: Tensor, lanes: int) -> Tensor:
-        lists = self.lists.get(key)
-        if lists is None:
-            lists = self._make_lists(input, lanes)
-            with _CHOOSING:
-                while len(self.lists) >= MOST_LISTS:
-                    self.lists.pop(next(iter(self.lists)))
-                self.lists[key] = lists
-        return lists
+    def _prepare(self, key: Key, input: Tensor, lanes: int) -> PreparedOutput:
+        product = self._product(input, lanes)
+        with _CHOOSING:
+            while len(self.products) >= MOST_PRODUCTS:
+                self.products.pop(next(iter(self.products)))
+            self.products[key] = product
+        return product
 
-    def _make_lists(self, input: Tensor, lanes: int) -> Tensor:
-        maps = self.maps(input)
+    def _product(self, input: Tensor, lanes: int) -> PreparedOutput:
+        maps, folded = self.maps(input), self.folded()
         assert maps is not None  # lanes were chosen
-        return zeros_lists(self.folded().weight, maps.shape, *self.geometry, lanes=lanes)
+        with torch.inference_mode(False), torch.no_grad():
+            return PreparedOutput(maps, folded.weight, folded.exact_bias, self.geometry, lanes)
 
     def _by_library(self, input: Tensor, residual: Tensor | None) -> Tensor:
         return self._finish(self.library(input, self.folded()), residual)
 
-    def _by_zeros(
-        self, input: Tensor, residual: Tensor | None, lanes: int, lists: Tensor | None
-    ) -> Tensor:
-        maps, folded = self.maps(input), self.folded()
-        assert maps is not None  # lanes were chosen
-        shape = output_shape(maps.shape, folded.weight.shape, self.geometry)
-        added = None if residual is None else self.maps(residual)
-        if added is not None and (added.shape != shape or added.dtype != maps.dtype):
-            added = None
-        if added is not None:
-            like = empty_maps(shape, maps, is_channels_last(maps))
-            added = added if added.stride() == like.stride() else like.copy_(added)
-        alone = residual is not None and added is None
-        activation = 0 if alone else self.activation
-        if torch.compiler.is_compiling():
-            given = (folded.weight, lists, folded.exact_bias, added, *self.geometry)
-            output = kept_output(maps, *given, activation, lanes)
-        else:
-            where = (folded.weight.shape, *self.geometry)
-            output = listed_output(maps, lists, folded.exact_bias, added, *where, activation, lanes)
-        output = self.unmapped(output, input)
-        return self._finish(output, residual) if alone else output
-
     def _finish(self, output: Tensor, residual: Tensor | None) -> Tensor:
         if residual is not None:
             same = residual.shape == output.shape and residual.dtype == output.dtype
+            is_relu = ACTIVATIONS[self.activation] == "relu" and output.dtype == torch.float32
+            if same and is_relu and not torch.compiler.is_compiling():
+                return torch.ops.aten._add_relu_.Tensor(output, residual)  # one pass instead of two
             output = output.add_(residual) if same else output + residual
         return FUNCTIONS[ACTIVATIONS[self.activation]](output)
 
@@ -257,7 +278,7 @@ class PackedLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Lists are for one kind of processor, and are made again."""
-        return {**self.__dict__, "lists": {}, "kept": None, "laid": None}
+        return {**self.__dict__, "products": {}, "kept": None, "laid": None}
 
     def extra_repr(self) -> str:
         """As the plain layer's, with what was made part of it."""
@@ -287,14 +308,21 @@ class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters 
         """The input itself, unless it is a single image."""
         return input if input.dim() == 4 else None
 
-    def library(self, input: Tensor, folded: Folded) -> Tensor:
-        """The product by torch, or by oneDNN itself with a weight laid out for it once."""
+    def _by_library(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """By oneDNN itself where a weight can be laid out for it once."""
+        folded = self.folded()
         laid = None if torch.compiler.is_compiling() else self._laid_out(input, folded)
         if laid is None:
-            return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
+            return super()._by_library(input, residual)
         stride, padding, dilation, groups = self.geometry
-        given: tuple[Any, ...] = (padding, stride, dilation, groups, "none", [], "")
-        return torch.ops.mkldnn._convolution_pointwise(input, laid, folded.bias, *given)
+        activation = ONEDNN["" if residual is not None else ACTIVATIONS[self.activation]]
+        given: tuple[Any, ...] = (padding, stride, dilation, groups, *activation, "")
+        output = torch.ops.mkldnn._convolution_pointwise(input, laid, folded.bias, *given)
+        return output if residual is None else self._finish(output, residual)
+
+    def library(self, input: Tensor, folded: Folded) -> Tensor:
+        """The product by torch."""
+        return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
 
     def _laid_out(self, input: Tensor, folded: Folded) -> Tensor | None:
         """oneDNN's own layout of the weight, which F.conv2d makes again at each call.
@@ -338,7 +366,7 @@ class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
 
 def forget(layer: PackedLayer, *_: object) -> None:
     """Forget what was made of the weight, which has changed."""
-    layer.lists.clear()
+    layer.products.clear()
     layer.kept = layer.laid = None
 
 

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +16,13 @@ from torch.nn.utils import prune
 
 import fst
 from fst.api.pack import NOTHING_GAINED
-from fst.backends.timing import Timing
 from fst.basics.errors import UsageError
 from fst.layers import packed as packed_layers
 from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
+from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
 from tests.networks import Block
+from tests.ranks import BY_ZEROS, rank
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
@@ -53,19 +57,8 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture
 def by_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products by zeros are the fastest, over pixels before images."""
-    ranks = {"library": 9.0, "zeros, over images": 2.0, "zeros, over pixels": 1.0}
-    _times(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 4.0})
-
-
-def _times(monkeypatch: pytest.MonkeyPatch, ranks: dict[str, float]) -> None:
-    def compare(functions: dict, *_: object, **__: object) -> dict[str, Timing]:
-        for function in functions.values():
-            function()
-        return {name: Timing(*[ranks[name]] * 3) for name in functions}
-
-    monkeypatch.setattr("fst.layers.packed.compare", compare)
-    monkeypatch.setattr("fst.api.pack.compare", compare)
+    """Products by zeros are the fastest."""
+    rank(monkeypatch, BY_ZEROS)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +71,10 @@ def without_gradients() -> Iterator[None]:
 def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
-    model = keep(models.get_model(name, num_classes=10))
+    if name == "vgg16_bn":  # its linear layers alone take a minute
+        model = keep(models.vgg.make_layers(models.vgg.cfgs["D"], batch_norm=True))
+    else:
+        model = keep(models.get_model(name, num_classes=10))
     packed = fst.pack(model, torch.randn(1, 3, 64, 64))
     assert packed.report.gained and packed.report.difference < 1e-4
     for shape in ((5, 3, 64, 64), (2, 3, 96, 64)):
@@ -87,6 +83,16 @@ def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     rows = {row.name: row for row in packed.report.layers}
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     assert all("batch norm" in rows[name].follows for name in convolutions)
+
+
+@pytest.mark.system
+def test_vgg16_with_its_linear_layers(by_zeros: None) -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = keep(models.vgg16())
+    packed = fst.pack(model, torch.randn(1, 3, 224, 224))
+    assert packed.report.difference < 1e-4
+    assert packed.report.layers[-1].runs == "zeros, over pixels"
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "mobilenetv3_small_050"])
@@ -165,7 +171,7 @@ def test_a_converted_model_is_folded(by_zeros: None) -> None:
 def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"library": 3.0, "zeros, over images": 2.0, "zeros, over pixels": 5.0}
     whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 4.0}
-    _times(monkeypatch, {**ranks, **whole})
+    rank(monkeypatch, {**ranks, **whole})
     packed = fst.pack(small(), torch.randn(4, 4, 9, 9))
     rows = {row.name: row for row in packed.report.layers}
     assert rows["0"].runs == "zeros, over images" and rows["9"].runs == "library"
@@ -173,15 +179,37 @@ def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: layer for name, layer in packed.named_modules() if name in rows}
     assert {layer.chosen[key] for layer in layers.values() for key in layer.chosen} == {0, 1}
     calls: list[str] = []
+    multiply = PreparedOutput.__call__
     monkeypatch.setattr(
-        packed_layers, "listed_output", lambda *given: calls.append("zeros") or OUTPUT(*given)
+        PreparedOutput, "__call__", lambda *given: calls.append("zeros") or multiply(*given)
     )
     packed(torch.randn(4, 4, 9, 9))
     assert len(calls) == sum(row.runs != "library" for row in rows.values())
     assert NOTHING_GAINED not in str(packed.report)
 
 
-OUTPUT = packed_layers.listed_output
+@pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu", "hardswish"])
+@pytest.mark.parametrize("residual", ["none", "same", "contiguous", "broadcast", "double"])
+def test_both_products_finish_alike(activation: str, residual: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, 3).eval()
+    x = torch.randn(2, 4, 9, 9).to(memory_format=torch.channels_last)
+    given = {
+        "none": None,
+        "same": torch.randn(2, 8, 7, 7).to(memory_format=torch.channels_last),
+        "contiguous": torch.randn(2, 8, 7, 7),
+        "broadcast": torch.randn(8, 1, 1),
+        "double": torch.randn(2, 8, 7, 7).double(),
+    }[residual]
+    expected = layer(x) if given is None else layer(x) + given
+    if activation:
+        expected = getattr(F, activation)(expected)
+    packed = packed_layers.pack_layer(layer, "layer")
+    packed.activation = ACTIVATIONS.index(activation)
+    product = packed._product(x, 2)
+    for found in (packed._by_library(x, given), packed._by_zeros(x, given, product)):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("slow", ["layers", "whole"])
@@ -189,11 +217,11 @@ def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     zeros = 9.0 if slow == "layers" else 1.0
     ranks = {"library": 3.0, "zeros, over images": zeros, "zeros, over pixels": zeros}
     whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.5}
-    _times(monkeypatch, {**ranks, **whole})
+    rank(monkeypatch, {**ranks, **whole})
     model, x = small(), torch.randn(4, 4, 9, 9)
     packed = fst.pack(model, x)
     assert not packed.report.gained and NOTHING_GAINED in str(packed.report)
-    monkeypatch.setattr(packed_layers, "listed_output", None)
+    monkeypatch.setattr(PreparedOutput, "__call__", None)
     assert relative(packed(x), model(x)) < 1e-5
 
 
@@ -204,7 +232,7 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
         x = torch.randn(batch, 8, 5, 5)
         assert relative(packed(x), model(x)) < 1e-5
     layer = packed.get_submodule("0")
-    assert len(layer.times) == len(layer.lists) == packed_layers.MOST_TIMED
+    assert len(layer.times) == len(layer.products) == packed_layers.MOST_TIMED
     assert len(layer.chosen) == 13 and LIBRARY not in layer.chosen.values()
 
 
@@ -248,7 +276,7 @@ def test_copies(by_zeros: None, copied: object) -> None:
 def test_the_library_with_new_weights_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's layout of a weight serves other sizes, and is made again of another weight."""
     ranks = {"library": 1.0, "zeros, over images": 2.0, "zeros, over pixels": 2.0}
-    _times(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.0})
+    rank(monkeypatch, {**ranks, "plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.0})
     model, x = small(), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x)
     for shape in ((1, 4, 9, 9), (5, 4, 17, 11), (0, 4, 9, 9)):
@@ -332,6 +360,50 @@ def test_bfloat16(by_zeros: None) -> None:
         "0.weight": torch.float32,
         "0.bias": torch.float32,
     }
+
+
+@pytest.mark.system
+def test_inductor_and_another_process(by_zeros: None, tmp_path: Path) -> None:
+    """torch.compile makes one graph; AOTInductor's file runs where the package is installed."""
+    model, x = small(), torch.randn(2, 4, 9, 9)
+    packed, file = fst.pack(model, x), tmp_path / "packed.pt2"
+    assert relative(torch.compile(packed, fullgraph=True)(x), model(x)) < 1e-5
+    torch._inductor.aoti_compile_and_package(
+        torch.export.export(packed, (x,)), package_path=str(file)
+    )
+    torch.save(x, tmp_path / "x.pt")
+    code = (
+        "import sys, torch, fst.ops.cpp.zeros_weight\n"
+        "model = torch._inductor.aoti_load_package(sys.argv[1] + '/packed.pt2')\n"
+        "torch.save(model(torch.load(sys.argv[1] + '/x.pt')), sys.argv[1] + '/y.pt')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert relative(torch.load(tmp_path / "y.pt"), model(x)) < 1e-5
+
+
+class Features(nn.Module):
+    """A network with a method that is not forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Hardswish()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x).mean((2, 3))
+
+
+def test_other_methods_compute_what_they_did(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Features()), torch.randn(2, 4, 9, 9)
+    packed = fst.pack(model, x)
+    assert packed.report.layers[0].follows == ("batch norm", "hardswish")
+    assert type(packed) is Features
+    for one in (packed, copy.deepcopy(packed)):
+        assert relative(one(x=x), model(x)) < 1e-5
+        assert relative(one.features(x), model.features(x)) < 1e-5
 
 
 class Untraceable(nn.Module):

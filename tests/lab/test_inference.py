@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from fst.ops.cpp.library import missing
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 def refused(*_: object) -> None:
     raise RuntimeError("no compiler\nin many lines")
 
@@ -28,26 +32,38 @@ def test_candidates_are_timed_side_by_side(
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(inference, "_frozen", refused)
     out = tmp_path / "infer"
-    given = "--infer timm:test_resnet --batch 1 2 --size 32 --repeats 3 --out"
+    given = "--infer timm:test_resnet --batch 1 --size 32 --repeats 3 --threads 1 --out"
     assert cli.main([*given.split(), str(out)]) == 0
     assert out.with_suffix(".md").read_text() in capsys.readouterr().out
     found = json.loads(out.with_suffix(".json").read_text())
-    ran = {"torch", "ONNX Runtime, float32", "ONNX Runtime, int8", "dense, our kernel"}
-    assert {batch: set(times) for batch, times in found["times"].items()} == {
-        batch: ran | {"2:4 packed", "1:4 packed"} for batch in ("1", "2")
-    }
-    assert found["missing"] == {"torch.compile, freezing": "RuntimeError: no compiler"}
-    assert found["header"]["instruction set"] and found["header"]["command"].startswith("fst bench")
-
-
-def test_ratios_are_to_the_faster_rival() -> None:
-    times = {"torch": 8.0, inference.FROZEN: 6.0, inference.ORT: 4.0, inference.ORT_INT8: 1.0}
-    times["2:4 packed"] = 2.0
-    document = inference.describe_inference(
-        {"command": "fst bench"}, {1: {n: Timing(t, t, t) for n, t in times.items()}}, {}
+    assert [(one["batch"], one["threads"]) for one in found["found"]] == [(1, 1)]
+    for one in map(inference.Inference.from_json, found["found"]):
+        assert {*one.times, *one.missing} == set(inference.CANDIDATES)
+        assert one.missing.pop(inference.FROZEN) == "RuntimeError: no compiler"
+        assert "fst-train[bench]" in one.missing.pop(inference.OPENVINO, "fst-train[bench]")
+        assert not one.missing and set(one.times) == set(one.differences)
+        exact = set(one.times) - {inference.ORT_INT8}
+        assert max(one.differences[name] for name in exact) < 1e-4
+    assert (
+        found["header"]["onnxruntime"]
+        and found["header"]["instruction set"]
+        and found["header"]["command"].startswith("fst bench")
     )
-    rows = {row[0]: row[2:] for row in document.tables[1].rows}
+
+
+def measured(packed: float = 2.0) -> inference.Inference:
+    times = {"torch": 8.0, inference.FROZEN: 6.0, inference.ORT: 4.0, inference.ORT_INT8: 1.0}
+    times["2:4 packed"] = packed
+    timings = {name: Timing(*[time] * 3) for name, time in times.items()}
+    missing = {inference.OPENVINO: "ModuleNotFoundError: openvino"}
+    return inference.Inference(1, 2, timings, dict.fromkeys(times, 1e-6), missing)
+
+
+def test_ratios_are_to_the_fastest_rival() -> None:
+    document = inference.describe_inference({"command": "fst bench"}, [measured()])
+    rows = {row[0]: row[2:4] for row in document.tables[1].rows}
     assert rows["2:4 packed"] == ["4.00", "2.00"] and rows[inference.FROZEN] == ["1.33", "0.67"]
+    assert document.notes == ["OpenVINO, float32: not run. ModuleNotFoundError: openvino"]
 
 
 def test_our_dense_kernel_runs_everywhere_it_can() -> None:
@@ -57,13 +73,37 @@ def test_our_dense_kernel_runs_everywhere_it_can() -> None:
     pack = inference.pack
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(inference, "pack", lambda *given: found.append(pack(*given)) or found[0])
-        inference._own_kernel(model, torch.randn(4, 4, 8, 8))()
+        inference._own_kernel(model, torch.randn(4, 4, 8, 8))(torch.randn(4, 4, 8, 8))
     layers = [layer for layer in found[0].modules() if isinstance(layer, PackedLayer)]
     assert len(layers) == 2 and all(not layer.only_library for layer in layers)
     assert all(LIBRARY not in layer.chosen.values() for layer in layers)
 
 
-def test_several_batch_sizes_are_for_inference(capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("option", ["--batch", "--threads"])
+def test_several_numbers_are_for_inference(option: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["--batch", "1", "2"])
+        cli.main([option, "1", "2"])
     assert "--infer" in capsys.readouterr().err
+
+
+def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    reached, missed = script["Case"]("resnet18:16"), script["Case"]("resnet50:16")
+    header = {"instruction set": "AVX2", "command": "fst bench", "threads": 2}
+    for case, packed in ((reached, 2.0), (missed, 5.0)):
+        data = {"header": header, "found": [measured(packed).as_json()]}
+        case.file(tmp_path).write_text(json.dumps(data))
+    cases = [reached, missed, script["Case"]("vgg16:4")]
+    document = script["page"](cases, tmp_path, "python benchmarks/inference.py")
+    assert [row[6:8] for row in document.tables[0].rows] == [
+        ["2.00", "1.35 reached"],
+        ["0.80", "1.1 missed"],
+    ]
+    first, _, third, *_ = document.description.splitlines()
+    assert first.endswith(
+        "2:4 packed here: resnet18, batch 16, 2 thread(s); resnet50, batch 16, 2 thread(s)."
+    )
+    assert (
+        third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 thread(s)."
+    )
+    assert document.notes[0] == "vgg16:4: not measured" and "OpenVINO" in document.notes[1]

@@ -81,7 +81,7 @@ def bench() -> argparse.ArgumentParser:
         "--infer",
         metavar="NAME",
         help="instead: inference of this model (as --model) on a CPU: torch, torch.compile with "
-        "freezing, ONNX Runtime, and packed models at 2:4 and 1:4",
+        "freezing, ONNX Runtime, OpenVINO, and packed models at 2:4 and 1:4",
     )
     add(
         "--batch",
@@ -130,7 +130,13 @@ def bench() -> argparse.ArgumentParser:
         help=f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
         f"fit into {STEP_SECONDS:.0f} seconds)",
     )
-    add("--threads", type=positive, help="CPU threads (torch's default)")
+    add(
+        "--threads",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="CPU threads; several for --infer (torch's default)",
+    )
     add(
         "--processor-time",
         action="store_true",

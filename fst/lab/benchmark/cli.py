@@ -23,7 +23,7 @@ from fst.cli.options.parsing import takes
 from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
-from fst.lab.benchmark.inference import describe_inference, measure_inference
+from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
 from fst.lab.model import is_config
@@ -44,31 +44,31 @@ def main(options: argparse.Namespace) -> int:
         options.force_backends = _backends(options.force_backends)
         if options.infer is not None:
             return _infer(options)
-        if len(options.batch) > 1:
-            raise ValueError(f"--batch {options.batch}: several batch sizes are for --infer.")
-        options.batch = options.batch[0]
+        for name in ("batch", "threads"):
+            given = getattr(options, name) or [None]
+            if len(given) > 1:
+                raise ValueError(f"--{name} {given}: several of them are for --infer.")
+            setattr(options, name, given[0])
         return _benchmark(options)
 
 
 def _infer(options: argparse.Namespace) -> int:
     if is_config(options.infer):
         check_read(argparse.Namespace(config=options.infer))
-    if options.threads:
-        torch.set_num_threads(options.threads)
     keeps_memory = keep_freed_memory()
     _check_out(options.out)
     with processor_time() if options.processor_time else contextlib.nullcontext():
-        times, missing = measure_inference(options)
+        found = measure_inference(options)
     header = {
         "command": command_of("bench", options),
         **surroundings(torch.device("cpu")),
+        **engine_versions(),
         "model": options.infer,
         "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[False],
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
-    plain = {batch: {n: t._asdict() for n, t in found.items()} for batch, found in times.items()}
-    report = markdown(describe_inference(header, times, missing))
-    _write(options.out, report, {"header": header, "times": plain, "missing": missing})
+    report = markdown(describe_inference(header, found))
+    _write(options.out, report, {"header": header, "found": [one.as_json() for one in found]})
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,6 +190,38 @@ def listed_output(
     return _multiply(input, lists, numbers, result, bias, residual, activation)
 
 
+class PreparedOutput:
+    """`zeros_output` of one weight, for inputs of one size, layout and dtype.
+
+    All but the addresses of the operands is checked and counted once, so a call costs little beside
+    a small product.
+
+    Attributes:
+        lists: of `zeros_lists`.
+        like: the result's form, without numbers.
+    """
+
+    def __init__(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lanes: int
+    ) -> None:
+        """Arguments as those of `zeros_output`; only the form of the input counts."""
+        numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+        check_dtypes(input=input, weight=weight)
+        check_dense("input", input, "(N, C, H, W)")
+        like = _like_output(input, weight, *geometry)
+        self.lists, self.like = _lists(weight, numbers), like.to("meta")
+        self._bias = None if bias is None else bias.contiguous()
+        self._form = (like.shape, like.stride())
+        self._fixed = _fixed(input, self.lists, numbers, like, self._bias)
+
+    def __call__(self, input: Tensor, residual: Tensor | None, activation: int) -> Tensor:
+        """Y of an input of the form that this was made for, and a residual of the form of Y."""
+        result = torch.empty_strided(*self._form, dtype=input.dtype)
+        given = (*self._fixed, pointer(residual), activation, result.data_ptr())
+        call("fst_zeros_product", input.data_ptr(), *given)
+        return result
+
+
 @operator(like=_like_output)
 def kept_output(
     input: Tensor,
@@ -332,11 +365,18 @@ def _multiply(
             f"must be {result.dtype} {tuple(result.shape)} with {result.stride()}."
         )
     bias = None if bias is None else bias.contiguous()
-    layouts = (maps.is_contiguous(memory_format=LAST), result.is_contiguous(memory_format=LAST))
-    call(
-        "fst_zeros_product",
-        *(maps.data_ptr(), KINDS[maps.dtype], integers(*layouts), integers(*numbers)),
-        *(lists.data_ptr(), 8 * len(lists), pointer(bias)),
-        *(pointer(residual), activation, result.data_ptr()),
-    )
+    fixed = _fixed(maps, lists, numbers, result, bias)
+    given = (*fixed, pointer(residual), activation, result.data_ptr())
+    call("fst_zeros_product", maps.data_ptr(), *given)
     return result
+
+
+def _fixed(
+    maps: Tensor, lists: Tensor, numbers: tuple[int, ...], result: Tensor, bias: Tensor | None
+) -> tuple[Any, ...]:
+    """What the kernel is given between the maps and the residual: the same for maps of one form."""
+    layouts = (maps.is_contiguous(memory_format=LAST), result.is_contiguous(memory_format=LAST))
+    return (
+        *(KINDS[maps.dtype], integers(*layouts), integers(*numbers)),
+        *(lists.data_ptr(), 8 * len(lists), pointer(bias)),
+    )

@@ -1,5 +1,6 @@
 """Both detectors are exported up to their heads' outputs."""
 
+import copy
 import json
 import runpy
 from pathlib import Path
@@ -12,10 +13,15 @@ from PIL import Image
 from torch import nn
 
 import fst
+from fst.lab.benchmark.inference import network
+from fst.ops.cpp.library import missing
+from fst.training.detection import sample
 from fst.training.detection.deploy import HeadOutputs
 from fst.training.engine.config import load_config
 from fst.training.engine.export import deployable, main
 from fst.training.engine.model import build_model
+from fst.training.engine.pack import main as pack
+from tests.ranks import BY_ZEROS, rank
 from tests.training.detection import toy
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -39,6 +45,52 @@ def test_detectors_are_exported(detector, head, write_config, tmp_path):
         if not name.startswith("roi_head") and layer.in_channels >= 4
     }
     assert any(name.startswith(head) for name in names)
+
+
+@pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+@pytest.mark.parametrize(("detector", "head"), [("ssd", "bbox_head"), ("faster-rcnn", "rpn_head")])
+def test_detectors_are_packed(detector, head, write_config, tmp_path, monkeypatch):
+    """By the command up to the head's outputs, and whole, with what predicts boxes."""
+    rank(monkeypatch, BY_ZEROS)
+    config = write_config(detector, sparsity='dict(strategy="srste")')
+    model = build_model(load_config(config)).eval()
+    torch.manual_seed(0)
+    model.init_weights()
+    fst.convert(model, "srste")
+    checkpoint, out = str(tmp_path / "epoch_1.pth"), str(tmp_path / "packed.pt")
+    sparsity = fst.sparsity_state(model)
+    torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
+    pack([config, checkpoint, out, "--size", "96"])
+    plain, images = fst.fold(model), torch.randn(2, 3, 96, 128)
+    packed = torch.load(out, weights_only=False)
+    rows = {row.name: row for row in packed.report.layers}
+    assert all(row.runs == "zeros, over pixels" for row in rows.values())
+    assert {"backbone", head} <= {name.partition(".")[0] for name in rows}
+    assert any("batch norm" in row.follows for row in rows.values())
+    with torch.inference_mode():
+        for found, expected in zip(packed(images), HeadOutputs(plain)(images), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    data = plain.data_preprocessor(sample.random_batch(plain, 1, 96, 96), training=False)
+    given = (data["inputs"], data["data_samples"], "predict")
+    whole = fst.pack(plain, given)
+    assert {row.runs for row in whole.report.layers} == {"zeros, over pixels"}
+    assert "no output is a tensor" in str(whole.report)
+    with torch.no_grad():
+        (found,), (expected,) = (net(*given) for net in (whole, copy.deepcopy(plain)))
+    assert len(found.pred_instances) == len(expected.pred_instances) > 0
+    torch.testing.assert_close(found.pred_instances.scores, expected.pred_instances.scores)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+@pytest.mark.parametrize("name", ["ssd300_voc0712", "faster-rcnn_r50_fpn_voc0712"])
+def test_large_detectors_are_packed(name, monkeypatch):
+    rank(monkeypatch, BY_ZEROS)
+    model, images = network(f"fst::configs/detection/dense_{name}.py", 1, (300, 300))
+    fst.convert(model, "srste", layers="all")
+    packed = fst.pack(model, images)
+    assert packed.report.difference < 1e-4 and packed.report.gained
 
 
 def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys):
