@@ -152,7 +152,7 @@ def convert(
 def _noting_inputs(
     model: nn.Module, given: tuple[Any, ...], seen: Mapping[str, list[SeenInput]]
 ) -> Iterator[None]:
-    """Within, ``seen`` gets what its layers are called with, as tensors without values.
+    """Record in ``seen`` the inputs of its layers, as meta tensors, while the block runs.
 
     Those that the model is ``given`` need no gradient.
     """

@@ -62,7 +62,7 @@ class VerifyReport:
 
     @property
     def not_checked(self) -> int:
-        """How many weights were not checked for other reasons: `exclude`, or nobody asked."""
+        """Number of weights not checked for other reasons: `exclude`, or not asked for."""
         counted = len(self.layers) + len(self.quantised) + self.not_pruned
         return len(self.covered.weights) - counted
 
@@ -79,7 +79,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every weight that was to be checked has its pattern, and enough of the model."""
+        """True if every checked weight has its pattern, and enough of the model was checked."""
         is_kept = all(w.ok for w in self.layers) and not self.quantised
         return is_kept and self.coverage >= self.min_coverage
 
@@ -242,7 +242,7 @@ def _weights(target: object) -> dict[str, _Weight]:
 
 
 def _of_model(model: nn.Module) -> dict[str, _Weight]:
-    """What its layers compute with, and its other tensors; each module by one name.
+    """Return the weights of its layers, and its other tensors; each module by one name.
 
     The others are not checked by default, but where torch.jit hides what layers they belong to.
     """
@@ -288,14 +288,14 @@ def _outputs_first(weight: Tensor, groups: int) -> Tensor:
 
 
 def _is_quantised_layer(module: nn.Module) -> bool:
-    """Whether it is one of torch.ao's convolutions and linear layers, whose weight is a method."""
+    """True for torch.ao's convolutions and linear layers, whose weight is a method."""
     is_known = type(module).__module__.startswith("torch.ao.nn.")
     is_gemm = hasattr(module, "out_channels") or hasattr(module, "out_features")
     return is_known and is_gemm and callable(module.weight)
 
 
 def _is_integer(weight: Tensor) -> bool:
-    """Whether values are integers, which stand for others: zeros need not be 0 there."""
+    """True for quantised values: an integer there stands for a number, and 0 need not mean zero."""
     return not (weight.is_floating_point() or weight.is_complex() or weight.dtype == torch.bool)
 
 
@@ -315,7 +315,7 @@ def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]
 
 
 def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeight:
-    """Whether a weight (Cout, Cin/groups, ...) satisfies its pattern."""
+    """Check a weight (Cout, Cin/groups, ...) against its pattern."""
     (n, m, group_order), nonzero = groups, whole(weight) != 0
     if group_order == "im2col":
         nonzero = nonzero.flatten(1)

@@ -30,7 +30,7 @@ PT2_DTYPES = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bf
 
 
 class Stored(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         weights: its tensors by name; of a .pt2 file the floating-point ones.

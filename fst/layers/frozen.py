@@ -13,7 +13,7 @@ from fst.layers.remembered import FrozenBlock
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Within, each layer prunes its weight in its first call, and no more.
+    """Prune each layer's weight once, in its first call, while the block runs.
 
     For evaluation, or around the micro-batches of one step: the caller promises that the weights
     stay as they are. The optimizer's step within raises; for inference fold the model instead.

@@ -29,7 +29,7 @@ DENSE_CALLS = 64  # of a layer for which no backend gains, before they are compa
 
 
 class Call(NamedTuple):
-    """What one call of the op needs besides its tensors.
+    """The arguments of one call of the op besides its tensors.
 
     Attributes:
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
@@ -195,7 +195,7 @@ def _pruned_twice(
 
 
 def call_key(input: Tensor, weight: Tensor | None) -> CallKey | None:
-    """What decides, for one layer and one strategy, which backends are the fastest.
+    """Return the shapes and types that decide, for one layer and strategy, the fastest backends.
 
     None where a layer must not run as the dense one: an unchecked input, a weight that its layer
     computes, transforms of torch.func.

@@ -54,7 +54,7 @@ def output_shape(
 
 
 def is_channels_last(maps: Tensor) -> bool:
-    """Whether the channels lie side by side, and no other order describes the tensor as well."""
+    """True if the channels lie side by side, and no other order describes the tensor as well."""
     return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
 
 

@@ -296,7 +296,7 @@ class GradWeight(NamedTuple):
 
 
 def drawn_positions(rule: Rule | None, positions: int) -> int:
-    """How many of the positions a rule draws; all of them without one."""
+    """Return the number of positions that a rule draws; all of them without a rule."""
     return positions if rule is None else draw.count_of(rule.density, positions)
 
 
@@ -380,7 +380,7 @@ class PruneMaps(NamedTuple):
         return self.maps.device
 
     def seed(self) -> Tensor | None:
-        """What a kernel draws by; None for a rule that draws nothing."""
+        """Return the seed of a kernel's draw; None for a rule that draws nothing."""
         return draw_seed(self.generator, self.maps.device) if self.draws else None
 
     def key(self) -> LayerKey:

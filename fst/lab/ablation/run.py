@@ -115,7 +115,7 @@ class Trainer:
         self._failures: dict[tuple[str, int], Failure] = {}
 
     def folder(self, run: PlannedRun) -> RunFolder:
-        """Where a run lives."""
+        """Return the folder of a run."""
         return RunFolder.of(self.work_dir, run.setting, run.seed)
 
     def train(self, runs: Sequence[PlannedRun]) -> list[Failure]:

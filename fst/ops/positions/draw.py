@@ -19,7 +19,7 @@ FIXED_KNOWN = 64  # lists of lattices that are kept
 
 
 class Scored(NamedTuple):
-    """What one pass over grad_output tells.
+    """The results of one pass over grad_output.
 
     Attributes:
         scores: (N·P·Q,) what the probability of each position is proportional to.
