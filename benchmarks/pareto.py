@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Document:
 
 
 class Setting(NamedTuple):
-    """What a setting trains: its strategy, the layers that it makes sparse, and the share of the
+    """The training of a setting: its strategy, the layers that it makes sparse, and the share of the
     weight gradients' multiply-adds that it leaves.
     """
 

@@ -18,7 +18,7 @@ from fst.basics.sharding import whole
 from fst.basics.text import counted_as
 from fst.basics.values import check_has_values, check_number, one_of
 from fst.files.checkpoint import state_dict_of
-from fst.files.notes import Notes, notes_in, notes_of
+from fst.files.records import Records, records_in, records_of
 from fst.files.weights import packed_weights, read_stored
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -233,7 +233,7 @@ def _weights(target: object) -> dict[str, _Weight]:
         return _of_model(target)
     if isinstance(target, Mapping):
         state = state_dict_of(target, "target") | packed_weights(target)
-        return _of_state_dict(state, notes_in(target, "target"))
+        return _of_state_dict(state, records_in(target, "target"))
     if isinstance(target, str | os.PathLike):
         return _of_state_dict(*read_stored(target))
     raise TypeError(
@@ -252,9 +252,9 @@ def _of_model(model: nn.Module) -> dict[str, _Weight]:
                 f"target: {name!r} has no shape yet: run the model once, so that its lazy layers "
                 "know theirs."
             )
-    notes = notes_of(model)
+    records = records_of(model)
     found = {
-        name: _Weight(w, w.dim() == 4, True, notes.get(name), is_quantised=_is_integer(w))
+        name: _Weight(w, w.dim() == 4, True, records.get(name), is_quantised=_is_integer(w))
         for name, w in gemm_weights(model).items()
     }
     for name, module in model.named_modules():
@@ -299,7 +299,7 @@ def _is_integer(weight: Tensor) -> bool:
     return not (weight.is_floating_point() or weight.is_complex() or weight.dtype == torch.bool)
 
 
-def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]:
+def _of_state_dict(state: Mapping[str, Any], records: Records) -> dict[str, _Weight]:
     """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
     found = {}
     for name, value in state.items():
@@ -309,7 +309,7 @@ def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]
         if value.is_floating_point() or is_quantised:
             is_conv = value.dim() == 4
             is_counted = is_conv or is_quantised or name.endswith("weight")
-            groups = notes.get(name)
+            groups = records.get(name)
             found[name] = _Weight(value, is_conv, is_counted, groups, is_quantised=is_quantised)
     return found
 
