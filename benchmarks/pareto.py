@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> Document:
 
 
 class Setting(NamedTuple):
-    """The training of a setting: its strategy, the layers that it makes sparse, and the share of the
-    weight gradients' multiply-adds that it leaves.
+    """The training of a setting: its strategy, its sparse layers, and the share of the weight
+    gradients' multiply-adds that it leaves.
     """
 
     training: Training
