@@ -5,6 +5,7 @@ import configparser
 import contextlib
 import importlib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,9 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
                 if isinstance(node, DOCUMENTED) and vague.match(ast.get_docstring(node) or ""):
                     found.append(f"{path.relative_to(ROOT)}: {ast.get_docstring(node):.60}")
     assert not found
+
+
+def test_figures_are_those_of_their_script():
+    figures = runpy.run_path(str(ROOT / "docs" / "images" / "zeros.py"))["FIGURES"]
+    for name, draw in figures.items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == str(draw()), name
