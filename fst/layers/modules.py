@@ -70,6 +70,7 @@ class SparseLayer(PrunableWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """As the dense layer's; by its own code where no backend gains anything over it."""
+        # The op's own calls take time. A small layer that gains nothing would be slower by them.
         key = None
         if not torch.compiler.is_compiling() and self.strategy.only_samples:
             key = call_key(input, self._parameters.get("weight"))

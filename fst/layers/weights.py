@@ -140,6 +140,7 @@ class PrunableWeight(nn.Module):
         compiled = torch.compiler.is_compiling()
         frozen = None if compiled else self.passing.frozen
         if frozen is not None:
+            # Tensors made in inference mode cannot be saved for a backward pass.
             key = dtype, torch.is_inference_mode_enabled()
             if key in frozen:
                 return frozen[key]

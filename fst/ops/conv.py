@@ -68,6 +68,7 @@ class _SparseConv2d(torch.autograd.Function):
         zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
         output = choice.compute(Output(input, weight_output, bias, call.geometry, zeros))
         ctx.zeros = zeros
+        # S(Wᵀ) has zeros of its own, unless both directions multiply with one tensor.
         if weight_grad_input is not weight_output and may_count(call.strategy):
             share = share_of_zeros("transposed", weight_grad_input, trains=call.trains)
             ctx.zeros = zeros._replace(weight=share)
@@ -104,6 +105,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
     zeros = ctx.zeros
     of_dy_input = of_dy_weight = zeros
+    # One count serves both products where they see one dY: to count reads it.
     if may_count(strategy):
         of_dy_input = zeros._replace(
             grad_output=share_of_zeros("grad_output", dy_input, trains=call.trains)

@@ -65,7 +65,7 @@ def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tenso
 
 
 def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
-    """What the mean of the input contributes to dW (Cout, Cin/groups, kh, kw): sums · meanᵀ for
+    """Return the part of dW (Cout, Cin/groups, kh, kw) from the mean of the input: sums · meanᵀ for
     each tap, of ``sums`` (Cout, kh, kw) of grad_output and ``mean`` (Cin,).
     """
     means = mean.view(groups, 1, -1, 1, 1)

@@ -192,6 +192,7 @@ class GradInput(NamedTuple):
         return drawn_positions(self.rule, self.positions)
 
     def key(self) -> LayerKey:
+        # A list that grad_weight has drawn is free here: the times are others than with a draw.
         is_drawn = self.lists is not None and self.lists.is_drawn
         rule = None if self.rule is None else str(self.rule)
         options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry)
@@ -204,7 +205,7 @@ class GradInput(NamedTuple):
         return self._replace(lists=self.lists.fresh())
 
     def part(self, samples: int) -> GradInput:
-        if self.lists is not None:
+        if self.lists is not None:  # its positions are of the whole batch
             return self
         shape = torch.Size((min(samples, self.input_shape[0]), *self.input_shape[1:]))
         input = None if self.input is None else self.input[:samples]
@@ -290,7 +291,7 @@ class GradWeight(NamedTuple):
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
     def part(self, samples: int) -> GradWeight:
-        if self.lists is not None:
+        if self.lists is not None:  # its positions are of the whole batch
             return self
         return self._replace(grad_output=self.grad_output[:samples], input=self.input[:samples])
 
