@@ -15,7 +15,7 @@ from fst.layers.remembered import FrozenBlock
 def frozen(model: nn.Module) -> Iterator[None]:
     """Prune each layer's weight once, in its first call, while the block runs.
 
-    For evaluation, or around the micro-batches of one step: the caller promises that the weights
+    For evaluation, or around the micro-batches of one step: the caller guarantees that the weights
     stay as they are. The optimizer's step raises there; for inference fold the model instead.
     However the block ends, it ends for every layer: also for those that were folded, replaced or
     removed meanwhile.
