@@ -205,7 +205,7 @@ class GradInput(NamedTuple):
         return self._replace(lists=self.lists.fresh())
 
     def part(self, samples: int) -> GradInput:
-        if self.lists is not None:  # its positions are of the whole batch
+        if self.lists is not None:
             return self
         shape = torch.Size((min(samples, self.input_shape[0]), *self.input_shape[1:]))
         input = None if self.input is None else self.input[:samples]
@@ -291,7 +291,7 @@ class GradWeight(NamedTuple):
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
     def part(self, samples: int) -> GradWeight:
-        if self.lists is not None:  # its positions are of the whole batch
+        if self.lists is not None:
             return self
         return self._replace(grad_output=self.grad_output[:samples], input=self.input[:samples])
 
