@@ -216,7 +216,7 @@ def _like_nonzeros(maps: Tensor) -> Tensor:
 
 @operator(like=_like_nonzeros)
 def nonzeros(maps: Tensor, every: int) -> Tensor:
-    """How many numbers are not zero, and of how many that were looked at: (2,) int64.
+    """Count the numbers that are not zero, and those that were looked at: (2,) int64.
 
     Args:
         maps: (N, C, H, W), contiguous or channels_last.
@@ -261,7 +261,7 @@ def _numbers(
     weight_shape: Sequence[int],
     geometry: Geometry,
 ) -> tuple[Any, ...]:
-    """What the kernels take of shapes: the geometry, channels of a group, groups."""
+    """Return the numbers that kernels take of shapes: geometry, channels of a group, groups."""
     stride, padding, dilation, groups = geometry
     maps = (input_size[0], *input_size[2:], *output_size[2:])
     numbers = integers(*maps, *weight_shape[2:], *stride, *padding, *dilation)
