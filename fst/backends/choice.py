@@ -311,7 +311,7 @@ def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:
 
 
 def _error_of(candidate: Callable[[], object]) -> str:
-    """The error of a candidate, or "": a kernel that cannot run here must not end a training."""
+    """What it raises, or "": a kernel that does not fit this GPU must not end a training."""
     try:
         candidate()
     except Exception as error:

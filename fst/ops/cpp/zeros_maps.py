@@ -261,7 +261,7 @@ def _numbers(
     weight_shape: Sequence[int],
     geometry: Geometry,
 ) -> tuple[Any, ...]:
-    """Return the numbers that kernels take of shapes: geometry, channels of a group, groups."""
+    """What the kernels take of shapes: the geometry, channels of a group, groups."""
     stride, padding, dilation, groups = geometry
     maps = (input_size[0], *input_size[2:], *output_size[2:])
     numbers = integers(*maps, *weight_shape[2:], *stride, *padding, *dilation)
