@@ -1,4 +1,4 @@
-"""What strategies change in several grids: a table of each grid, and one figure.
+"""Changes by strategy in several grids: a table of each grid, and one figure.
 
     python benchmarks/changes.py configs/ablation/bccd_weight_gradient.yaml=WORK_DIR ...
 

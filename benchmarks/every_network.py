@@ -147,7 +147,7 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
 
 
 def _products(model: nn.Module) -> int:
-    """How many products leave something out."""
+    """Count the products that leave something out."""
     layers = fst.sparse_layers(model).values()
     return sum(bool(d.left_out) for x in layers for d in x.state.record.decisions.values())
 

@@ -65,7 +65,7 @@ class Case:
         return f"{Path(self.name).stem.removeprefix('dense_')}, batch {self.batch}"
 
     def file(self, folder: Path) -> Path:
-        """Where it is measured."""
+        """Path of the measurement."""
         return folder / f"{Path(self.name).stem.replace(':', '_')}_{self.batch}.json"
 
 
@@ -134,7 +134,7 @@ def _medians(one: Inference) -> list[str]:
 
 
 def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
-    """Where dense rivals are faster than packed models, in words."""
+    """Describe in words where dense rivals are faster than packed models."""
     lines = []
     for kind, rivals in (("int8", [ORT_INT8]), ("float32", list(RIVALS))):
         for name in PACKED:

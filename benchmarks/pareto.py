@@ -53,7 +53,7 @@ CPU = torch.device("cpu")  # on which networks are packed
 
 
 class Costs(NamedTuple):
-    """What each setting costs, and how that was measured.
+    """Costs of the settings, and how they were measured.
 
     Attributes:
         what: of what these costs are.
@@ -234,8 +234,8 @@ def _of_network(results: Results, steps: Times, packed: Packed) -> Costs:
 
 
 class Setting(NamedTuple):
-    """What a setting trains: its strategy, the layers that it makes sparse, and the share of the
-    weight gradients' multiply-adds that it leaves.
+    """The training of a setting: its strategy, its sparse layers, and the share of the weight
+    gradients' multiply-adds that it leaves.
     """
 
     training: Training

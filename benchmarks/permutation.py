@@ -1,4 +1,4 @@
-"""What permuting the channels of a trained network keeps, and what that is worth.
+"""Effect of permuting the channels of a trained network on magnitude and accuracy.
 
     python benchmarks/permutation.py --work-dirs work_dirs/permutation --seeds 0 1 2
 

@@ -34,7 +34,7 @@ OTHER_ORDER = 1000  # added to the seed: the controller's batches come in an ord
 
 
 class Trainer:
-    """What VCAS's trainer inherits from that of `transformers`: a forward and a backward pass."""
+    """The part of `transformers`' trainer that VCAS's inherits: a forward and a backward pass."""
 
     def __init__(self, model: Any, *_: Any) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""What `make demo` trains: digits among clutter, no download, seconds per run on two CPU cores."""
+"""The training of `make demo`: digits among clutter, no download, seconds per run on two cores."""
 
 _base_ = "demo_digits.py"
 

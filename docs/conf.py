@@ -49,7 +49,7 @@ nitpick_ignore = [
     ("py:class", "Candidates"),
     ("py:class", "fst.backends.timing.Samples"),
     ("py:class", "fst.backends.choice.Operands"),
-    ("py:class", "Notes"),
+    ("py:class", "Records"),
 ]
 suppress_warnings = ["myst.header"]  # reports of commands begin their tables at the third level
 autodoc_inherit_docstrings = False

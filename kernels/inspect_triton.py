@@ -29,7 +29,7 @@ _MEMORY = re.compile(r"\b((?:ld|st)\.(?:global|shared|local)[.\w]*|bar\.sync)")
 
 
 class Compiled(NamedTuple):
-    """What a kernel needs of a multiprocessor, and the PTX instructions that count.
+    """The resources of a kernel on a multiprocessor, and its memory instructions.
 
     Attributes:
         registers: per thread. stack: bytes per thread in local memory (spills). shared: bytes.

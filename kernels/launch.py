@@ -1,4 +1,4 @@
-"""What launches of all kernels share."""
+"""Shared by the launches of all kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How a program covers a tensor; see `prune_triton.load_runs`."""
+    """The tile of a tensor that a program covers; see `prune_triton.load_runs`."""
 
     rows: int
     columns: int

@@ -74,7 +74,7 @@ def prune_launch(
     seed: Tensor | None,
     scale: Tensor | None,
 ) -> Launch:
-    """How `prune` runs its kernel."""
+    """Return the launch of `prune`'s kernel."""
     layout, out = layout_of(grad_output), layout_of(result)
     if scale is None:
         layout, out = collapse(layout, out)
@@ -104,7 +104,7 @@ def prune_launch(
 
 
 def _sizes(layout: Layout, groups: int, unit: int) -> tuple[int, ...]:
-    """What the kernels know of grad_output; positions and strides in units of a vector's."""
+    """Return sizes of grad_output for the kernels; positions and strides in units of a vector."""
     return (
         layout.positions // unit,
         layout.channels,
@@ -129,7 +129,7 @@ def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
 
 
 def sums_launch(grad_output: Tensor, n: int, m: int, groups: int) -> tuple[Launch, Tensor]:
-    """How the sums behind the rescaling are taken, and (samples, chunks, 2, channels) for them."""
+    """Return the launch of the sums for rescaling, and memory (samples, chunks, 2, channels)."""
     layout = layout_of(grad_output)
     tile, (tiles, group_tiles), constants = _plan(
         layout, layout, n, m, 1, groups, grad_output.itemsize

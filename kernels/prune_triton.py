@@ -23,7 +23,7 @@ def tile_of_runs(
     SHAPE: tl.constexpr,
     CHANNEL_INNER: tl.constexpr,
 ):
-    """What `load_runs` and `store_runs` take: place and extent of each run of channels.
+    """Return place and extent of each run of channels, for `load_runs` and `store_runs`.
 
     Args:
         per_part: channels of a convolution group, in which groups of M start anew.

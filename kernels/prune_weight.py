@@ -81,7 +81,7 @@ def prune(jobs: Sequence[Job], output: Pattern | None, grad_input: Pattern | Non
 def launches(
     jobs: Sequence[Job], output: Pattern | None, grad_input: Pattern | None
 ) -> list[Launch]:
-    """How `prune` runs: one launch for each kind of weight.
+    """Return the launches of `prune`, one for each kind of weight.
 
     While a CUDA graph is captured, one for each weight: a table of where several lie from each
     other cannot be copied to the device then.
@@ -129,7 +129,7 @@ def _operand(job: Job, name: str | None) -> Tensor | None:
 
 
 def _distances(job: Job, first: Job, work: Work, align: int) -> list[int]:
-    """How far the operands lie from those of the first job, in units of ``align`` elements."""
+    """Return the offsets of the operands from the first job's, in units of ``align`` elements."""
     pairs = ((_operand(job, name), _operand(first, name)) for name in work.operands)
     return [
         0 if t is None or t.is_meta else (t.data_ptr() - f.data_ptr()) // (align * t.itemsize)

@@ -28,7 +28,7 @@ def _integer(row, column: tl.constexpr):
 
 @triton.jit
 def _room(row_inside, flat, channels, channel_room, FLAT: tl.constexpr):
-    """What `_load_row` and `_store_row` may touch of a row: a mask, or how many of a run."""
+    """Return the part of a row that `_load_row` and `_store_row` may touch: a mask or a count."""
     if FLAT:
         return row_inside & (flat < channels)
     else:

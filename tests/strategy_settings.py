@@ -327,7 +327,7 @@ DEFAULTS = tuple(
 
 
 def _choices(row: Setting) -> set[tuple[object, ...]]:
-    """What the row prunes, and all of its options but mere amounts.
+    """The operands that the row prunes, and its options but mere amounts.
 
     What matters of a pattern is whether it is 2:4, which has code of its own, and
     whether they prune at all.

@@ -154,7 +154,7 @@ def test_timm_is_imported_by_three_packages_alone() -> None:
 
 
 def test_nobody_asks_for_the_type_of_a_rule() -> None:
-    """A rule's meaning is its methods: only its own room may tell rules apart."""
+    """A rule's meaning is its methods: only its own package may tell rules apart."""
 
     def below(kind: type) -> Iterator[str]:
         yield kind.__name__

@@ -1,8 +1,11 @@
 """Numbers in the tables of three pages are those of the results pages that they name.
 
-A column whose heading is a link with a title is measured: `[shown](page.md#section "column")`. Each
-of its cells repeats the cell of that column in the row of the same name, rounded. No other column
-has a decimal number.
+Below a table a paragraph names the sources of its measured columns:
+
+    Sources: *column*: [words](page.md#section "column there"), [words](...); *column*: ...
+
+Each number of such a column is that of the row of the same name in the first of these sections that
+has it, rounded. `"column there | row"` names the row too. No other column has a decimal number.
 """
 
 from __future__ import annotations
@@ -16,17 +19,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "choose.md", ROOT / "docs" / "index.md"]
-HEADING = re.compile(r'\[[^\]]*\]\(([^)#\s]+)#([^)\s]+) "([^"]+)"\)')
+TABLE = re.compile(r"((?:^\|.*\n)+)(?:\n(Sources: (?:.+\n)+))?", re.MULTILINE)
+LINK = re.compile(r'\[[^\]]*\]\(([^)#\s]+)#([^)\s]+) "([^"]+)"\)')
+OF_COLUMN = re.compile(rf"\*([^*]+)\*: ((?:{LINK.pattern}(?:, )?)+)")
 NUMBER = re.compile(r"[−+-]?\d+(?:\.\d+)?")
 
 Table = list[list[str]]
+Source = tuple[str, str, str]  # page, section, column
 
 
-def tables(text: str) -> Iterator[Table]:
-    """Rows of cells without code marks and emphasis; the heading's row is the first."""
-    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+def tables(text: str) -> Iterator[tuple[Table, dict[str, list[Source]]]]:
+    """Rows of cells without code marks and emphasis, the heading's first; sources by column."""
+    for block, below in TABLE.findall(text):
         rows = [line.strip().strip("|").split("|") for line in block.splitlines()]
-        yield [[re.sub(r"[`*]", "", cell).strip() for cell in row] for row in (rows[0], *rows[2:])]
+        cells = [[re.sub(r"[`*]", "", cell).strip() for cell in row] for row in rows]
+        named = OF_COLUMN.findall(" ".join(below.split()))
+        yield [cells[0], *cells[2:]], {column[0]: LINK.findall(column[1]) for column in named}
 
 
 def section(text: str, anchor: str) -> str:
@@ -43,18 +51,21 @@ def section(text: str, anchor: str) -> str:
     return "".join(found)
 
 
-def measured(page: Path, anchor: str, column: str, row: str) -> str:
+def measured(page: Path, sources: list[Source], row: str) -> str:
     """The one cell of a results page; row names may go on after a colon."""
-    cells = [
-        line[table[0].index(column)]
-        for table in tables(section(page.read_text(encoding="utf-8"), anchor))
-        if column in table[0]
-        for line in table[1:]
-        if line[0] == row or line[0].startswith(f"{row}:")
-    ]
-    if len(cells) != 1:
-        raise LookupError(f"{page.name}#{anchor}: {len(cells)} cells of {row!r} in {column!r}")
-    return cells[0]
+    for name, anchor, title in sources:
+        column, _, of_row = title.partition(" | ")
+        wanted = of_row or row
+        cells = [
+            line[table[0].index(column)]
+            for table, _ in tables(section((page.parent / name).read_text("utf-8"), anchor))
+            if column in table[0]
+            for line in table[1:]
+            if line[0] == wanted or line[0].startswith(f"{wanted}:")
+        ]
+        if len(cells) == 1:
+            return cells[0]
+    raise LookupError(f"{page.name}: no cell, or several, of {row!r} in {sources}")
 
 
 def numbers(cell: str) -> list[str]:
@@ -62,9 +73,7 @@ def numbers(cell: str) -> list[str]:
 
 
 def agrees(shown: str, source: str) -> bool:
-    """The shown numbers are the source's first ones, rounded; words are the same words."""
-    if not numbers(shown):
-        return shown == source
+    """The shown numbers are the source's first ones, rounded."""
     pairs = list(zip(numbers(shown), numbers(source), strict=False))
     return len(pairs) == len(numbers(shown)) and all(
         Decimal(ours) == Decimal(theirs).quantize(Decimal(ours), rounding=ROUND_HALF_UP)
@@ -75,17 +84,16 @@ def agrees(shown: str, source: str) -> bool:
 def check(page: Path, text: str) -> tuple[list[str], list[str]]:
     """Cells that agree with their source, and what is wrong."""
     right, wrong = [], []
-    for table in tables(text):
-        for column, heading in enumerate(table[0][1:], start=1):
-            link = HEADING.fullmatch(heading)
-            for row in table[1:]:
-                if link is None:
-                    wrong += [f"{row[0]}: {row[column]}"] * bool(re.search(r"\d\.\d", row[column]))
-                if link is None or not row[column]:
-                    continue
-                source = measured(page.parent / link[1], link[2], link[3], row[0])
-                place = right if agrees(row[column], source) else wrong
-                place.append(f"{row[0]}, {link[3]}: {row[column]!r}, measured {source!r}")
+    for table, sources in tables(text):
+        wrong += [f"no column {name}" for name in sources if name not in table[0]]
+        for row in table[1:]:
+            for column, cell in zip(table[0][1:], row[1:], strict=True):
+                if column not in sources:
+                    wrong += [f"{row[0]}: {cell}"] * bool(re.search(r"\d\.\d", cell))
+                elif numbers(cell):
+                    source = measured(page, sources[column], row[0])
+                    place = right if agrees(cell, source) else wrong
+                    place.append(f"{row[0]}, {column}: {cell!r}, measured {source!r}")
     return right, wrong
 
 

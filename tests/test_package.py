@@ -1,9 +1,11 @@
-"""What describes the package says the same everywhere: version, Pythons, extras, issue forms."""
+"""The description of the package is the same everywhere: version, Pythons, extras, issue forms."""
 
+import ast
 import configparser
 import contextlib
 import importlib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 import fst
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MADE = {"fst/.mim/configs/configs"}  # by an installation
 
 
@@ -100,3 +103,20 @@ def test_issue_forms_ask_for_the_environment():
         if file.stem != "config":
             assert form["name"] and form["body"]
     assert "fst env" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    vague = re.compile(r"(What|Whether|How|Where|Within)\b")
+    found = []
+    for folder in ("fst", "kernels", "benchmarks", "configs", "examples", "tools", "docs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, DOCUMENTED) and vague.match(ast.get_docstring(node) or ""):
+                    found.append(f"{path.relative_to(ROOT)}: {ast.get_docstring(node):.60}")
+    assert not found
+
+
+def test_figures_are_those_of_their_script():
+    figures = runpy.run_path(str(ROOT / "docs" / "images" / "zeros.py"))["FIGURES"]
+    for name, draw in figures.items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == str(draw()), name

@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def files_of(name: str, threads: int) -> Path:
-    """What `fst bench` writes, without its ending."""
+    """Path of what `fst bench` writes, without its ending."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return OUT / f"{name}_{threads}_{instructions}"
 

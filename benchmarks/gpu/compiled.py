@@ -1,4 +1,4 @@
-"""What the compilers make of the Triton kernels, for GPUs that need not be here.
+"""Compile the Triton kernels for GPUs that need not be here, and count what they take.
 
     python benchmarks/gpu/compiled.py
 

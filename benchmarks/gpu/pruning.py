@@ -3,7 +3,7 @@
     python benchmarks/gpu/pruning.py --batch 256
     TRITON_INTERPRET=1 python benchmarks/gpu/pruning.py --smoke     # does it run, on a CPU
 
-Every contestant moves through several tensors in turn, so that none finds its operands in the L2
+Every candidate moves through several tensors in turn, so that none finds its operands in the L2
 cache; on a GPU the turn is a CUDA graph, so that launching costs nothing. Writes JSON: medians and
 quartiles in milliseconds, bytes that must be moved (each operand once), GB/s, and the share of the
 copy's GB/s.
@@ -58,8 +58,8 @@ def main() -> None:
         like = like.to(device, memory_format=layout)
         name = {"shape": list(like.shape), "memory_format": str(layout)}
         few = [(1, 4)] if options.smoke else PATTERNS
-        contestants = gradient_contestants(like, few)
-        rows += measure(name, like, contestants, repeats, options.smoke)
+        candidates = gradient_candidates(like, few)
+        rows += measure(name, like, candidates, repeats, options.smoke)
     for layout in formats:
         rows += measure_weights(device, layout, repeats, options.smoke)
     header = {
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def gradient_contestants(
+def gradient_candidates(
     like: Tensor, patterns: list[tuple[int, int]]
 ) -> Iterator[tuple[str, Function, float]]:
     """Name, function, and elements moved over elements of grad_output."""
@@ -122,19 +122,19 @@ def sdgp_design() -> ModuleType:
 def measure(
     name: dict[str, Any],
     like: Tensor,
-    contestants: Iterator[tuple[str, Function, float]],
+    candidates: Iterator[tuple[str, Function, float]],
     repeats: int,
     smoke: bool,
 ) -> list[dict[str, Any]]:
-    """Time the contestants on tensors like ``like``."""
+    """Time the candidates on tensors like ``like``."""
     count = 1 if smoke else max(1, math.ceil(BEYOND_L2 / (like.numel() * like.itemsize)))
     tensors = [torch.randn_like(like) for _ in range(count)]
     functions, moved = {}, {}
-    for contestant, function, share in contestants:
-        functions[contestant] = _turn(
+    for candidate, function, share in candidates:
+        functions[candidate] = _turn(
             lambda function=function: [function(x) for x in tensors], like.device
         )
-        moved[contestant] = share * count * like.numel() * like.itemsize
+        moved[candidate] = share * count * like.numel() * like.itemsize
     return _rows(name, functions, moved, repeats, like.device)
 
 
@@ -197,21 +197,21 @@ def _rows(
 ) -> list[dict[str, Any]]:
     with torch.no_grad():
         times = compare(functions, repeats, device)
-    speeds = {contestant: moved[contestant] / t.median / 1e6 for contestant, t in times.items()}
+    speeds = {candidate: moved[candidate] / t.median / 1e6 for candidate, t in times.items()}
     rows = []
-    for contestant, timing in times.items():
+    for candidate, timing in times.items():
         row = {
             **name,
-            "contestant": contestant,
+            "candidate": candidate,
             **timing._asdict(),
-            "bytes": moved[contestant],
-            "gb_per_s": speeds[contestant],
-            "share_of_copy": speeds[contestant] / speeds["copy"],
+            "bytes": moved[candidate],
+            "gb_per_s": speeds[candidate],
+            "share_of_copy": speeds[candidate] / speeds["copy"],
         }
         rows.append(row)
         where = " ".join(str(value) for value in name.values())
         print(
-            f"{where:55s} {contestant:30s} {timing.median:9.3f} ms "
+            f"{where:55s} {candidate:30s} {timing.median:9.3f} ms "
             f"{row['gb_per_s']:8.0f} GB/s {row['share_of_copy']:6.1%} of copy",
             flush=True,
         )

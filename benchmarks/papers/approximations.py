@@ -1,4 +1,4 @@
-"""What a gradient is compared under: a strategy, or a pruning of grad_output on any axis."""
+"""Approximations of a gradient: by a strategy, or by pruning grad_output along any axis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_under_test import one_step
 from probe import PROBE, GradientProbe, insert_probe
-from subject import one_step
 from torch import nn
 
 import fst

@@ -24,7 +24,7 @@ PARTS = (WHOLE, *(f"{degree} along {axis}" for axis in AXES for degree in DEGREE
 
 
 class Bias(NamedTuple):
-    """How far the mean ā of an approximation over n batches is from that of the exact gradient, ē.
+    """Distance of the mean ā of an approximation over n batches from the exact gradient's, ē.
 
     Attributes:
         relative: ‖ā − ē‖ / ‖ē‖.

@@ -1,4 +1,4 @@
-"""How few output positions have most of a gradient, over a training: Σ‖dY‖² in the largest ones.
+"""Concentration of a gradient on few output positions over a training: Σ‖dY‖² in the largest.
 
     python benchmarks/papers/concentration.py CONFIG --batch-size 128 --batches 4 \\
         --checkpoints RUN/epoch_3.pth RUN/epoch_5.pth RUN/epoch_10.pth
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from model_under_test import add_model_options, same_draws, tested_model
 from paper import add_layers, drawing, main
 from record import conv_names, record_step
-from subject import add_subject, same_draws, subject_of
 from torch import Tensor
 
 from fst.lab.reporting.document import Document
@@ -37,13 +37,13 @@ def share_in_largest(grad_output: Tensor, divisor: int) -> float:
 
 def shares(options: argparse.Namespace) -> dict[str, list[list[float]]]:
     """Layer -> for each batch the shares of `PARTS`."""
-    subject = subject_of(options)
-    root = sparse_root(subject.model)
+    tested = tested_model(options)
+    root = sparse_root(tested.model)
     names = conv_names(root, options.layers)
     found: dict[str, list[list[float]]] = {}
-    for batch in subject.batches:
-        with same_draws(options.seed, subject.device):
-            step = record_step(root, lambda batch=batch: subject.loss(subject.model, batch))
+    for batch in tested.batches:
+        with same_draws(options.seed, tested.device):
+            step = record_step(root, lambda batch=batch: tested.loss(tested.model, batch))
         for name in names:
             if name in step.layers:
                 grads = step.layers[name].calls[0].grad_output
@@ -67,7 +67,7 @@ def draw(points: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The script's options."""
-    add_subject(parser, batches=4, batch_size=128)
+    add_model_options(parser, batches=4, batch_size=128)
     add_layers(parser, None)
     parser.add_argument(
         "--checkpoints", nargs="+", default=[], metavar="FILE", help="of later points, in order"

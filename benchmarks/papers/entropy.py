@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
+from model_under_test import ModelUnderTest, add_model_options, images_of, same_draws, tested_model
 from paper import add_layers, drawing, main, spread, visit_inputs
 from record import conv_names
-from subject import Subject, add_subject, images_of, same_draws, subject_of
 from torch import Tensor
 
 from fst.basics.arguments import positive
@@ -62,7 +62,7 @@ def histogram_entropy(counts: Tensor) -> Tensor:
 
 
 def joint_counts(first: Tensor, second: Tensor, levels: int) -> Tensor:
-    """How often each pair occurs: (samples, levels, levels) from two (samples, values)."""
+    """Count each pair: (samples, levels, levels) from two (samples, values)."""
     samples = len(first)
     sample = torch.arange(samples, device=first.device)[:, None]
     index = (sample * levels + first) * levels + second
@@ -130,7 +130,7 @@ def draw(layers: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[float
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=4, batch_size=32)
+    add_model_options(parser, batches=4, batch_size=32)
     add_layers(parser, COUNT)
     parser.add_argument(
         "--per",
@@ -146,18 +146,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Document:
     """Measure both kinds of input."""
-    subject = subject_of(options)
-    model = subject.copied(subject.strategy)
+    tested = tested_model(options)
+    model = tested.copied(tested.strategy)
     chosen = conv_names(sparse_root(model), options.layers)
     chosen = chosen if options.layers else spread(chosen, COUNT)
     panels = {
-        "images": _measure(subject, model, chosen, options, noise=False),
-        "white noise": _measure(subject, model, chosen, options, noise=True),
+        "images": _measure(tested, model, chosen, options, noise=False),
+        "white noise": _measure(tested, model, chosen, options, noise=True),
     }
-    images = sum(len(images_of(batch)) for batch in subject.batches)
+    images = sum(len(images_of(batch)) for batch in tested.batches)
     result = Document(
         "Entropy of the convolutions' inputs",
-        f"{subject.title}; {images} images in batches of {options.batch_size}, model in training "
+        f"{tested.title}; {images} images in batches of {options.batch_size}, model in training "
         f"mode. Each input is quantised uniformly to {options.levels} levels between its minimum "
         f"and its maximum, one histogram per {options.per} over all channels; means in bits. "
         "X′ is the left neighbour of X.",
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace) -> Document:
 
 
 def _measure(
-    subject: Subject,
+    tested: ModelUnderTest,
     model: torch.nn.Module,
     layers: list[str],
     options: argparse.Namespace,
@@ -210,11 +210,11 @@ def _measure(
             features = features.flatten(0, 1)[None]
         found[name].append(spatial_entropy(features, options.levels, generator))
 
-    for number, batch in enumerate(subject.batches):
+    for number, batch in enumerate(tested.batches):
         if noise:
             batch = {**batch, "inputs": white_noise(images_of(batch), generator)}
-        with same_draws(options.seed + number, subject.device):
-            visit_inputs(sparse_root(model), layers, lambda: subject.loss(model, batch), visit)  # noqa: B023
+        with same_draws(options.seed + number, tested.device):
+            visit_inputs(sparse_root(model), layers, lambda: tested.loss(model, batch), visit)  # noqa: B023
     missing = [layer for layer in layers if layer not in found]
     if missing:
         raise ValueError(f"layers did not run: {', '.join(missing)}.")

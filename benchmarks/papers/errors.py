@@ -1,4 +1,4 @@
-"""How far an approximate gradient is from the exact one."""
+"""The error of an approximate gradient against the exact one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Error(NamedTuple):
-    """How far an approximation a is from e.
+    """The error of an approximation a of e.
 
     Attributes:
         relative: ‖a − e‖ / ‖e‖.

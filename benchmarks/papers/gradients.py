@@ -15,9 +15,9 @@ import torch
 from errors import Error, error_of
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from model_under_test import add_model_options, same_draws, tested_model
 from paper import Precision, add_layers, add_pattern, add_precision, bare, drawing, main
 from record import LayerRecord, conv_names, record_step
-from subject import add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.lab.arguments import amp_dtype
@@ -34,7 +34,7 @@ ZERO_COLOUR = "#D00000"
 
 @dataclass(frozen=True)
 class RuleEffect:
-    """What a rule makes of the grad_output of one call.
+    """The effect of a rule on the grad_output of one call.
 
     Attributes:
         maps: the pruned grad_output (N, Cout, P, Q).
@@ -119,7 +119,7 @@ def draw(rows: Mapping[str, Tensor], channels: Sequence[int]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32)
+    add_model_options(parser, batches=1, batch_size=32)
     add_layers(parser, None)
     add_pattern(parser)
     add_precision(parser, "the training step")
@@ -135,12 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Document:
     """Record one dense step, prune its grad_outputs under each rule."""
-    subject = subject_of(options)
-    model = subject.copied()
+    tested = tested_model(options)
+    model = tested.copied()
     names = conv_names(sparse_root(model), options.layers)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
-    loss = precision.loss_of(subject.loss, model, subject.batches[0])
-    with same_draws(options.seed, subject.device):
+    loss = precision.loss_of(tested.loss, model, tested.batches[0])
+    with same_draws(options.seed, tested.device):
         step = record_step(sparse_root(model), loss, scale=precision.scale)
     records = {name: record for name, record in step.layers.items() if name in names}
     if not records:
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> Document:
     generator = torch.Generator().manual_seed(options.seed)
     result = Document(
         f"Gradient maps, {options.n}:{options.m} along the output channels",
-        f"{subject.title}; one dense training step with a batch of {options.batch_size} images in "
+        f"{tested.title}; one dense training step with a batch of {options.batch_size} images in "
         f"{options.dtype}, loss scaled by {options.loss_scale:g}.",
     )
     rows = []

@@ -79,7 +79,7 @@ def drawn(cells: Mapping[tuple[float, int], Cell], metric: str) -> Figure:
 
 
 def words(cell: Cell | None) -> str:
-    """What a cell says."""
+    """Text of a cell."""
     if cell is None:
         return "N/A"
     mean, interval = cell

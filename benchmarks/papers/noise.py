@@ -1,4 +1,4 @@
-"""How much noise a sampled backward pass adds, layer by layer, beside the noise between batches.
+"""Noise that a sampled backward pass adds, layer by layer, beside the noise between batches.
 
     python benchmarks/papers/noise.py CONFIG --checkpoint RUN/epoch_5.pth --batch-size 128
 
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from model_under_test import ModelUnderTest, add_model_options, same_draws, tested_model
 from paper import add_layers, main
-from subject import Subject, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 import fst
@@ -35,18 +35,18 @@ Gradients = dict[str, Tensor]  # of the weights, by the names of their layers
 
 
 class Drawing:
-    """A copy of the subject's model whose gradients are exact, but for layers that draw.
+    """A copy of the model under test whose gradients are exact, but for layers that draw.
 
     Args:
         rules: grad_weight or grad_input -> layer -> how it draws.
     """
 
     def __init__(
-        self, subject: Subject, strategy: str, seed: int, **rules: Mapping[str, Sampled]
+        self, tested: ModelUnderTest, strategy: str, seed: int, **rules: Mapping[str, Sampled]
     ) -> None:
-        self.subject = subject
+        self.tested = tested
         self.seed = seed
-        self.model, _ = subject.converted(fst.get_strategy(strategy))
+        self.model, _ = tested.converted(fst.get_strategy(strategy))
         self.layers = sparse_layers(sparse_root(self.model))
         self.positions: dict[str, int] = {}  # of the first batch
         for name, layer in self.layers.items():
@@ -61,14 +61,14 @@ class Drawing:
     def gradients(self, batch: int, draw: int = 0) -> Gradients:
         """Of one batch."""
         self.model.zero_grad(set_to_none=True)
-        with same_draws(self.seed + draw, self.subject.device):
-            self.subject.loss(self.model, self.subject.batches[batch]).backward()
+        with same_draws(self.seed + draw, self.tested.device):
+            self.tested.loss(self.model, self.tested.batches[batch]).backward()
         found = {name: layer.weight.grad for name, layer in self.layers.items()}
         return {name: grad.double() for name, grad in found.items() if grad is not None}
 
     def between_batches(self) -> dict[str, float]:
         """Layer -> the variance of its gradient over the batches."""
-        found = [self.gradients(batch) for batch in range(len(self.subject.batches))]
+        found = [self.gradients(batch) for batch in range(len(self.tested.batches))]
         variance = {}
         for name in found[0]:
             mean = sum(grads[name] for grads in found) / len(found)
@@ -80,7 +80,7 @@ class Drawing:
         """Layer -> mean of ‖drawn − exact‖² over ``draws``, each of the next batch."""
         squares: dict[str, list[float]] = {}
         for draw in range(draws):
-            batch = draw % len(self.subject.batches)
+            batch = draw % len(self.tested.batches)
             true = exact.gradients(batch, draw)
             for name, grad in self.gradients(batch, draw).items():
                 squares.setdefault(name, []).append(float((grad - true[name]).square().sum()))
@@ -94,7 +94,7 @@ def ratios(noise: Mapping[str, float], variance: Mapping[str, float]) -> dict[st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The script's options."""
-    add_subject(parser, batches=8, batch_size=128)
+    add_model_options(parser, batches=8, batch_size=128)
     add_layers(parser, None)
     parser.add_argument(
         "--strategy", default="dense", help="with an exact dW, such as fst_w (default: dense)"
@@ -116,8 +116,8 @@ def run(options: argparse.Namespace) -> Document:
             f"--strategy {options.strategy!r} computes gradients by rules of its own, which a draw "
             "would replace: take one with an exact dW, and --no-grad-input where it prunes dX."
         )
-    subject = subject_of(options)
-    exact = Drawing(subject, options.strategy, options.seed)
+    tested = tested_model(options)
+    exact = Drawing(tested, options.strategy, options.seed)
     variance = exact.between_batches()
     names = [name for name in exact.layers if variance.get(name)]
     if options.layers:
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> Document:
         raise ValueError("no layer that was chosen has a gradient that varies between batches.")
 
     def added(**rules: Mapping[str, Sampled]) -> dict[str, float]:
-        drawing = Drawing(subject, options.strategy, options.seed, **rules)
+        drawing = Drawing(tested, options.strategy, options.seed, **rules)
         return ratios(drawing.noise(exact, options.draws), variance)
 
     columns = [added(grad_weight=dict.fromkeys(names, Sampled(keep=keep))) for keep in KEPT]
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> Document:
     medians = [statistics.median(column[n] for n in names) for column in columns]
     result = Document(
         "The noise of sampled backward passes",
-        f"{subject.title}; {options.strategy}; {options.batches} batches of {options.batch_size}, "
+        f"{tested.title}; {options.strategy}; {options.batches} batches of {options.batch_size}, "
         f"{options.draws} draws. Variance over draws / variance between batches.",
     )
     heads = ["layer", "positions", "dW, 1/2", "dW, 1/4"]

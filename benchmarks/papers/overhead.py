@@ -1,4 +1,4 @@
-"""What pruning each operand costs in time, against a training step (FST, Tables 2 and 6).
+"""Time of pruning each operand, against a training step (FST, Tables 2 and 6).
 
 python benchmarks/papers/overhead.py --model resnet18 --batch-size 32 --threads 2
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from model_under_test import add_model_options, tested_model
 from paper import Precision, add_pattern, add_precision, drawing, main
 from record import LayerRecord, record_step
-from subject import add_subject, subject_of
 from torch import Tensor, nn
 
 from fst.basics.arguments import positive
@@ -139,7 +139,7 @@ def draw(names: Sequence[str], shares: Sequence[float]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=32)
+    add_model_options(parser, batches=1, batch_size=32)
     add_pattern(parser)
     add_precision(parser, "the training step")
     parser.add_argument(
@@ -149,20 +149,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Document:
     """Time everything in turns, every other round in reverse order."""
-    subject = subject_of(options)
+    tested = tested_model(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
-    model = subject.copied()
-    loss = precision.loss_of(subject.loss, model, subject.batches[0])
+    model = tested.copied()
+    loss = precision.loss_of(tested.loss, model, tested.batches[0])
     step = _step(model, loss, precision.scale)
     layers = record_step(sparse_root(model), loss).layers
     pruning = pruning_functions(layers, options.n, options.m, dtype=precision.dtype)
     pruning = {name: torch.no_grad()(function) for name, function in pruning.items()}
-    times = compare({STEP: step, **pruning}, options.repeats, subject.device)
+    times = compare({STEP: step, **pruning}, options.repeats, tested.device)
     whole = times[STEP].median
     result = Document(
         "Time of pruning against a training step",
-        f"{subject.title}; batch of {options.batch_size} images, {options.dtype}, "
-        f"{torch.get_num_threads()} CPU threads, {subject.device}; all convolutions that a "
+        f"{tested.title}; batch of {options.batch_size} images, {options.dtype}, "
+        f"{torch.get_num_threads()} CPU threads, {tested.device}; all convolutions that a "
         f"gradient reaches; median of {options.repeats} rounds in alternating order.",
     )
     result.add_table(

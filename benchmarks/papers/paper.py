@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from subject import Batch, Loss
+from model_under_test import Batch, Loss
 from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
@@ -95,7 +95,7 @@ def add_precision(parser: argparse.ArgumentParser, what: str) -> None:
 
 @dataclass(frozen=True)
 class Precision:
-    """How the approximation's step is computed; the exact one is in the model's own dtype.
+    """Precision of the approximation's step; the exact one is in the model's own dtype.
 
     Attributes:
         dtype: autocast's, or None for no autocast.

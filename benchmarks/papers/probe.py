@@ -23,7 +23,7 @@ PROBED = {
 
 @dataclass(frozen=True)
 class GradientProbe:
-    """What is pruned, whatever the GEMM's reduction axis is.
+    """A pruning along any axis, whatever the GEMM's reduction axis is.
 
     Attributes:
         rule: what is kept of grad_output.

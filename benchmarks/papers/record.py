@@ -1,4 +1,4 @@
-"""What the convolutions of a model see in one step: inputs and gradients, call by call."""
+"""Record inputs and gradients of a model's convolutions in one step, call by call."""
 
 from __future__ import annotations
 

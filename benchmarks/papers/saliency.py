@@ -28,10 +28,10 @@ from errors import Error, error_of, mean
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
+from model_under_test import Batch, Loss, add_model_options, same_draws, tested_model
 from paper import Precision, add_precision, drawing, main
 from probe import PROBE
 from record import LayerRecord, StepRecord, record_step
-from subject import Batch, Loss, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst import list_strategies
@@ -85,7 +85,7 @@ class LayerSaliency:
 
 @dataclass
 class Saliency:
-    """What `saliency` finds about one approximation.
+    """The errors of one approximation, as `saliency` finds them.
 
     Attributes:
         layers: the convolutions that a gradient reaches, in the order of execution.
@@ -219,7 +219,7 @@ def _add(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    add_subject(parser, batches=4, batch_size=32)
+    add_model_options(parser, batches=4, batch_size=32)
     parser.add_argument(
         "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
     )
@@ -236,17 +236,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Document:
     """Measure every approximation on the same batches."""
     approximations = [parse(text) for text in options.strategies]
-    subject = subject_of(options)
+    tested = tested_model(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     found = [
         saliency(
-            subject.model,
-            subject.loss,
-            subject.batches,
+            tested.model,
+            tested.loss,
+            tested.batches,
             approximation,
             root=sparse_root,
             reference=options.reference,
-            selectors=subject.selectors,
+            selectors=tested.selectors,
             precision=precision,
             seed=options.seed,
         )
@@ -258,7 +258,7 @@ def run(options: argparse.Namespace) -> Document:
     }[options.reference]
     result = Document(
         "Errors of pruned gradients, layer by layer",
-        f"{subject.title}; means over {options.batches} batches of {options.batch_size} images in "
+        f"{tested.title}; means over {options.batches} batches of {options.batch_size} images in "
         f"training mode, in {options.dtype} with the loss scaled by {options.loss_scale:g}. Exact: "
         f"{against} in float32, without weight decay of any kind. Local: one layer prunes, given "
         "the exact input and grad_output. Global: all layers prune in the same step.",

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from errors import error_of
 from matplotlib.figure import Figure
+from model_under_test import ModelUnderTest, add_model_options, same_draws, tested_model
 from paper import add_layers, bare, drawing, main, spread, visit_inputs
 from record import LayerRecord, conv_names, record_step
-from subject import Subject, add_subject, same_draws, subject_of
 from torch import Tensor, nn
 
 from fst.api.convert import KINDS
@@ -210,7 +210,7 @@ def draw(rows: Mapping[str, Mapping[str, Tensor]]) -> Figure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    add_subject(parser, batches=1, batch_size=16)
+    add_model_options(parser, batches=1, batch_size=16)
     parser.add_argument(
         "--show",
         nargs="+",
@@ -227,21 +227,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Document:
     """Record one step, draw some layers, tabulate all."""
-    subject = subject_of(options)
+    tested = tested_model(options)
     if not 0 <= options.image < options.batch_size:
         raise ValueError(f"--image {options.image} must be 0 to {options.batch_size - 1}.")
-    model = subject.copied(subject.strategy)
+    model = tested.copied(tested.strategy)
     names = conv_names(sparse_root(model), options.layers)
-    with same_draws(options.seed, subject.device):
+    with same_draws(options.seed, tested.device):
         records = record_step(
-            sparse_root(model), lambda: subject.loss(model, subject.batches[0])
+            sparse_root(model), lambda: tested.loss(model, tested.batches[0])
         ).layers
     records = {name: record for name, record in records.items() if name in names}
     if not records:
         raise ValueError("no gradient reached any of the layers.")
     result = Document(
         "Similarity of neighbouring columns of features",
-        f"{subject.title}; one training step with a batch of {options.batch_size} images.",
+        f"{tested.title}; one training step with a batch of {options.batch_size} images.",
     )
     rows = [
         [name, *layer_similarity(record)]
@@ -266,7 +266,7 @@ def run(options: argparse.Namespace) -> Document:
     result.add_table(
         "Neighbouring positions against any two",
         ["layer", "kind", "positions", "in sequence", "within rows", "within columns"],
-        _neighbour_rows(subject, model, options),
+        _neighbour_rows(tested, model, options),
         "Mean |difference| of the inputs of neighbouring positions over that of any two positions "
         "of the same map and channel: 1 where neighbours are no more alike. In sequence: pixels "
         "row by row, tokens in their order, a class token in front; rows and columns of tokens "
@@ -286,7 +286,7 @@ def run(options: argparse.Namespace) -> Document:
 
 
 def _neighbour_rows(
-    subject: Subject, model: nn.Module, options: argparse.Namespace
+    tested: ModelUnderTest, model: nn.Module, options: argparse.Namespace
 ) -> list[list[object]]:
     """Convolutions that are analysed, and linear layers but the heads, by their first call."""
     root = sparse_root(model)
@@ -306,8 +306,8 @@ def _neighbour_rows(
         if numbers is not None:
             found[name] = [name, kind, *("" if n is None else n for n in numbers)]
 
-    with same_draws(options.seed, subject.device):
-        visit_inputs(root, names, lambda: subject.loss(model, subject.batches[0]), visit)
+    with same_draws(options.seed, tested.device):
+        visit_inputs(root, names, lambda: tested.loss(model, tested.batches[0]), visit)
     return [found[name] for name in modules if name in found]
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from subject import Subject, from_config
+from model_under_test import ModelUnderTest, from_config
 from torch import nn
 
 from fst import get_strategy
@@ -280,14 +280,14 @@ def _trained(network: str, batch: int, options: argparse.Namespace) -> Trained:
         subprocess.run([*command, *(["--resume"] if checkpoint else [])], check=True)
     large = {"train_dataloader.dataset.transforms": [{"type": "RandomResizedCrop", "size": SIZE}]}
     checkpoint = newest_checkpoint(folder)
-    subject = from_config(str(path), large, checkpoint=checkpoint, batch_size=batch)
-    return of_subject(subject)
+    tested = from_config(str(path), large, checkpoint=checkpoint, batch_size=batch)
+    return of_tested(tested)
 
 
-def of_subject(subject: Subject) -> Trained:
+def of_tested(tested: ModelUnderTest) -> Trained:
     """Its model, and the loss on its first batch."""
-    (images,) = subject.batches
-    training = Training(subject.model, lambda model: subject.loss(model, images), sparse_root)
+    (images,) = tested.batches
+    training = Training(tested.model, lambda model: tested.loss(model, images), sparse_root)
     return Trained(training, images["inputs"][:COUNTED])
 
 

@@ -1,4 +1,4 @@
-"""What the configs and grids of the repository say of themselves, without loading them."""
+"""Read the descriptions of the repository's configs and grids, without loading them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def summary_of(config: Path) -> str:
 
 
 def packaged_name(config: Path) -> str:
-    """How command lines name it: ``fst::configs/...``."""
+    """Name on command lines: ``fst::configs/...``."""
     return f"fst::{config.relative_to(ROOT).as_posix()}"
 
 

@@ -1,4 +1,4 @@
-"""How docstrings are read: names in backticks become links where there is something to link to."""
+"""Read docstrings: names in backticks become links where there is something to link to."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.strategy_settings import SETTINGS
 INTRODUCTION = """\
 Every strategy that is registered, as its own code describes it. Which one to take:
 [choose](../choose.md). One of your own: [extend](../extend.md)."""
-PROMISE = """\
+TESTED = """\
 Each of these settings is compared with a slow float64 reference, trained, resumed, folded and
 verified in the tests (`tests/strategy_settings.py`)."""
 
@@ -60,7 +60,7 @@ def _page(name: str) -> str:
         *_published(name),
         *_configs(name),
         "## Tested settings",
-        PROMISE,
+        TESTED,
         fence("python", "\n".join(_settings(name))),
     )
 
@@ -143,7 +143,7 @@ def _type(annotation: object) -> str:
 
 
 def _meanings(strategies: Iterable[Strategy]) -> dict[str, str]:
-    """What the docstrings of the strategies' parts say of their attributes."""
+    """Return the descriptions of attributes in the docstrings of the strategies' parts."""
     found: dict[str, str] = {}
     for part in chain.from_iterable(
         (s, *(s.rule(gemm) for gemm in GEMMS), s.schedule) for s in strategies
@@ -156,7 +156,7 @@ def _meanings(strategies: Iterable[Strategy]) -> dict[str, str]:
 
 
 def _described(recipe: Callable[..., Strategy]) -> dict[str, str]:
-    """What the recipe's own docstring says of its options."""
+    """Return the descriptions of options in the recipe's docstring."""
     return {name: text for names, text in _attributes(recipe.__doc__ or "") for name in names}
 
 
@@ -206,7 +206,7 @@ def _published(name: str) -> Iterator[str]:
 
 
 def _numbers(grid: Grid, name: str) -> set[tuple[str, str, float]]:
-    """What a paper published of a strategy (setting, column, number), if the grid is its task."""
+    """Return a paper's numbers of a strategy (setting, column, number), if the grid is its task."""
     if not any(column.same_data for column in grid.published):
         return set()
     return {

@@ -1,4 +1,4 @@
-"""What trained resnet9_srste_1of4.pth: 10 epochs on 10,000 images of CIFAR-10."""
+"""The training of resnet9_srste_1of4.pth: 10 epochs on 10,000 images of CIFAR-10."""
 
 _base_ = "fst::configs/cifar10_subset.py"
 

@@ -19,7 +19,7 @@ from fst.api.selection import LAYERS, kept_dense, never_called, shared_parameter
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import ORDER, refuse_sharded
 from fst.basics.values import check_module, one_of
-from fst.files.notes import drop_note
+from fst.files.records import drop_record
 from fst.layers.calls import LayerCall, SeenInput, each_call, try_calls
 from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
@@ -134,10 +134,10 @@ def convert(
     seen: dict[str, list[SeenInput]] = {name: [] for name in modules}
     counted = None
     if example_input is not None:
-        with _noting_inputs(model, inputs_of(example_input), seen):
+        with _recorded_inputs(model, inputs_of(example_input), seen):
             counted = multiply_adds(model, example_input)
     for name, module in modules.items():
-        drop_note(module)
+        drop_record(module)
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
         if seen[name] and own[name].may_accelerate:
             try_calls(layer, seen[name])
@@ -149,22 +149,22 @@ def convert(
 
 
 @contextmanager
-def _noting_inputs(
+def _recorded_inputs(
     model: nn.Module, given: tuple[Any, ...], seen: Mapping[str, list[SeenInput]]
 ) -> Iterator[None]:
-    """Within, ``seen`` gets what its layers are called with, as tensors without values.
+    """Record in ``seen`` the inputs of its layers, as meta tensors, while the block runs.
 
     Those that the model is ``given`` need no gradient.
     """
 
-    def note(call: LayerCall) -> None:
+    def record(call: LayerCall) -> None:
         if call.name in seen and not call.input.is_meta:
             like = torch.empty_like(call.input, device="meta")
             zeros = 1 - call.input.count_nonzero().item() / max(call.input.numel(), 1)
             is_given = any(call.input is value for value in given)
             seen[call.name].append(SeenInput(like.requires_grad_(not is_given), zeros))
 
-    with each_call(model, tuple(SPARSE_CLASSES), note):
+    with each_call(model, tuple(SPARSE_CLASSES), record):
         yield
 
 

@@ -22,7 +22,7 @@ from fst.basics.text import counted_as, suggest
 from fst.basics.values import check_has_values
 from fst.files.checkpoint import replacing
 from fst.files.formats import FORMATS, Format, Inputs, held_as
-from fst.files.notes import notes_of
+from fst.files.records import records_of
 from fst.files.weights import read_stored
 from fst.layers.coverage import Coverage, CoveredWeight
 from fst.layers.modules import folded_to_another_class, sparse_layers
@@ -179,22 +179,22 @@ def _several(example_input: Tensor | Inputs | None) -> Inputs:
 
 def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[CoveredWeight, ...]:
     """The weights in the file, those of converted layers checked."""
-    found, notes = [], notes_of(plain)
+    found, records = [], records_of(plain)
     for name, module in plain.named_modules():
         if not isinstance(module, nn.Conv2d | nn.Linear):
             continue
         key = f"{name}.weight" if name else "weight"
         folded = module.weight.detach()
         held = held_as(key, folded, stored)
-        if held is None and key not in notes:
+        if held is None and key not in records:
             continue  # computed from others, and folded into them by the exporter
         if held is None:
             raise RuntimeError(f"the file does not hold the weight {key!r}.")
         weight = stored[held[0]].mT if held[1] else stored[held[0]]
-        grown = int(((weight != 0) & (folded == 0)).sum()) if key in notes else 0
+        grown = int(((weight != 0) & (folded == 0)).sum()) if key in records else 0
         if grown:  # batch norm may be multiplied into it, so values may differ, but no zero
             raise RuntimeError(f"the file's weight {key!r} has {grown} elements that S(W) prunes.")
-        groups = notes.get(key)
+        groups = records.get(key)
         check = check_weight(key, weight, groups or WeightGroups(2, 4, "channel"))
         if groups is None:
             check = replace(check, groups=None, offence=None, reason=NOT_PRUNED)

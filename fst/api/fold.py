@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fst.api.selection import shared_parameters
 from fst.basics.sharding import LOAD, refuse_sharded
-from fst.files.notes import leave_note
+from fst.files.records import leave_record
 from fst.layers.modules import sparse_layers
 
 
@@ -22,7 +22,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     A layer of a library's own class becomes that class again. A class that computes its weight
     (timm's StdConv2d) would compute another weight from S(W), so its layers become plain too.
     Layers that share a Parameter share the folded one. The plain layers, and the metadata of the
-    state_dict, note which N:M their weights are, for `fst.verify` and `fst.export`.
+    state_dict, record which N:M their weights are, for `fst.verify` and `fst.export`.
 
     Args:
         model: a converted model; it is left as it is unless ``inplace``. Of a wrapper (DDP,
@@ -51,7 +51,7 @@ def fold(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     for name, layer in sparse_layers(model).items():
         rule = layer.acting.output
         layer.densify(weights[name])
-        leave_note(layer, None if rule is None else rule.weight_groups)
+        leave_record(layer, None if rule is None else rule.weight_groups)
     return model
 
 

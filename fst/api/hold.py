@@ -93,7 +93,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _has_zeros(weight: Tensor, mask: Tensor) -> bool:
-    """Whether a weight is zero where ``mask`` is False, and nowhere else."""
+    """True if a weight is zero exactly where ``mask`` is False."""
     return torch.equal(weight != 0, mask.to(weight.device))
 
 

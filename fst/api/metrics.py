@@ -1,4 +1,4 @@
-"""What pruning does to a model while it trains, as numbers for any logger."""
+"""Numbers for any logger about the pruning of a model in training."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class PackReport:
-    """What `pack` has measured and chosen; ``str()`` is a table of the layers and the verdict.
+    """Times and choices of `pack`; ``str()`` is a table of the layers and the verdict.
 
     Attributes:
         layers: in the order of the model.
@@ -92,7 +92,7 @@ class PackReport:
 
     @property
     def gained(self) -> bool:
-        """Whether some layer leaves out zeros: the model is then faster than without."""
+        """True if some layer leaves out zeros: the model is then faster than without."""
         return any(row.runs != WAYS[LIBRARY] for row in self.layers)
 
     @property
@@ -244,7 +244,7 @@ def _packed(
 def _computes(
     module: nn.Module, graph: Any, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> bool:
-    """Whether a trace computes what the module does."""
+    """True if a trace computes what the module does."""
     traced = torch.fx.GraphModule(module, graph)
     try:
         found = traced(*_copied(inputs), **named)

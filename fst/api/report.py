@@ -1,4 +1,4 @@
-"""What a conversion did, layer by layer and GEMM by GEMM."""
+"""The report of a conversion, for each layer and GEMM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG = 30  # layers; longer reports are summed up by module, and similar layers 
 
 
 class GemmReport(NamedTuple):
-    """How a GEMM of a layer is computed.
+    """Computation of one GEMM of a layer.
 
     Attributes:
         mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
@@ -67,7 +67,7 @@ class LayerReport(NamedTuple):
 
 @dataclass
 class ConversionReport:
-    """What `fst.convert` did.
+    """The result of `fst.convert`.
 
     Attributes:
         strategy: the strategy, in words.
@@ -138,7 +138,7 @@ class ConversionReport:
 
 
 def notes_on_speed(strategy: Strategy, layers: Iterable[LayerReport], device: str) -> list[str]:
-    """What the user must know of the time of a training step."""
+    """Return warnings about the time of a training step."""
     if strategy.skips_zeros and device == "cpu" and (reason := cpp.missing()):
         return [
             f"The C++ kernels are missing: {reason}. Without them a CPU gains nothing from zeros, "

@@ -1,4 +1,4 @@
-"""What a checkpoint needs beside the state_dict, and the seeds of random rules."""
+"""The state that a checkpoint needs beside the state_dict, and the seeds of random rules."""
 
 from __future__ import annotations
 

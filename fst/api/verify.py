@@ -18,7 +18,7 @@ from fst.basics.sharding import whole
 from fst.basics.text import counted_as
 from fst.basics.values import check_has_values, check_number, one_of
 from fst.files.checkpoint import state_dict_of
-from fst.files.notes import Notes, notes_in, notes_of
+from fst.files.records import Records, records_in, records_of
 from fst.files.weights import packed_weights, read_stored
 from fst.layers.coverage import (
     NOT_CALLED,
@@ -62,7 +62,7 @@ class VerifyReport:
 
     @property
     def not_checked(self) -> int:
-        """How many weights were not checked for other reasons: `exclude`, or nobody asked."""
+        """Number of weights not checked for other reasons: `exclude`, or not asked for."""
         counted = len(self.layers) + len(self.quantised) + self.not_pruned
         return len(self.covered.weights) - counted
 
@@ -79,7 +79,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every weight that was to be checked has its pattern, and enough of the model."""
+        """True if every checked weight has its pattern, and enough of the model was checked."""
         is_kept = all(w.ok for w in self.layers) and not self.quantised
         return is_kept and self.coverage >= self.min_coverage
 
@@ -233,7 +233,7 @@ def _weights(target: object) -> dict[str, _Weight]:
         return _of_model(target)
     if isinstance(target, Mapping):
         state = state_dict_of(target, "target") | packed_weights(target)
-        return _of_state_dict(state, notes_in(target, "target"))
+        return _of_state_dict(state, records_in(target, "target"))
     if isinstance(target, str | os.PathLike):
         return _of_state_dict(*read_stored(target))
     raise TypeError(
@@ -242,7 +242,7 @@ def _weights(target: object) -> dict[str, _Weight]:
 
 
 def _of_model(model: nn.Module) -> dict[str, _Weight]:
-    """What its layers compute with, and its other tensors; each module by one name.
+    """Return the weights of its layers, and its other tensors; each module by one name.
 
     The others are not checked by default, but where torch.jit hides what layers they belong to.
     """
@@ -252,9 +252,9 @@ def _of_model(model: nn.Module) -> dict[str, _Weight]:
                 f"target: {name!r} has no shape yet: run the model once, so that its lazy layers "
                 "know theirs."
             )
-    notes = notes_of(model)
+    records = records_of(model)
     found = {
-        name: _Weight(w, w.dim() == 4, True, notes.get(name), is_quantised=_is_integer(w))
+        name: _Weight(w, w.dim() == 4, True, records.get(name), is_quantised=_is_integer(w))
         for name, w in gemm_weights(model).items()
     }
     for name, module in model.named_modules():
@@ -288,18 +288,18 @@ def _outputs_first(weight: Tensor, groups: int) -> Tensor:
 
 
 def _is_quantised_layer(module: nn.Module) -> bool:
-    """Whether it is one of torch.ao's convolutions and linear layers, whose weight is a method."""
+    """True for torch.ao's convolutions and linear layers, whose weight is a method."""
     is_known = type(module).__module__.startswith("torch.ao.nn.")
     is_gemm = hasattr(module, "out_channels") or hasattr(module, "out_features")
     return is_known and is_gemm and callable(module.weight)
 
 
 def _is_integer(weight: Tensor) -> bool:
-    """Whether values are integers, which stand for others: zeros need not be 0 there."""
+    """True for quantised values: an integer there stands for a number, and 0 need not mean zero."""
     return not (weight.is_floating_point() or weight.is_complex() or weight.dtype == torch.bool)
 
 
-def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]:
+def _of_state_dict(state: Mapping[str, Any], records: Records) -> dict[str, _Weight]:
     """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
     found = {}
     for name, value in state.items():
@@ -309,13 +309,13 @@ def _of_state_dict(state: Mapping[str, Any], notes: Notes) -> dict[str, _Weight]
         if value.is_floating_point() or is_quantised:
             is_conv = value.dim() == 4
             is_counted = is_conv or is_quantised or name.endswith("weight")
-            groups = notes.get(name)
+            groups = records.get(name)
             found[name] = _Weight(value, is_conv, is_counted, groups, is_quantised=is_quantised)
     return found
 
 
 def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeight:
-    """Whether a weight (Cout, Cin/groups, ...) satisfies its pattern."""
+    """Check a weight (Cout, Cin/groups, ...) against its pattern."""
     (n, m, group_order), nonzero = groups, whole(weight) != 0
     if group_order == "im2col":
         nonzero = nonzero.flatten(1)

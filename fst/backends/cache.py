@@ -30,7 +30,7 @@ def folder() -> Path:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a measured time depends on besides the layer."""
+    """Return the versions and the machine, on which a measured time depends besides the layer."""
     found: dict[str, Any] = {"fst": __version__, "torch": torch.__version__}
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
@@ -83,7 +83,7 @@ def read(surroundings: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _entry(line: str, surroundings: dict[str, Any]) -> dict[str, Any] | None:
-    """What `add` wrote, or None if the line is anything else."""
+    """Read a line that `add` wrote; None if the line is anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ VARIABLE = "FST_AUTOTUNE"
 
 
 class LayerKey(NamedTuple):
-    """What the time of a layer's operation depends on, besides the machine.
+    """Key of a layer's operation: all that its time depends on, besides the machine.
 
     Attributes:
         tensors: shape, strides and dtype of each operand.
@@ -57,7 +57,7 @@ class LayerKey(NamedTuple):
 
 
 class Operands(Protocol):
-    """What an operation is computed from."""
+    """The operands of an operation."""
 
     def __iter__(self) -> Iterator[Any]:
         """Tensors and options."""
@@ -75,7 +75,7 @@ class Operands(Protocol):
         """True where a run draws random numbers: then it is never timed."""
 
     def key(self) -> LayerKey:
-        """What the time depends on."""
+        """The key of these operands."""
 
     def fresh(self) -> Any:
         """The same operands, of which a timed run can take nothing that another one has left."""
@@ -87,7 +87,7 @@ class Operands(Protocol):
 
 
 class _Running(threading.local):
-    """Where this thread records its decisions."""
+    """The record to which this thread writes its decisions."""
 
     record: Record | None = None
 
@@ -240,7 +240,7 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
 def _chosen_before(
     record: Record | None, operation: str, text: str, found: dict[str, Backend]
 ) -> Decision | None:
-    """What the layer's state says, which a checkpoint may have brought."""
+    """The decision in the layer's state, which a checkpoint may have brought; None without one."""
     entry = None if record is None else record.choices.get(text)
     if entry is None or entry["backend"] not in found:
         return None
@@ -338,7 +338,7 @@ def _run_of(backend: Backend, operands: Operands) -> Callable[[], object]:
 
 
 def decisions(operation: str | None = None) -> list[Decision]:
-    """What was decided in this process, in order: the latest, at most `MOST_DECIDED`."""
+    """The decisions of this process, in order: the latest, at most `MOST_DECIDED`."""
     return [d for d in _DECIDED.values() if operation in (None, d.operation)]
 
 

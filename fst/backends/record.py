@@ -1,4 +1,4 @@
-"""What was chosen for a layer: decisions with their times, and shares of zeros."""
+"""The choices of a layer: decisions with their times, and shares of zeros."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Record:
-    """What was chosen for a layer; part of its state, so that copies and checkpoints go on with it.
+    """The choices of a layer; part of its state, so that copies and checkpoints go on with them.
 
     Attributes:
         decisions: operation -> its latest decision.

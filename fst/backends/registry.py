@@ -54,7 +54,7 @@ class Backend:
         return 1.0
 
     def work(self, operands: Any) -> float:
-        """What the zeros of the operands leave to do, in (0, 1]; a time is about proportional."""
+        """Return the share of the work that zeros leave, in (0, 1]; time is about proportional."""
         return 1.0
 
     def left_out(self, operands: Any) -> str:
@@ -175,7 +175,7 @@ demanded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def demands() -> tuple[object, ...]:
-    """What `force` and `prefer` demand now, for all operations."""
+    """Return the backends that `force` and `prefer` ask for now."""
     return *_FORCED.items(), *_PREFERRED.items()
 
 

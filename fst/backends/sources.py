@@ -32,7 +32,7 @@ def load(module: str) -> ModuleType:
 
 
 def folder() -> Path:
-    """Where the sources of the kernels lie: of this package, whatever else is installed."""
+    """Return the folder with the sources of the kernels, those of this package."""
     if INSTALLED.is_dir():
         return INSTALLED
     folder = Path(__file__).resolve().parents[2] / "kernels"
@@ -75,7 +75,7 @@ def _triton_missing() -> str:
 
 @functools.cache
 def cpp_library() -> Path:
-    """Where the C++ kernels lie once compiled, for the instructions that torch uses too."""
+    """Return the path of the compiled C++ kernels, for the instruction set that torch uses."""
     level = CPP_LEVELS.get(torch.backends.cpu.get_cpu_capability(), "base")
     return folder() / f"cpu_{level}.so"
 

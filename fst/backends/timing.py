@@ -136,7 +136,7 @@ _host_time = time.perf_counter
 
 @contextlib.contextmanager
 def processor_time() -> Iterator[None]:
-    """Within, the host's clock is the processor time that this process spends, over all threads.
+    """Measure by the processor time of this process, all threads together, while the block runs.
 
     For machines that others use too: waiting for a processor does not count.
     """

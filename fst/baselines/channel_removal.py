@@ -70,7 +70,7 @@ def _owner(model: nn.Module, name: str) -> Any:
 
 
 def _multiplies(model: nn.Module, name: str) -> bool:
-    """Whether a tensor is of a convolution or linear layer, which has output and input channels."""
+    """True for a tensor of a convolution or linear layer, which has output and input channels."""
     return isinstance(_owner(model, name), nn.Conv2d | nn.Linear)
 
 
@@ -96,7 +96,7 @@ def _obstacle(
 
 
 def weights_of(model: nn.Module, group: ChannelGroup) -> Iterator[tuple[Place, Tensor, Tensor]]:
-    """Where the group's channels are multiplied by a weight: place, weight, channels there.
+    """Yield the weights that multiply the group's channels: place, weight, channels there.
 
     That is in convolutions and linear layers; a depthwise convolution has no choice of channels.
     """
@@ -159,7 +159,7 @@ def _selected(kept: Mapping[int, Tensor], tensor: Tensor) -> Tensor:
 
 
 def is_depthwise(module: nn.Module) -> bool:
-    """Whether each channel has a filter of its own."""
+    """True if each channel has a filter of its own."""
     return isinstance(module, nn.Conv2d) and 1 < module.groups == module.out_channels
 
 

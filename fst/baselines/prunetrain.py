@@ -175,7 +175,7 @@ class TracedChannels:
 
 
 def removes_channels(strategy: fst.Strategy) -> bool:
-    """Whether the model gets smaller in training; Parameters are then replaced."""
+    """True if the model gets smaller in training; Parameters are then replaced."""
     return isinstance(strategy.schedule, ChannelLasso)
 
 

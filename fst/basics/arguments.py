@@ -1,4 +1,4 @@
-"""What every command line shares: types of arguments, and how a command ends."""
+"""Shared by all command lines: types of arguments, and the end of a command."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def handle_signals(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
 
 @contextmanager
 def signals_handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """Within, these signals call ``handler``; ignored ones stay ignored."""
+    """Let ``handler`` handle these signals while the block runs; ignored ones stay ignored."""
     before = handle_signals(numbers, handler)
     try:
         yield
@@ -111,7 +111,7 @@ def signals_handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 
 def raise_stop(number: int, frame: object = None) -> NoReturn:
-    """What a signal that asks a process to end raises."""
+    """Raise the exception of a signal that asks the process to end."""
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UsageError(RuntimeError):
-    """What is asked for cannot work here; the message says what does, and commands end in it."""
+    """A request that cannot work here; the message says what can, and a command ends with it."""

@@ -26,12 +26,12 @@ def _loaded(module: str, name: str) -> Any:
 
 
 def is_sharded(tensor: Tensor | None) -> bool:
-    """Whether ``tensor`` is a DTensor."""
+    """True if ``tensor`` is a DTensor."""
     return isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
 
 
 def is_sharded_model(model: nn.Module) -> bool:
-    """Whether ``model`` or a part of it was given to `fully_shard`, or holds DTensors."""
+    """True if ``model`` or a part of it was given to `fully_shard`, or holds DTensors."""
     sharding = _loaded("torch.distributed.fsdp", "FSDPModule")
     return any(isinstance(m, sharding) for m in model.modules()) or any(
         map(is_sharded, model.parameters())
@@ -39,12 +39,12 @@ def is_sharded_model(model: nn.Module) -> bool:
 
 
 def is_managed(layer: nn.Module) -> bool:
-    """Whether FSDP, of either kind, gathers the parameters of ``layer``."""
+    """True if FSDP, of either kind, gathers the parameters of ``layer``."""
     return getattr(layer, "_is_fsdp_managed_module", False)
 
 
 def is_flat(layer: nn.Module) -> bool:
-    """Whether FSDP1 keeps the weight of ``layer`` in a flat parameter."""
+    """True if FSDP1 keeps the weight of ``layer`` in a flat parameter."""
     weight = layer._parameters.get("weight", layer.__dict__.get("weight"))
     is_own = isinstance(weight, nn.Parameter) and not hasattr(weight, "_fsdp_flattened")
     return is_managed(layer) and weight is not None and not is_own
@@ -75,7 +75,7 @@ def laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def several_ranks() -> bool:
-    """Whether this process is one of several of an initialised `torch.distributed`."""
+    """True if this process is one of several of an initialised `torch.distributed`."""
     ranks = torch.distributed
     return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 

@@ -17,14 +17,14 @@ def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _same(value: object, other: object) -> bool:
-    """Whether they are equal and of one type, as 1, True and 1.0 are not, nor tuples of them."""
+    """True if both are equal and of one type, as 1, True and 1.0 are not, nor tuples of them."""
     if isinstance(value, tuple) and isinstance(other, tuple):
         return len(value) == len(other) and all(map(_same, value, other))
     return type(value) is type(other) and value == other
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an integer or a float, and no bool."""
+    """True for an integer or a float, not for a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -38,7 +38,7 @@ def check_number(name: str, value: object, interval: str) -> None:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is an integer, and no bool."""
+    """True for an integer, not for a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

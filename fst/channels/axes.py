@@ -51,7 +51,7 @@ class Axes:
             self._pinned.setdefault(channel, reason)
 
     def counted(self, channel: int) -> str:
-        """What would change without a channel though others have its place; "" if nothing does."""
+        """Why the number of channels on this axis must stay; "" if it may change."""
         channel = self._first(channel)
         return next((reason for axis, reason in self._counted if channel in self.now(axis)), "")
 

@@ -1,4 +1,4 @@
-"""What operations do to channels: which axes of their tensors hold the same ones."""
+"""The effect of operations on channels: which axes of their tensors hold the same ones."""
 
 from __future__ import annotations
 

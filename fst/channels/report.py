@@ -1,4 +1,4 @@
-"""What a permutation of a model's channels did."""
+"""The report of a permutation of a model's channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fst.basics.text import table
 
 
 class LayerMagnitude(NamedTuple):
-    """What N:M keeps of a layer's weight.
+    """The magnitude that N:M keeps of a layer's weight.
 
     Attributes:
         name: of the layer.
@@ -27,7 +27,7 @@ class LayerMagnitude(NamedTuple):
 
 @dataclass
 class PermutationReport:
-    """What `permute` did.
+    """The result of `permute`.
 
     Attributes:
         layers: one `LayerMagnitude` for each layer that is pruned along its input channels.

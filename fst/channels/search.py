@@ -101,7 +101,7 @@ class _Search:
         self.least = ROUNDING * self.kept() / len(self.groups)
 
     def kept(self) -> float:
-        """What all groups keep."""
+        """Magnitude that all groups keep."""
         return self.worth.diagonal().sum(dtype=torch.float64).item() / self.m
 
     def descend(self) -> None:

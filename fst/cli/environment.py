@@ -1,4 +1,4 @@
-"""What a result was made with: versions, the machine, and all else that a time depends on."""
+"""The environment of a result: versions, the machine, and all else that a time depends on."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def code() -> str:
 
 
 def _gpu_state(device: torch.device) -> dict[str, str]:
-    """What nvidia-smi says; empty where it does not answer."""
+    """Return what nvidia-smi reports; empty where it does not answer."""
     index = torch.cuda.current_device() if device.index is None else device.index
     try:
         uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"

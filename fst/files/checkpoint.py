@@ -54,7 +54,7 @@ class _Kind(_Discarded):
 
     @property
     def is_number(self) -> bool:
-        """Whether its values are numbers, not pointers or text."""
+        """True if its values are numbers, not pointers or text."""
         return isinstance(self.name, str) and self.name in NUMBERS
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.basics.extras import extra_named
-from fst.files.notes import as_text, notes_of
-from fst.files.weights import NAMES, NOTES
+from fst.files.records import as_text, records_of
+from fst.files.weights import NAMES, RECORDS
 
 Inputs = tuple[Tensor, ...]
 
@@ -59,10 +59,10 @@ def _write_onnx(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Pat
         for name, entry in program.model.graph.initializers.items()
         if entry.const_value is not None
     }
-    notes = notes_of(model)
-    found = {name: held_as(name, model.get_parameter(name).detach(), stored) for name in notes}
+    records = records_of(model)
+    found = {name: held_as(name, model.get_parameter(name).detach(), stored) for name in records}
     names = {name: where for name, where in found.items() if where is not None}
-    program.model.metadata_props.update({NOTES: as_text(notes), NAMES: json.dumps(names)})
+    program.model.metadata_props.update({RECORDS: as_text(records), NAMES: json.dumps(names)})
     program.save(path)
     if len(list(path.parent.iterdir())) > 1:
         raise ValueError(
@@ -88,7 +88,7 @@ def _onnx_outputs(path: Path, inputs: Inputs, optimised: bool = True) -> list[Te
 def _write_pt2(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path) -> None:
     shapes = _dynamic(inputs, dynamic_batch)
     program = torch.export.export(model, inputs, dynamic_shapes=shapes)
-    torch.export.save(program, path, extra_files={NOTES: as_text(notes_of(model))})
+    torch.export.save(program, path, extra_files={RECORDS: as_text(records_of(model))})
 
 
 def _pt2_outputs(path: Path, inputs: Inputs) -> list[Any]:
@@ -100,7 +100,7 @@ def _write_safetensors(model: nn.Module, inputs: Inputs, dynamic_batch: bool, pa
         from safetensors.torch import save_file
     # clones: the format has no shared tensors, and a model's may be tied
     whole = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(whole, path, {"format": "pt", NOTES: as_text(notes_of(model))})
+    save_file(whole, path, {"format": "pt", RECORDS: as_text(records_of(model))})
 
 
 def held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> tuple[str, bool] | None:

@@ -19,30 +19,30 @@ from fst.files.checkpoint import (
     state_dict_in,
     state_dict_of,
 )
-from fst.files.notes import Notes, from_text, notes_in
+from fst.files.records import Records, from_text, records_in
 
-NOTES = "fst.json"  # a .pt2 file's extra file, and the other formats' key, that holds the notes
+RECORDS = "fst.json"  # a .pt2 file's extra file, and the other formats' key, that holds the records
 NAMES = "fst.names.json"  # an .onnx file's key: weight -> initializer, and whether it is transposed
 PT2_CONFIG = "/data/weights/model_weights_config.json"
-PT2_NOTES = f"/extra/{NOTES}"
+PT2_RECORDS = f"/extra/{RECORDS}"
 PACKED = "_packed_params._packed_params"  # a quantised linear layer's key of (weight, bias)
 PT2_DTYPES = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloat16}
 
 
 class Stored(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         weights: its tensors by name; of a .pt2 file the floating-point ones.
-        notes: which of them must be N:M, where the file says so.
+        records: which of them must be N:M, where the file says so.
     """
 
     weights: dict[str, Tensor]
-    notes: Notes
+    records: Records
 
 
 def read_stored(path: str | os.PathLike[str]) -> Stored:
-    """The weights in a file, and what it notes of them.
+    """The weights in a file, and their records.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -54,7 +54,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
         checkpoint = load_checkpoint_safely(path)
         weights = state_dict_of(checkpoint, str(path)) | packed_weights(checkpoint)
         check_sizes(weights, path)
-        return Stored(weights, notes_in(checkpoint, str(path)))
+        return Stored(weights, records_in(checkpoint, str(path)))
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist or is no file.")
     try:
@@ -84,8 +84,8 @@ def _read_safetensors(path: Path) -> Stored:
     with extra_named():
         from safetensors import safe_open
     with safe_open(path, "pt") as file:
-        notes = from_text((file.metadata() or {}).get(NOTES))
-        return Stored({name: file.get_tensor(name) for name in file.keys()}, notes)
+        records = from_text((file.metadata() or {}).get(RECORDS))
+        return Stored({name: file.get_tensor(name) for name in file.keys()}, records)
 
 
 def _read_onnx(path: Path) -> Stored:
@@ -101,7 +101,7 @@ def _read_onnx(path: Path) -> Stored:
     }
     for stored, _ in names.values():
         weights.pop(stored, None)
-    return Stored(weights | renamed, from_text(said.get(NOTES)))
+    return Stored(weights | renamed, from_text(said.get(RECORDS)))
 
 
 def _of_onnx(entry: Any) -> Tensor:
@@ -117,14 +117,14 @@ def _read_pt2(path: Path) -> Stored:
     check_file(path)
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        noted = next((name for name in names if name.endswith(PT2_NOTES)), None)
-        notes = from_text(archive.read(noted).decode() if noted else None)
+        entry = next((name for name in names if name.endswith(PT2_RECORDS)), None)
+        records = from_text(archive.read(entry).decode() if entry else None)
         config = next((name for name in names if name.endswith(PT2_CONFIG)), None)
         if config is None:
             raise ValueError("it holds no weights as torch.export.save of PyTorch 2.9 writes them")
         weights = _weights_of_pt2(archive, config)
     check_sizes(weights, path)
-    return Stored(weights, notes)
+    return Stored(weights, records)
 
 
 def _weights_of_pt2(archive: zipfile.ZipFile, config: str) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ class SparsityState:
         self.model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save."""
+        """Return the state to save."""
         return fst.sparsity_state(self.model)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class SparsityState:
         self.model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save: one entry, opaque, since DCP loads only tensors that exist before."""
+        """Return the state, as one opaque entry: DCP loads only tensors that exist before."""
         buffer = io.BytesIO()
         torch.save(fst.sparsity_state(self.model), buffer)
         return {self._key(): buffer.getvalue()}

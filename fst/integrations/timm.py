@@ -68,7 +68,7 @@ class SparseStandardised(SparseConv2d):
 
     @classmethod
     def obstacle(cls, strategy: Strategy) -> str | None:
-        """What acts on the stored weight itself does nothing of meaning to a computed one."""
+        """Refuse strategies that act on the stored weight: this layer computes its own from it."""
         if strategy.schedule is not None:
             return f"{STANDARDISED}, and {strategy.name} works on stored ones at each step"
         if strategy.decay and not strategy.gradient_decay:

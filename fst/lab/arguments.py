@@ -1,4 +1,4 @@
-"""What the command lines of the lab share."""
+"""Arguments that the command lines of the lab share."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def source_and_name(text: str) -> tuple[str, str]:
 
 
 def command_of(command: str, line: argparse.Namespace) -> str:
-    """How to call `fst` ``command`` again, from its parsed line."""
+    """Return the line that calls `fst` ``command`` again, from its parsed line."""
     return shlex.join(["fst", command, *line.words])

@@ -25,7 +25,7 @@ SIZE = (224, 224)  # of its images
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained; each candidate of a comparison trains a copy.
+    """A model under test and its loss; each candidate of a comparison trains a copy.
 
     Attributes:
         model: the dense model.
@@ -47,7 +47,7 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def converted(self, strategy: Strategy) -> set[str]:
@@ -174,7 +174,7 @@ def from_config(
 
 
 def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[str, Any]:
-    """What a dataloader gives a classifier: always the same random batch for a size."""
+    """Return a classifier's batch as a dataloader gives it: the same random one for each size."""
     generator = torch.Generator().manual_seed(0)
     mean = getattr(model.data_preprocessor, "mean", None)
     shape = (batch_size, 3 if mean is None else mean.numel(), height, width)
@@ -186,5 +186,5 @@ def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[
 
 
 def is_config(model: str) -> bool:
-    """Whether a model is a training config, by path or of the package, and no name."""
+    """True if ``model`` is a training config, by path or of the package, and no name."""
     return model.endswith((".py", ".yaml", ".yml", ".json")) or model.startswith("fst::")

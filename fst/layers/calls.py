@@ -1,4 +1,4 @@
-"""What the layers of a model are called with, and models that are in eval mode for a while."""
+"""Observe the inputs of a model's layers, and put a model into eval mode for a while."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LayerCall(NamedTuple):
 def each_call(
     model: nn.Module, kinds: tuple[type[nn.Module], ...], act: Callable[[LayerCall], object]
 ) -> Iterator[None]:
-    """Within, ``act`` is called after each call of a layer of these kinds."""
+    """Call ``act`` after each call of a layer of these kinds, while the block runs."""
 
     def recorder(name: str) -> Callable[..., None]:
         def record(
@@ -54,7 +54,7 @@ def each_call(
 
 
 def called_on(model: nn.Module, example: tuple[Any, ...]) -> Any:
-    """What the model computes of a user's example.
+    """Call the model on a user's example.
 
     Raises:
         ValueError: it cannot.
@@ -101,7 +101,7 @@ def try_calls(layer: PrunableWeight, inputs: Sequence[SeenInput]) -> None:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Within, the model is in eval mode; afterwards each module is in its own mode again."""
+    """Put the model into eval mode for the block; afterwards restore the mode of each module."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

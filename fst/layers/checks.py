@@ -1,4 +1,4 @@
-"""What a layer needs before it trains: exceptions that say what to call, or what to leave."""
+"""Checks before a layer trains: their exceptions say what to call, or what to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What share of a model's weights, and of its multiply-adds, lies in N:M groups."""
+"""The share of a model's weights, and of its multiply-adds, that lies in N:M groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CoveredWeight:
 
     @property
     def ok(self) -> bool:
-        """Whether no group has more than N non-zero elements."""
+        """True if no group has more than N non-zero elements."""
         return self.offence is None
 
     @property
@@ -63,7 +63,7 @@ class CoveredWeight:
 
     @property
     def is_exempt(self) -> bool:
-        """Whether all of its groups are shorter than M, as in depthwise layers."""
+        """True if all of its groups are shorter than M, as in depthwise layers."""
         return self.groups is not None and _group(self.shape, self.groups) < self.groups.m
 
     @property

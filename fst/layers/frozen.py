@@ -13,12 +13,12 @@ from fst.layers.remembered import FrozenBlock
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Within, each layer prunes its weight in its first call, and no more.
+    """Prune each layer's weight once, in its first call, while the block runs.
 
-    For evaluation, or around the micro-batches of one step: the caller promises that the weights
-    stay as they are. The optimizer's step within raises; for inference fold the model instead.
+    For evaluation, or around the micro-batches of one step: the caller guarantees that the weights
+    stay as they are. The optimizer's step raises there; for inference fold the model instead.
     However the block ends, it ends for every layer: also for those that were folded, replaced or
-    removed within.
+    removed meanwhile.
 
     Raises:
         ValueError: ``model`` has no converted layer, or is frozen already.

@@ -71,7 +71,7 @@ class TracedForward:
         self.__signature__ = inspect.signature(types.MethodType(self.function, self.model))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the model computes."""
+        """Compute the model."""
         return self.function(self.model, *arguments, **named)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _is_addition(node: fx.Node) -> bool:
 
 
 def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether the product can be computed where its sum is, and onto a new tensor."""
+    """True if the product can be computed where its sum is, and onto a new tensor."""
     position = {of: place for place, of in enumerate(node.graph.nodes)}
     if added.target in ONTO_THE_FIRST and added.args[0] is other:
         if any(position[user] > position[added] for user in other.users):
@@ -237,7 +237,7 @@ def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, 
 
 
 def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether a node may change its first argument."""
+    """True if a node may change its first argument."""
     if node.op == "call_module":
         return bool(getattr(modules[str(node.target)], "inplace", False))
     name = node.target if isinstance(node.target, str) else node.target.__name__

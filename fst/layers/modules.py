@@ -34,7 +34,7 @@ _LIVING: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionar
 
 
 class SparseLayer(PrunableWeight):
-    """What converted layers share: conversion and back, a call, copies."""
+    """Base class of converted layers: conversion and back, a call, copies."""
 
     dense_class: ClassVar[type[nn.Module]]
 
@@ -56,7 +56,7 @@ class SparseLayer(PrunableWeight):
 
     @property
     def folded_class(self) -> type[nn.Module]:
-        """What multiplies with its weight as it is: the class that `densify` makes of the layer."""
+        """The plain class that `densify` turns the layer into."""
         return self.dense_class
 
     def densify(self, weight: Tensor) -> None:
@@ -70,6 +70,7 @@ class SparseLayer(PrunableWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """As the dense layer's; by its own code where no backend gains anything over it."""
+        # The op's own calls take time. A small layer that gains nothing would be slower by them.
         key = None
         if not torch.compiler.is_compiling() and self.strategy.only_samples:
             key = call_key(input, self._parameters.get("weight"))
@@ -79,7 +80,7 @@ class SparseLayer(PrunableWeight):
 
     @abc.abstractmethod
     def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
-        """What the class computes by `_call`; shapes as the dense layer's."""
+        """Compute the layer through `_call`; shapes as the dense layer's."""
 
     def _call(self, input: Tensor, where: Window = (1, 0, 1), key: CallKey | None = None) -> Tensor:
         """The layer's output: the operands, then the op.

@@ -55,7 +55,7 @@ Key = tuple[torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
 class Folded(NamedTuple):
-    """What a layer multiplies by, batch norm included.
+    """Weight and bias of a layer, batch norm included.
 
     Attributes:
         weight: in the dtype of the products, as a convolution's: (Cout, Cin/groups, kh, kw).
@@ -69,7 +69,7 @@ class Folded(NamedTuple):
 
 
 class PackedLayer(nn.Module):
-    """What `PackedConv2d` and `PackedLinear` share.
+    """Base class of `PackedConv2d` and `PackedLinear`.
 
     Attributes:
         layer_name: in the model.
@@ -398,7 +398,7 @@ def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
 
 
 def _distance(one: torch.Size, other: torch.Size) -> float:
-    """How far the sizes of two inputs lie apart; the batch counts twice."""
+    """Distance of the sizes of two inputs; the batch counts twice."""
 
     def of(a: float, b: float) -> float:
         return abs(math.log(max(a, 1) / max(b, 1)))

@@ -1,4 +1,4 @@
-"""What a layer remembers: its state, which copies and checkpoints take along, and what passes."""
+"""The state of a layer: persistent (in copies and checkpoints), and transient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]
 
 @dataclass
 class LayerState:
-    """What holds from step to step.
+    """State that holds from step to step.
 
     Attributes:
         step: steps of the optimizer that holds the weight.
@@ -96,7 +96,7 @@ class FrozenBlock:
 
 @dataclass
 class PassingState:
-    """What holds within a step, or while the model is attached; copies start without it.
+    """Transient state of a step or of an attachment: neither copied nor saved.
 
     Attributes:
         calls: training calls since the last step of the optimizer.

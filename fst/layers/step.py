@@ -1,4 +1,4 @@
-"""What every optimizer's step does to converted layers: the decay before it, the count after it.
+"""The work at every optimizer's step: the decay before it, the count of steps after it.
 
 PyTorch calls these hooks around each step of any optimizer. There the gradients are complete,
 whatever the number of calls, micro-batches and layers that share the weight, and unscaled; an
@@ -51,7 +51,7 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> None:
 
 
 def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:
-    """Whether the step under way is none: a GradScaler has found infinities, or nobody trained.
+    """True if the step must not count: a GradScaler has found infinities, or nothing trained.
 
     Optimizers that unscale gradients themselves are called for infinities all the same; others are
     not. Nobody waits for a GPU to say so: there such a step counts, and "decoupled" decay acts in
@@ -69,7 +69,7 @@ def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:
 
 
 def _is_zero(rate: float | Tensor | None) -> bool:
-    """Whether a learning rate is known to be 0 without asking a device."""
+    """True if a learning rate is known to be 0 without asking a device."""
     if isinstance(rate, Tensor) and rate.device.type != "cpu":
         return False
     return rate is not None and not rate
@@ -159,7 +159,7 @@ def with_gradients(
 
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
-    """Whether another optimizer is stepping the weight, of whose step this one is a part."""
+    """True if this step is a part of another optimizer's step of the same weight."""
     other = layer.passing.stepping and layer.passing.stepping()
     if other is None or other is optimizer:
         return False

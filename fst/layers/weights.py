@@ -1,4 +1,4 @@
-"""What a converted layer multiplies with: its weight, S(W), S(Wᵀ), and the masks behind these."""
+"""The weights of a converted layer: W, S(W), S(Wᵀ), and their masks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class PrunableWeight(nn.Module):
         return tensor
 
     def _multiplied(self, weight: Tensor) -> Tensor:
-        """What the GEMMs multiply before pruning, from the stored weight."""
+        """Return the weight before pruning, computed from the stored one."""
         return weight
 
     def weight_as_conv(self) -> Tensor:
-        """What is pruned and then multiplied, (Cout, Cin/groups, kh, kw): mostly the whole weight.
+        """Return the weight to prune and multiply, (Cout, Cin/groups, kh, kw): mostly all of it.
 
         Where the weight is sharded, all ranks must call this method together.
         """
@@ -66,7 +66,7 @@ class PrunableWeight(nn.Module):
 
     @property
     def multiplies_parameter(self) -> bool:
-        """Whether the GEMMs multiply a Parameter; False where its layer computes the weight."""
+        """True if the GEMMs multiply a Parameter; False where its layer computes the weight."""
         parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
         return isinstance(parameter, nn.Parameter) or replicated
 
@@ -140,6 +140,7 @@ class PrunableWeight(nn.Module):
         compiled = torch.compiler.is_compiling()
         frozen = None if compiled else self.passing.frozen
         if frozen is not None:
+            # Tensors made in inference mode cannot be saved for a backward pass.
             key = dtype, torch.is_inference_mode_enabled()
             if key in frozen:
                 return frozen[key]

@@ -1,3 +1,3 @@
-"""How a convolution's three GEMMs are computed."""
+"""Computation of a convolution's three GEMMs."""
 
 from fst.ops import backends as backends  # registers them

@@ -29,7 +29,7 @@ DENSE_CALLS = 64  # of a layer for which no backend gains, before they are compa
 
 
 class Call(NamedTuple):
-    """What one call of the op needs besides its tensors.
+    """The arguments of one call of the op besides its tensors.
 
     Attributes:
         decay: λ of the term λ(W − S(W)) that this call adds to grad_weight.
@@ -68,6 +68,7 @@ class _SparseConv2d(torch.autograd.Function):
         zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
         output = choice.compute(Output(input, weight_output, bias, call.geometry, zeros))
         ctx.zeros = zeros
+        # S(Wᵀ) has zeros of its own, unless both directions multiply with one tensor.
         if weight_grad_input is not weight_output and may_count(call.strategy):
             share = share_of_zeros("transposed", weight_grad_input, trains=call.trains)
             ctx.zeros = zeros._replace(weight=share)
@@ -104,6 +105,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     dy_input, dy_weight = _pruned_twice(grad_output, call, need_input, need_weight)
     zeros = ctx.zeros
     of_dy_input = of_dy_weight = zeros
+    # One count serves both products where they see one dY: to count reads it.
     if may_count(strategy):
         of_dy_input = zeros._replace(
             grad_output=share_of_zeros("grad_output", dy_input, trains=call.trains)
@@ -195,7 +197,7 @@ def _pruned_twice(
 
 
 def call_key(input: Tensor, weight: Tensor | None) -> CallKey | None:
-    """What decides, for one layer and one strategy, which backends are the fastest.
+    """Return the shapes and types that decide, for one layer and strategy, the fastest backends.
 
     None where a layer must not run as the dense one: an unchecked input, a weight that its layer
     computes, transforms of torch.func.

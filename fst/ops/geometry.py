@@ -66,7 +66,7 @@ def positions_of(maps: Tensor) -> int:
 
 
 def is_channels_last(maps: Tensor) -> bool:
-    """Whether the channels lie side by side, and no other order describes the tensor as well."""
+    """True if the channels lie side by side, and no other order describes the tensor as well."""
     return maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
 
 
@@ -77,7 +77,7 @@ def empty_maps(shape: Sequence[int], like: Tensor, channels_last: bool) -> Tenso
 
 
 def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
-    """What the mean of the input contributes to dW (Cout, Cin/groups, kh, kw): sums · meanᵀ for
+    """Return the part of dW (Cout, Cin/groups, kh, kw) from the mean of the input: sums · meanᵀ for
     each tap, of ``sums`` (Cout, kh, kw) of grad_output and ``mean`` (Cin,).
     """
     means = mean.view(groups, 1, -1, 1, 1)

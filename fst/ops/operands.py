@@ -193,6 +193,7 @@ class GradInput(NamedTuple):
         return drawn_positions(self.rule, self.positions)
 
     def key(self) -> LayerKey:
+        # A list that grad_weight has drawn is free here: the times are others than with a draw.
         is_drawn = self.lists is not None and self.lists.is_drawn
         rule = None if self.rule is None else str(self.rule)
         options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry)
@@ -300,7 +301,7 @@ class GradWeight(NamedTuple):
 
 
 def drawn_positions(rule: Rule | None, positions: int) -> int:
-    """How many of the positions a rule draws; all of them without one."""
+    """Return the number of positions that a rule draws; all of them without a rule."""
     return positions if rule is None else draw.count_of(rule.density, positions)
 
 
@@ -384,7 +385,7 @@ class PruneMaps(NamedTuple):
         return self.maps.device
 
     def seed(self) -> Tensor | None:
-        """What a kernel draws by; None for a rule that draws nothing."""
+        """Return the seed of a kernel's draw; None for a rule that draws nothing."""
         return draw_seed(self.generator, self.maps.device) if self.draws else None
 
     def key(self) -> LayerKey:

@@ -31,18 +31,18 @@ def _operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 
 def takes(*dtypes: torch.dtype) -> bool:
-    """Whether the kernels compute in these dtypes."""
+    """True if the kernels compute in these dtypes."""
     return all(dtype in DTYPES for dtype in dtypes)
 
 
 def takes_weight(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
+    """True if the kernels can prune a weight (Cout, Cin/groups, kh, kw) into ``dtype``."""
     last = weight.is_contiguous(memory_format=torch.channels_last)
     return takes(weight.dtype, dtype) and (weight.is_contiguous() or last)
 
 
 def takes_grad_output(m: int, rule: str, rescale: str, dtype: torch.dtype) -> bool:
-    """Whether the kernels can prune grad_output by a rule `fst.NM` with these fields."""
+    """True if the kernels can prune grad_output by a rule `fst.NM` with these fields."""
     by_channel = rule == "magnitude_rescaled" and rescale == "channel"
     return takes(dtype) and m <= MOST_M and not by_channel
 

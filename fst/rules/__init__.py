@@ -1,1 +1,1 @@
-"""What is pruned: rules, strategies made of them, and the masks behind both."""
+"""Rules of pruning, strategies made of them, and the masks behind both."""

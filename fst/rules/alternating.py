@@ -88,7 +88,7 @@ class Alternating(Rule):
         return super().summed(restored.unflatten(2, (height, width)), kept, phase)
 
     def _in_rows(self, width: int) -> bool:
-        """Whether no pair crosses the end of a row."""
+        """True if no pair crosses the end of a row."""
         return self.pairing == "row" or width % 2 == 0
 
     def draw_phase(self, generator: torch.Generator | None, seed: int | None = None) -> int:

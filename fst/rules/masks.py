@@ -145,7 +145,7 @@ def largest_mask(scores: Tensor, keep: int) -> Tensor:
 
 
 def kept_count(total: int, sparsity: float) -> int:
-    """How many of ``total`` are left when round(sparsity · total) are pruned, but never all."""
+    """Return ``total`` − round(sparsity · total), but at least 1."""
     return max(1, total - round(sparsity * total))
 
 
@@ -202,7 +202,7 @@ def _blocks(values: Tensor, mask: Tensor, m: int, dim: int) -> Iterator[tuple[Te
 
 
 def samples_in_cache(tensor: Tensor, elements: int | None = None) -> int:
-    """How many samples of (N, ...) are best pruned at a time: several passes go over them.
+    """Return the number of samples of (N, ...) to prune at a time, since several passes read them.
 
     On a CPU as many as its cache holds, elsewhere all. ``elements`` are those of what is made of
     one sample, by default its own.

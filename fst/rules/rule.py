@@ -1,4 +1,4 @@
-"""What a rule is: how one operand of one GEMM is pruned, in numbers and in words."""
+"""The interface of a rule: it prunes one operand of one GEMM, and describes this in words."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Lattice(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one operand of one GEMM is pruned. A subclass overrides the method of its operand.
+    """The pruning of one operand of one GEMM. A subclass overrides the method of its operand.
 
     - weight: `weight_mask`.
     - grad_output: `prune_grad_output`; or the rule is a `fst.rules.sampled.Sampled`.
@@ -123,7 +123,7 @@ class Rule:
         return None
 
     def leaves_dense(self, height: int, width: int) -> bool:
-        """Whether grad_weight stays dense in a layer with such an output map."""
+        """True if grad_weight stays dense in a layer with such an output map."""
         return False
 
     def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
@@ -137,7 +137,7 @@ class Rule:
     def draw_start(
         self, generator: torch.Generator | None, seed: int | None, device: torch.device
     ) -> Tensor | None:
-        """Where a draw of positions starts, (), float64, in [0, 1); None where the rule draws none.
+        """Return the start of a draw of positions, (), float64, in [0, 1); None if none is drawn.
 
         By ``seed`` where given, which asks no device; else by ``generator``; without both, by the
         default generator of ``device``.
@@ -148,12 +148,12 @@ class Rule:
 
     @property
     def is_random(self) -> bool:
-        """Whether the rule draws random numbers."""
+        """True if the rule draws random numbers."""
         return False
 
     @property
     def has_memory(self) -> bool:
-        """Whether the rule reuses gradients of earlier steps."""
+        """True if the rule reuses gradients of earlier steps."""
         return False
 
     @property
@@ -192,7 +192,7 @@ class Rule:
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float] | None:
-        """How many of how many equal parts of the GEMM remain; None where the mask tells.
+        """Return (kept, total) parts of the GEMM's reduction axis; None if only the mask knows.
 
         Args:
             weight: shape (Cout, Cin/groups, kh, kw).
@@ -202,7 +202,7 @@ class Rule:
 
     @property
     def acceleration(self) -> str:
-        """How fewer multiply-adds are really done, on any device; "" where they are not."""
+        """Why this rule saves multiply-adds on any device; "" if it does not."""
         return ""
 
     @property

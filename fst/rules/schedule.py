@@ -1,4 +1,4 @@
-"""What a strategy does to its layers around optimizer steps: masks that are kept and refreshed.
+"""The actions of a strategy around optimizer steps: masks that are kept and refreshed.
 
 A `Schedule` holds options alone. Whatever it remembers lies in the layers' state, and so in
 `fst.sparsity_state`. `fst.attach` calls it.
@@ -21,7 +21,7 @@ DENSE: Mapping[str, Any] = {"dense": True}  # a phase in which nothing is pruned
 
 
 class Remembered(Protocol):
-    """What schedules read and write of a layer's state.
+    """The part of a layer's state that schedules read and write.
 
     Attributes:
         kept_mask: mask of the weight (Cout, Cin/groups, kh, kw), see `PrunedLayer.keep`.
@@ -171,7 +171,7 @@ class Schedule:
     needs_trained_model: ClassVar[bool] = False
 
     def acting(self, strategy: Any, phase: Any) -> Any:
-        """What ``strategy`` is in ``phase``, which `PrunedLayer.enter` left in a layer's state.
+        """Return the strategy that acts in ``phase``, which `PrunedLayer.enter` left in the state.
 
         In the phase `DENSE` it prunes nothing and has no decay.
         """

@@ -1,4 +1,4 @@
-"""What is pruned: one rule for at most one operand of each of a convolution's three GEMMs.
+"""A strategy: one rule for at most one operand of each of a convolution's three GEMMs.
 
     output      Y  = W  · X      reduction over the input channels (and the kernel)
     grad_input  dX = Wᵀ · dY     reduction over the output channels
@@ -140,7 +140,7 @@ class Strategy:
 
     @property
     def has_memory(self) -> bool:
-        """Whether a layer's backward pass reuses gradients of earlier steps."""
+        """True if a layer's backward pass reuses gradients of earlier steps."""
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
 
     @property
@@ -150,19 +150,19 @@ class Strategy:
 
     @property
     def keeps_masks(self) -> bool:
-        """Whether a layer's mask is state, which a schedule or the rule's interval changes."""
+        """True if a layer's mask is state, which a schedule or the rule's interval changes."""
         interval = self.output.keeps_mask_for if self.output else 1
         return interval > 1 or self.schedule is not None
 
     @property
     def is_random(self) -> bool:
-        """Whether any rule draws random numbers."""
+        """True if any rule draws random numbers."""
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
 
     @property
     def draws_masks(self) -> bool:
-        """Whether masks of the weight are drawn at random."""
+        """True if masks of the weight are drawn at random."""
         rules = (self.output, self.grad_input)
         return any(r is not None and r.operand == "weight" and r.is_random for r in rules)
 

@@ -36,7 +36,7 @@ _KNOWN: dict[tuple[object, ...], _Constants] = {}
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is no subclass, and not in compiled code: other operators serve both better."""
+    """True for a plain tensor outside compiled code: other operators serve the rest better."""
     return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
 
 
@@ -46,7 +46,7 @@ def slowest_axis(tensor: Tensor) -> int:
 
 
 def takes(tensor: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether `two_of_four` can prune it along ``dims``."""
+    """True if `two_of_four` can prune it along ``dims``."""
     if not is_plain(tensor) or not tensor.numel() or tensor.dtype.itemsize > 4:
         return False
     return len(dims) == 1 or all(tensor.shape[dim] % M == 0 for dim in dims)
@@ -84,7 +84,7 @@ def _of_block(tensor: Tensor, dims: tuple[int, ...]) -> list[Tensor]:
 
 
 def _from_second_on(keys: Tensor, dim: int) -> Tensor:
-    """Where a key is at least the second largest of its group."""
+    """Return a mask of the keys that are at least the second largest of their group."""
     size, strides = list(keys.shape), list(keys.stride())
     step = strides[dim]
     size[dim] //= M

@@ -49,7 +49,7 @@ class Alternation(HeldMasks):
             )
 
     def is_sparse(self, done: int, total_steps: float) -> bool:
-        """Whether the step after ``done`` steps belongs to a sparse phase."""
+        """True if the step after ``done`` steps belongs to a sparse phase."""
         if done >= round((1 - self.last_sparse) * total_steps):
             return True
         if done >= round((1 - self.last_sparse - self.last_dense) * total_steps):
@@ -95,7 +95,7 @@ class Alternation(HeldMasks):
 
     @staticmethod
     def _prunes(layers: Layers) -> bool | None:
-        """Whether the phase at hand is sparse; None before the first one."""
+        """True if the current phase is sparse; None before the first one."""
         state = layers[0].state.schedule_state
         return state["phase"] != DENSE if "phase" in state else None
 

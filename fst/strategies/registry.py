@@ -143,7 +143,7 @@ def _check_types(name: str, recipe: Callable[..., Strategy], overrides: dict[str
 
 
 def _fits(value: object, allowed: Any) -> bool:
-    """Whether a value, perhaps from YAML or JSON, is of an annotated type, if that is known."""
+    """True if a value, perhaps from YAML or JSON, is of an annotated or unknown type."""
     if allowed is Any:
         return True
     origin, parts = get_origin(allowed), get_args(allowed)

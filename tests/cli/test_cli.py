@@ -1,4 +1,4 @@
-"""The command `fst`: its subcommands, what it says about mistakes, and the doors in tools/."""
+"""The command `fst`: its subcommands, what it says about mistakes, and the scripts in tools/."""
 
 import argparse
 import importlib
@@ -26,7 +26,7 @@ from fst.cli.options.paths import config_path, packaged_configs
 from fst.training.engine.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
-DOORS = sorted((ROOT / "tools").glob("*.py"))
+SCRIPTS = sorted((ROOT / "tools").glob("*.py"))
 
 
 def stopped(argv: list[str]) -> int:
@@ -71,16 +71,16 @@ def test_help_imports_nothing_that_takes_long():
     assert done.stdout.count("usage: fst ") == 1 + len(cli.COMMANDS) + len(below)
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.stem)
-def test_doors_are_the_commands(door):
-    text = door.read_text()
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_scripts_are_the_commands(script):
+    text = script.read_text()
     (name,) = re.findall(r'main\(\["(\w+)", \*sys.argv\[1:\]\]\)', text)
     assert name in cli.COMMANDS and len(text.splitlines()) <= 8
-    assert name == {"benchmark": "bench"}.get(door.stem, door.stem)
+    assert name == {"benchmark": "bench"}.get(script.stem, script.stem)
 
 
 @pytest.mark.system
-def test_a_command_runs_as_a_module_and_as_a_door():
+def test_a_command_runs_as_a_module_and_as_a_script():
     for start in (["-m", "fst", "verify"], ["tools/verify.py"]):
         command = [sys.executable, *start, "absent.pth"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

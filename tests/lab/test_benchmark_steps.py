@@ -45,7 +45,7 @@ def test_saved_bytes_count_each_storage_once_and_no_parameter():
     assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4
 
 
-def test_contestants_train_copies_and_convert_what_is_selected():
+def test_candidates_train_copies_and_convert_what_is_selected():
     model = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))})
     before = model["body"][0].weight.clone()
     training = Training(
@@ -83,7 +83,7 @@ def _traced_only(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_contestants_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
+def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
     forced = {"grad_weight": "torch"}

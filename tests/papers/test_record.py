@@ -6,8 +6,8 @@ import errors
 import pytest
 import torch
 import torch.nn.functional as F
+from model_under_test import same_draws
 from record import conv_names, record_step
-from subject import same_draws
 from torch import nn
 
 

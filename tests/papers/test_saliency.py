@@ -168,7 +168,7 @@ def test_probe(axis, gemm, batches):
     assert torch.allclose(probed[0].bias.grad, wanted[1])
 
 
-def test_contestants_are_parsed():
+def test_candidates_are_parsed():
     assert parse("fst,block=(2,2),restore=False").rule == fst.get_strategy(
         "fst", block=(2, 2), restore=False
     )

@@ -42,7 +42,7 @@ def test_each_system_is_timed_and_described(script, tmp_path):
         "timm:test_resnet", classes=10, size=32, batch_size=4
     )
     systems = {name: script["SYSTEMS"][name] for name in (script["CONTROL"], SMALLER, *ZEROS)}
-    timed = script["measure"](script["of_subject"](subject), systems, 1)
+    timed = script["measure"](script["of_tested"](subject), systems, 1)
     assert list(timed) == list(systems)
     for name, found in timed.items():
         assert len(found["ms"]) == len(found["torch ms"]) == 1

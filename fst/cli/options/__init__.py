@@ -1,1 +1,1 @@
-"""What each command takes: argparse alone, so that --help needs none of what the commands use."""
+"""The options of each command: argparse alone, so that --help imports nothing else."""

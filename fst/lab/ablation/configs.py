@@ -158,7 +158,7 @@ def _build_models(grid: Grid, configs: Mapping[str, Config]) -> None:
 
 @contextmanager
 def _named(grid: Grid, name: str) -> Iterator[None]:
-    """What is wrong in a setting is said with its name."""
+    """Add the name of the setting to errors of the block."""
     where = f"{grid.path}: setting {name!r}"
     try:
         yield

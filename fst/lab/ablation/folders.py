@@ -57,7 +57,7 @@ class RunFolder:
         return "finished" if self.read("finished.json") else "started"
 
     def changes(self, run: PlannedRun) -> str:
-        """What differs between the config of the folder and that of the run."""
+        """Return the differences between the config of the folder and that of the run."""
         old = flatten(read_config(self.config)) if self.config.is_file() else {}
         new = flatten(run.config.to_dict())
         keys = [key for key in sorted(old | new) if _text(old.get(key)) != _text(new.get(key))]

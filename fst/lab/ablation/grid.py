@@ -21,7 +21,7 @@ Keys = TypeVar("Keys", bound="_Keys")
 
 
 class _Keys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a mapping of a grid's file may say."""
+    """The keys that a mapping of a grid's file may have."""
 
 
 class Metric(_Keys):

@@ -1,4 +1,4 @@
-"""What the runs of a grid logged, and what that says: means and intervals."""
+"""Results of a grid: the logs of its runs, means and intervals."""
 
 from __future__ import annotations
 

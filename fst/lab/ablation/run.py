@@ -117,7 +117,7 @@ class Trainer:
         self._failures: dict[tuple[str, int], Failure] = {}
 
     def folder(self, run: PlannedRun) -> RunFolder:
-        """Where a run lives."""
+        """Return the folder of a run."""
         return RunFolder.of(self.work_dir, run.setting, run.seed)
 
     def train(self, runs: Sequence[PlannedRun]) -> list[Failure]:
@@ -154,7 +154,7 @@ class Trainer:
         return list(self._failures.values())
 
     def _start_ready(self) -> None:
-        """Start runs while there is room; drop those whose source has failed."""
+        """Start runs while a process is free; drop those whose source has failed."""
         for run in list(self._waiting):
             source = (run.start_from, run.seed) if run.start_from else None
             if source in self._failures:
@@ -202,7 +202,7 @@ class Trainer:
         return _Started(run, folder, lock, job, attempts, commits, start)
 
     def _collect(self) -> None:
-        """Take note of the trainings that have ended."""
+        """Record the trainings that have ended."""
         for started in list(self._running):
             status = started.job.poll()
             if status is None:

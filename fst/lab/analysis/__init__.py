@@ -1,4 +1,4 @@
-"""What a converted model does: multiply-adds per layer and GEMM."""
+"""Analysis of a converted model: multiply-adds per layer and GEMM."""
 
 from fst.lab.analysis.macs import GemmMacs, LayerMacs, MacReport, Total, count_macs
 

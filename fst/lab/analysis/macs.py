@@ -276,7 +276,7 @@ def _gemm_macs(layer: nn.Module, gemm: str, calls: list[_LayerCall], skipped: st
 def _kept(
     layer: SparseLayer, gemm: str, rule: Rule, height: int, width: int
 ) -> tuple[float, float]:
-    """How many of how many equal parts of a GEMM ``rule`` keeps, for an output map of this size."""
+    """Return (kept, total) parts of a GEMM under ``rule``, for an output map of this size."""
     if height * width == 0:
         return 1, 1
     shape = layer.weight_as_conv().shape

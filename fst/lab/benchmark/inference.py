@@ -41,7 +41,7 @@ SECONDS = 6.0  # of the slowest candidate's rounds
 
 @dataclass(frozen=True)
 class Inference:
-    """What was measured of one batch size with one number of threads.
+    """The times of one batch size with one number of threads.
 
     Attributes:
         batch: images.
@@ -74,7 +74,7 @@ class Inference:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Inference:
-        """What `as_json` has made."""
+        """Read what `as_json` has made."""
         return cls(**{**found, "times": {n: Timing(**t) for n, t in found["times"].items()}})
 
 

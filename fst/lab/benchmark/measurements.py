@@ -1,4 +1,4 @@
-"""What a benchmark has measured, as a document and as plain data."""
+"""The measurements of a benchmark, as a document and as plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEMORY_NOTE = (
 
 @dataclass
 class Measurements:
-    """What was measured; empty what was skipped."""
+    """The measurements; empty where they were skipped."""
 
     device: str
     layers: list[LayerTimes] = field(default_factory=list)

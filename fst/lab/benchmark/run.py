@@ -1,4 +1,4 @@
-"""What the options of `fst bench` ask for, measured: layers, training steps, memory."""
+"""Measure as the options of `fst bench` ask: layers, training steps, memory."""
 
 from __future__ import annotations
 

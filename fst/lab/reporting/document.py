@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Document:
-    """What a tool found out: its page, and the report's section about it."""
+    """The result of a tool: its page, and the report's section about it."""
 
     title: str
     description: str = ""

@@ -1,4 +1,4 @@
-"""How plots look: one style for screen, phone and print, written as PNG."""
+"""The style of plots: one for screen, phone and print, written as PNG."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run logged, interruptions joined.
+    """The log of a run, interruptions joined.
 
     ``validation`` has a curve for each metric, ``training`` for each scalar of the training (its
     mean over the lines of an epoch); x is the epoch, or the iteration where the loop counts these.
@@ -29,12 +29,12 @@ class RunLog:
 
     @property
     def x_label(self) -> str:
-        """What the curves are drawn over."""
+        """Label of the curves' x-axis."""
         return "epoch" if self.config.get("train_cfg", {}).get("by_epoch") else "iteration"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `fst train` has logged into this folder."""
+    """True if `fst train` has logged into this folder."""
     return any(folder.glob("*/vis_data/scalars.json"))
 
 

@@ -61,7 +61,7 @@ def _last(curve: Mapping[int, float] | None) -> float | None:
 
 
 def _differences(logs: Mapping[str, RunLog]) -> Table | None:
-    """What the configs do not have in common."""
+    """Return a table of the options in which the configs differ."""
     flat = {name: flatten(log.config) for name, log in logs.items()}
     keys = sorted(set().union(*flat.values()) - {"work_dir", "load_from", "resume"})
     keys = [key for key in keys if len({_shown(config.get(key)) for config in flat.values()}) > 1]

@@ -15,7 +15,7 @@ from fst.rules.strategy import Strategy
 
 
 class PruneByKernel(Backend):
-    """What the kernels for CPUs and for GPUs share: the form of their operands and results."""
+    """Base class of the pruning kernels for CPUs and GPUs: the form of operands and results."""
 
     def refuses(self, operands: PruneWeight | PruneMaps) -> str:
         """The kernels know N:M by magnitude, and groups of at most 8 weights."""

@@ -137,7 +137,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether it is contiguous, or contiguous in channels_last."""
+    """True for a tensor that is contiguous, or contiguous in channels_last."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
 
 
@@ -254,5 +254,5 @@ def check_groups(groups: int, channels: int) -> None:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Where the tensor's data begin; None of none."""
+    """Address of the tensor's data; None without a tensor."""
     return None if tensor is None else tensor.data_ptr()

@@ -63,7 +63,7 @@ def measure_positions(
     dilation: Sequence[int],
     with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    """How much each output position carries, and what all of them carry to each tap.
+    """Scores of the output positions, and sums of grad_output for each tap.
 
     Args:
         grad_output: (N, Cout, P, Q).

@@ -215,7 +215,7 @@ def _like_nonzeros(maps: Tensor) -> Tensor:
 
 @operator(like=_like_nonzeros)
 def nonzeros(maps: Tensor, every: int) -> Tensor:
-    """How many numbers are not zero, and of how many that were looked at: (2,) int64.
+    """Count the numbers that are not zero, and those that were looked at: (2,) int64.
 
     Args:
         maps: (N, C, H, W), contiguous or channels_last.
@@ -252,7 +252,7 @@ def _product(
 
 
 def _numbers(input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry) -> Numbers:
-    """What the kernels take of shapes, see `convolution`."""
+    """Return the numbers that kernels take of shapes, see `convolution`."""
     numbers, channels = convolution(input_size, weight_shape, geometry)
     samples, height, width, *_ = numbers
     if max(weight_shape[2:]) > MOST_TAPS:

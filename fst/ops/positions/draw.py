@@ -19,7 +19,7 @@ FIXED_KNOWN = 64  # lists of lattices that are kept
 
 
 class Scored(NamedTuple):
-    """What one pass over grad_output tells.
+    """The results of one pass over grad_output.
 
     Attributes:
         scores: (N·P·Q,) what the probability of each position is proportional to.
@@ -51,6 +51,7 @@ def score(
             f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
             "output positions cannot be sampled; use a smaller batch."
         )
+    # The kernel knows the rule's own scores; a subclass may have others.
     if type(rule).scores is Sampled.scores and not cpp.refuses_lists(grad_output):
         where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
         return Scored(*cpp.measure_positions(grad_output, *where, with_sums))

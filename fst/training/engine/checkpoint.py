@@ -41,7 +41,7 @@ def refuse_no_folder(work_dir: str | os.PathLike[str]) -> None:
 
 
 def checkpoint_files(work_dir: str | os.PathLike[str]) -> list[tuple[str, int, Path]]:
-    """What is named epoch_N.pth or iter_N.pth in ``work_dir``: (its kind, N, path)."""
+    """Find epoch_N.pth and iter_N.pth in ``work_dir``: (kind, N, path) of each."""
     return [
         (named[1], int(named[2]), path)
         for path in Path(work_dir).glob("*.pth")

@@ -98,7 +98,7 @@ def load_config(
 
 
 def _below(config: Mapping[str, Any], key: str) -> Any:
-    """What stands under a dotted key; None where nothing does."""
+    """Return the value under a dotted key; None if there is none."""
     value: Any = config
     for part in key.split("."):
         value = None if value is None else value.get(part)

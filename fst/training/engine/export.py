@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _images(model: BaseModel) -> dict[str, object]:
-    """How images enter the network."""
+    """Return the order of the colour channels, and the mean and deviation to normalise by."""
     preprocessor = model.data_preprocessor
     mean, std = (
         [float(f"{number:.7g}") for number in value.flatten().tolist()]  # of float32
@@ -99,7 +99,7 @@ def annotate(
 
 
 def deployable(model: BaseModel) -> nn.Module:
-    """What of a config's model is written: images in, tensors out."""
+    """Return the part of a config's model that is exported: images in, tensors out."""
     if isinstance(model, Classifier):
         return model.architecture
     from fst.training.detection.deploy import HeadOutputs

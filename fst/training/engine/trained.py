@@ -11,7 +11,7 @@ import fst
 from fst.baselines.channel_removal import fit_channels
 from fst.baselines.prunetrain import removes_channels
 from fst.files.checkpoint import load_checkpoint_safely, state_dict_of
-from fst.files.notes import give_notes, notes_in
+from fst.files.records import give_records, records_in
 from fst.training.engine.checkpoint import check_sparsity
 from fst.training.engine.config import read_sparsity
 from fst.training.engine.model import build_model, sparse_root
@@ -35,7 +35,7 @@ def trained_model(config: Config, path: str) -> BaseModel:
     if is_sparse:
         fst.load_sparsity_state(sparse_root(model), checkpoint["sparsity"])
     else:
-        give_notes(sparse_root(model), notes_in(checkpoint, path))
+        give_records(sparse_root(model), records_in(checkpoint, path))
     return model
 
 

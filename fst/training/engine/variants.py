@@ -1,4 +1,4 @@
-"""What published trainings change in a network: its initial weights, its strided layers."""
+"""Changes of published trainings to a network: its initial weights, its strided layers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> Document:
 
 
 def _trainings(options: argparse.Namespace) -> dict[str, Training]:
-    """What is counted, by name."""
+    """Return the models to count, by name."""
     if bool(options.configs) == (options.model is not None):
         raise ValueError("give either a config or --model, not both.")
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the image datasets share: batched access, keys for augmentation, class-balanced subsets."""
+"""Base of the image datasets: batched access, keys for augmentation, class-balanced subsets."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class ImageFolder(ImageDataset):
         return [(path, label) for path, label in found if path not in broken]
 
     def __str__(self) -> str:
-        """Where the images lie, how many of each class there are, and their size."""
+        """Describe the data set: its folder, the number of images of each class, and their size."""
         counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
         of_each = ""
         if len(self.classes) <= NAMED:

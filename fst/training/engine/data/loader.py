@@ -56,7 +56,7 @@ def _check_batches(loader: DataLoader) -> None:
 
 
 def _is_own(dataset: Any) -> bool:
-    """Whether a config is of one of FST's data sets."""
+    """True if a config is of one of FST's data sets."""
     kind = dataset.get("type") if isinstance(dataset, Mapping) else None
     kind = DATASETS.get(kind) if isinstance(kind, str) else kind
     return inspect.isclass(kind) and issubclass(kind, ImageDataset)

@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 
 class Sample(NamedTuple):
-    """What a dataset is asked for. With it, augmentation depends on (seed, epoch, index) alone."""
+    """The key of a sample. With it, augmentation depends on (seed, epoch, index) alone."""
 
     index: int
     epoch: int

@@ -109,7 +109,7 @@ class Transforms:
     def batch(
         self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: object
     ) -> torch.Tensor:
-        """What the functions give as a batch (N, C, H, W); an error names ``source``."""
+        """Read and transform images into a batch (N, C, H, W); an error names ``source``."""
         for step in self.steps:
             if hasattr(step, "set_epoch"):
                 step.set_epoch(epoch)
@@ -123,7 +123,7 @@ class Transforms:
         return torch.stack(images)
 
     def __call__(self, read: Callable[[], Any], key: int) -> torch.Tensor:
-        """What ``read()`` gives, a PIL image, as a uint8 tensor (C, H, W).
+        """Transform the PIL image that ``read()`` returns into a uint8 tensor (C, H, W).
 
         Reading and transforms draw from generators that ``key`` seeds.
         """

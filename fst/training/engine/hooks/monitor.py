@@ -17,7 +17,7 @@ MAX_HISTORY = 10_000
 
 
 def is_logged(runner: Any, batch_idx: int) -> bool:
-    """Whether a line is logged after this iteration of the training."""
+    """True if a line is logged after this iteration of the training."""
     loggers = [hook for hook in runner._hooks if isinstance(hook, LoggerHook)]
     if any(hook.end_of_epoch(runner.train_dataloader, batch_idx) for hook in loggers):
         return True

@@ -162,7 +162,7 @@ class SparsityHook(Hook):
             runner.logger.warning(message)
 
     def _check_fit(self, runner: Any, given: dict[str, Tensor]) -> None:
-        """Whether ``load_from`` gives the converted layers their weights."""
+        """Check that ``load_from`` gives the converted layers their weights."""
         layers = fst.sparse_layers(unwrapped(runner.model))
         own = {f"{name}.weight": layer.weight.shape for name, layer in layers.items()}
         shapes = {name: weight.shape for name, weight in given.items() if name in own}

@@ -1,4 +1,4 @@
-"""The note of what must be N:M, in every form of a model."""
+"""The record of what must be N:M, in every form of a model."""
 
 import copy
 import subprocess
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fst
-from fst.files.notes import notes_in, notes_of
+from fst.files.records import records_in, records_of
 from fst.rules.schedule import DENSE
 
 GROUPS = {"n": 2, "m": 4, "group_order": "channel"}
@@ -55,7 +55,7 @@ def test_what_was_converted_is_known_of_every_form_of_a_model(tmp_path):
     again.load_state_dict(plain.state_dict())  # of the same names, so any model loads it
 
 
-def test_a_layer_that_is_dense_in_its_phase_is_noted_as_not_pruned():
+def test_a_layer_that_is_dense_in_its_phase_is_recorded_as_not_pruned():
     net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
     fst.convert(net, "acdc")
     net[1].enter(DENSE)
@@ -81,8 +81,8 @@ def test_a_weight_that_lost_its_zeros_is_named_in_every_form(tmp_path):
 def test_a_folded_layer_that_is_converted_again_forgets_what_it_was():
     plain = fst.fold(_partly_converted())
     fst.convert(plain, "srste", include="2")
-    assert len(notes_of(plain)) == 2 and "version" in plain.state_dict()._metadata["2"]
-    assert notes_in(plain.state_dict()) == {k: v for k, v in notes_of(plain).items()}
+    assert len(records_of(plain)) == 2 and "version" in plain.state_dict()._metadata["2"]
+    assert records_in(plain.state_dict()) == {k: v for k, v in records_of(plain).items()}
 
 
 def test_a_folded_model_needs_no_fst(tmp_path):
@@ -101,18 +101,18 @@ def test_a_folded_model_needs_no_fst(tmp_path):
 
 
 @pytest.mark.parametrize("version", [{"fst": 3}, {"fst": {"n": 2}}, {"fst": {**GROUPS, "n": "2"}}])
-def test_a_damaged_note_is_refused_by_name(version, tmp_path):
+def test_a_damaged_record_is_refused_by_name(version, tmp_path):
     state = fst.fold(_partly_converted()).state_dict()
     state._metadata["2"]["version"] = version
     torch.save(state, tmp_path / "m.pth")
-    with pytest.raises(ValueError, match=r"m\.pth.*the note .* on the weight of '2' is damaged"):
+    with pytest.raises(ValueError, match=r"m\.pth.*the record .* of the weight of '2' is damaged"):
         fst.verify(tmp_path / "m.pth")
 
 
-def test_a_pattern_without_groups_leaves_no_promise():
+def test_a_pattern_without_groups_leaves_no_record():
     net = nn.Sequential(nn.Conv2d(8, 8, 3))
     fst.convert(net, "sdgp")
-    assert notes_of(fst.fold(net)) == {"0.weight": None}
+    assert records_of(fst.fold(net)) == {"0.weight": None}
     assert not fst.verify(fst.fold(net)).ok  # nothing is known to be N:M: all are checked
 
 

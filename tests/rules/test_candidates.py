@@ -1,4 +1,4 @@
-"""The contestants of benchmarks/: as a literal reference in float64, and exact in the mean."""
+"""The candidates of benchmarks/: as a literal reference in float64, and exact in the mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fst
-from benchmarks.contestants import ByBoth, Checkerboard, Samples
+from benchmarks.candidates import ByBoth, Checkerboard, Samples
 from fst.backends import force
 from fst.ops import cpp
 from fst.ops.operands import mean_of

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from subject import from_config, from_name, images_of
+from model_under_test import from_config, from_name, images_of
 
 from fst.training.engine import cli
 from tests.lab.analysis.conftest import write_config  # noqa: F401
@@ -19,9 +19,9 @@ def test_checkpoints_and_masks(
         [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
     )
     saved = torch.load(work / "epoch_3.pth", weights_only=False)
-    subject = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
-    assert [len(images_of(batch)) for batch in subject.batches] == [32, 32]
-    copied = subject.copied(subject.strategy).architecture
+    tested = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
+    assert [len(images_of(batch)) for batch in tested.batches] == [32, 32]
+    copied = tested.copied(tested.strategy).architecture
     for name, entry in saved["sparsity"].items():
         layer = copied.get_submodule(name)
         assert torch.equal(layer.output_mask(), entry["kept_mask"].view(layer.weight.shape))
@@ -33,6 +33,6 @@ def test_checkpoints_and_masks(
 
 
 def test_named_models():
-    subject = from_name("timm:resnet18", classes=5, size=32, batch_size=2, batches=2)
-    assert len(subject.batches) == 2 and images_of(subject.batches[0]).shape == (2, 3, 32, 32)
-    assert subject.loss(subject.model, subject.batches[0]).dim() == 0
+    tested = from_name("timm:resnet18", classes=5, size=32, batch_size=2, batches=2)
+    assert len(tested.batches) == 2 and images_of(tested.batches[0]).shape == (2, 3, 32, 32)
+    assert tested.loss(tested.model, tested.batches[0]).dim() == 0

@@ -1,6 +1,6 @@
 """Backward passes that `sampled` is compared with: strategies of their own, outside the package.
 
-A config uses them by `custom_imports=dict(imports=["benchmarks.contestants"])`, in a process that
+A config uses them by `custom_imports=dict(imports=["benchmarks.candidates"])`, in a process that
 finds this folder: `python -m fst ...` in the repository's root. Each draws a share of the output
 positions for dW, centred as `sampled` does, and is exact in the mean.
 """

@@ -1,4 +1,4 @@
-"""What is analysed: a model with batches and a loss; its options on the scripts' command lines."""
+"""The model under test, its batches and loss, and its options on the scripts' command lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def one_step(strategy: Strategy) -> Strategy:
 
 @contextmanager
 def same_draws(seed: int, device: torch.device) -> Iterator[None]:
-    """Within, torch's generators start from ``seed``; afterwards they are as before."""
+    """Start torch's generators from ``seed`` for the block; restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -54,7 +54,7 @@ def same_draws(seed: int, device: torch.device) -> Iterator[None]:
 
 
 @dataclass
-class Subject:
+class ModelUnderTest:
     """A model in training mode, batches on its device, and the sparsity of its config.
 
     Attributes:
@@ -79,7 +79,7 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where model and batches are."""
+        """Device of model and batches."""
         return next(self.model.parameters()).device
 
     @property
@@ -133,7 +133,7 @@ def from_config(
     batch_size: int | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Subject:
+) -> ModelUnderTest:
     """The model and the first batches of a training config.
 
     Args:
@@ -166,7 +166,7 @@ def from_config(
     if len(read) < batches:
         raise ValueError(f"batches={batches}: the {split} data give {len(read)} only.")
     weights = f"weights of {checkpoint}" if checkpoint else "random weights"
-    return Subject(
+    return ModelUnderTest(
         f"{config.filename or path}, {weights}",
         model,
         read,
@@ -177,7 +177,7 @@ def from_config(
 
 
 def _sparsity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `Subject` says of a config's sparsity."""
+    """Return a config's sparsity, as fields of `ModelUnderTest`."""
     strategy, selectors = read_sparsity(config)
     return {"strategy": strategy, "selectors": selectors}
 
@@ -212,7 +212,7 @@ def from_config_on_random_images(
     size: int | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Subject:
+) -> ModelUnderTest:
     """A config's model with random weights on one random batch: no data are needed.
 
     ``size`` is the images' height and width; None: a detector's own, a classifier's `SIZE`.
@@ -225,7 +225,7 @@ def from_config_on_random_images(
         size = SIZE
     sides = None if size is None else (size, size)
     made = random_images(path, batch_size, sides, options=options, device=device)
-    return Subject(
+    return ModelUnderTest(
         f"{path}, random weights, random images",
         made.model,
         [None],
@@ -245,7 +245,7 @@ def from_name(
     batch_size: int = 16,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Subject:
+) -> ModelUnderTest:
     """A classifier "[torchvision:|timm:|fst:]NAME" with random weights, on random images.
 
     Raises:
@@ -262,7 +262,7 @@ def from_name(
         }
         for _ in range(batches)
     ]
-    return Subject(f"{source}:{rest}, random weights, random images", model, read, loss_of)
+    return ModelUnderTest(f"{source}:{rest}, random weights, random images", model, read, loss_of)
 
 
 def usable_device(text: str) -> torch.device:
@@ -274,7 +274,7 @@ def usable_device(text: str) -> torch.device:
     return torch.device(text)
 
 
-def add_subject(
+def add_model_options(
     parser: argparse.ArgumentParser,
     *,
     batches: int,
@@ -327,7 +327,7 @@ def add_subject(
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
 
 
-def subject_of(options: argparse.Namespace) -> Subject:
+def tested_model(options: argparse.Namespace) -> ModelUnderTest:
     """The model and its batches.
 
     Raises:
@@ -362,7 +362,7 @@ def subject_of(options: argparse.Namespace) -> Subject:
     return from_name(options.model, classes=classes, size=size, **common)
 
 
-def _on_random_images(options: argparse.Namespace) -> Subject:
+def _on_random_images(options: argparse.Namespace) -> ModelUnderTest:
     if options.config is None or options.checkpoint or options.split:
         raise ValueError("--random-images needs a config, and neither --checkpoint nor --split.")
     return from_config_on_random_images(

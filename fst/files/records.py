@@ -1,6 +1,6 @@
-"""What a folded layer remembers: of which N:M its weight must be.
+"""The record in a folded layer of the N:M pattern that its weight must have.
 
-The note is plain data. It stands where `nn.Module.state_dict` takes a module's version from for the
+It is plain data, and stands where `nn.Module.state_dict` takes a module's version from for the
 metadata beside the tensors: `torch.save` keeps it there, and convolutions and linear layers load
 any version. So neither a folded model nor its state_dict needs FST to be read.
 """
@@ -20,27 +20,27 @@ from fst.rules.nm import GROUP_ORDERS
 from fst.rules.rule import WeightGroups
 
 KEY = "fst"
-Notes = dict[str, WeightGroups | None]  # name of a converted weight -> its groups, if it has any
+Records = dict[str, WeightGroups | None]  # name of a converted weight -> its groups, if it has any
 
 
-def leave_note(layer: nn.Module, groups: WeightGroups | None) -> None:
-    """Note that ``layer`` was converted, and what its weight must be; None: no N:M."""
+def leave_record(layer: nn.Module, groups: WeightGroups | None) -> None:
+    """Record that ``layer`` was converted, and the groups of its weight; None: no N:M."""
     layer.__dict__["_version"] = {KEY: None if groups is None else groups._asdict()}
 
 
-def drop_note(layer: nn.Module) -> None:
-    """Forget what was noted."""
+def drop_record(layer: nn.Module) -> None:
+    """Remove the record of a layer."""
     layer.__dict__.pop("_version", None)
 
 
-def notes_of(model: nn.Module) -> Notes:
-    """The notes of a model's folded layers."""
+def records_of(model: nn.Module) -> Records:
+    """The records of a model's folded layers."""
     found = {name: module._version for name, module in model.named_modules()}
-    return _notes(found)
+    return _records(found)
 
 
-def notes_in(checkpoint: Any, path: object = "the checkpoint") -> Notes:
-    """The notes in the metadata of a state_dict, or of the one in a checkpoint.
+def records_in(checkpoint: Any, path: object = "the checkpoint") -> Records:
+    """The records in the metadata of a state_dict, or of the one in a checkpoint.
 
     Raises:
         ValueError: one is damaged.
@@ -49,26 +49,26 @@ def notes_in(checkpoint: Any, path: object = "the checkpoint") -> Notes:
     entries = metadata.items() if isinstance(metadata, Mapping) else ()
     found = {name: entry.get("version") for name, entry in entries if isinstance(entry, Mapping)}
     try:
-        return _notes({name.removeprefix("module."): version for name, version in found.items()})
+        return _records({name.removeprefix("module."): version for name, version in found.items()})
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def give_notes(model: nn.Module, notes: Notes) -> None:
-    """Leave with a plain model's layers the notes of the file that its weights were loaded from."""
+def give_records(model: nn.Module, records: Records) -> None:
+    """Copy the records of a file to the layers of a plain model that was loaded from it."""
     layers = dict(model.named_modules())
-    for name, groups in notes.items():
+    for name, groups in records.items():
         if layer := layers.get(name.rpartition(".")[0]):
-            leave_note(layer, groups)
+            leave_record(layer, groups)
 
 
-def as_text(notes: Mapping[str, Any]) -> str:
-    """The notes, as the formats write them that hold strings beside tensors."""
-    return json.dumps({name: None if n is None else n._asdict() for name, n in notes.items()})
+def as_text(records: Mapping[str, Any]) -> str:
+    """The records, as the formats write them that hold strings beside tensors."""
+    return json.dumps({name: None if n is None else n._asdict() for name, n in records.items()})
 
 
-def from_text(text: str | None) -> Notes:
-    """What `as_text` returned; nothing for None.
+def from_text(text: str | None) -> Records:
+    """The records in text of `as_text`; none for None.
 
     Raises:
         ValueError: the text is anything else.
@@ -76,11 +76,11 @@ def from_text(text: str | None) -> Notes:
     try:
         found = json.loads(text or "{}").items()
     except (ValueError, RecursionError, AttributeError) as error:
-        raise ValueError(f"the note {text!r:.80} on its weights is damaged.") from error
+        raise ValueError(f"the record {text!r:.80} of its weights is damaged.") from error
     return {name: _groups(name, entry) for name, entry in found}
 
 
-def _notes(versions: Mapping[str, Any]) -> Notes:
+def _records(versions: Mapping[str, Any]) -> Records:
     return {
         f"{name}.weight".lstrip("."): _groups(name, version[KEY])
         for name, version in versions.items()
@@ -96,4 +96,4 @@ def _groups(name: str, entry: object) -> WeightGroups | None:
         if is_integer(groups.n) and is_integer(groups.m) and groups.group_order in GROUP_ORDERS:
             check_pattern(groups.n, groups.m)
             return groups
-    raise ValueError(f"the note {entry!r:.80} on the weight of {name!r} is damaged.")
+    raise ValueError(f"the record {entry!r:.80} of the weight of {name!r} is damaged.")
