@@ -185,11 +185,8 @@ struct Product {
         }
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
-          for (int64_t c = begin; c < end; ++c) {
-            const Run own = run[c];
-            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, x,
-                p.of_row * 4, b == 0, strip.y + (f * all + c) * size);
-          }
+          add(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
+              strip.y + (f * all + begin) * size, size);
         }
       }
     }
