@@ -169,7 +169,8 @@ struct Plan : Shape {
     }
     const int64_t bytes = seen * V * 4;
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
-    const int64_t most = flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
+    const int64_t most =
+        flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
     const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
     // Squares of V channels are packed at once.
     block = parts(sources, parts(sources, fitting));
@@ -308,12 +309,23 @@ struct Four {
 #endif
 };
 
+// Lines of memory that are fetched meanwhile, some of them in each run.
+struct Lines {
+  const void **next, **end;
+  int64_t of_run;
+
+  void fetch() {
+    for (int64_t i = 0; i < of_run && next < end; ++i) __builtin_prefetch(*next++, 0, 2);
+  }
+};
+
 // For each run, one tile of y after the other: y[i][j] += sum over the run's entries of
 // value * x[offset + i * pitch + j vectors]. `fresh`: y holds nothing.
 template <int HIGH, int WIDE>
 void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch, bool fresh,
-              float* y, int64_t of_tile) {
+              float* y, int64_t of_tile, Lines& lines) {
   for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
+    lines.fetch();
     vec sum[HIGH][WIDE];
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {
@@ -350,7 +362,8 @@ void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_
   }
 }
 
-using Add = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*, int64_t);
+using Add = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*, int64_t,
+                     Lines&);
 
 template <int HIGH, int... WIDE>
 Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
