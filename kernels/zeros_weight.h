@@ -38,6 +38,7 @@ constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again f
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
+constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther ones fit no offset
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t MOST_OF_A_MAP = int64_t{1} << 40;
 
@@ -250,7 +251,8 @@ Status with_plan(const int64_t* numbers, const Function& function) {
     if (number < 0 || number > INT32_MAX / 4) return BAD_NUMBERS;
   }
   if (std::max(g.kernel_h, g.kernel_w) > MOST_TAPS || rest[4] < AUTOMATIC || rest[4] > PIXELS ||
-      std::max(g.stride_h, g.stride_w) > MOST_TAPS) {
+      std::max(g.stride_h, g.stride_w) > MOST_TAPS ||
+      std::max(g.span_h(), g.span_w()) > MOST_SPAN) {
     return BAD_NUMBERS;
   }
   const auto fits = [](int64_t size, int64_t padding, int64_t span, int64_t stride, int64_t count) {
