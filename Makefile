@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 WORKERS ?= 2
 
-.PHONY: campaign demo docs lint test test-system venv
+.PHONY: campaign demo docs lint sanitize test test-system venv
 venv: $(STAMP)
 
 KERNELS := $(wildcard kernels/*.cpp kernels/*.h)
@@ -32,6 +32,9 @@ docs: $(STAMP)
 
 campaign: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --json work_dirs/campaign.json $(CAMPAIGN_ARGS)
+
+sanitize: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign.sanitize
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ namespace {
 using namespace fst;
 
 constexpr int64_t TASKS = 4;  // at least, for each thread
+constexpr int64_t LINE = 64;  // bytes of a line of the cache
 
 // Elements of a map (images, channels, places), contiguous or channels_last.
 struct Layout {
@@ -45,14 +46,12 @@ struct Product {
     int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
     int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
     int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
+    const void** memory;        // of lines
+    Lines lines;                // of what is packed next
   };
 
   int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
   int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
-  // From what is packed to what comes after it: the next row, or block of channels.
-  int64_t ahead() const {
-    return p.flat ? p.block : p.down.stride * source.width * source.of_place;
-  }
   int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
   int64_t channels() const { return p.groups * p.sources; }
 
@@ -92,9 +91,6 @@ struct Product {
       for (int64_t c = 0; c < count; c += step) {
         for (int64_t i = at; i < std::min(at + 2, vectors()); ++i) {
           const int64_t* place = strip.places + i * V;
-          for (int lane = 0; x && source.of_channel == 1 && lane < V; ++lane) {
-            __builtin_prefetch(x + place[lane] + c + ahead(), 0, 2);
-          }
           for (int64_t d = c; d < std::min(c + step, count); d += V) {
             pack_square(x, place, d, std::min<int64_t>(V, count - d), y + strip.columns[i]);
           }
@@ -166,8 +162,36 @@ struct Product {
     strip.packed = row + high;
   }
 
+  int64_t most_lines() const {  // of what is packed at once
+    if (source.of_channel != 1) return 0;
+    const int64_t count = p.flat ? p.block : p.down.count * p.high * channels();
+    return vectors() * V * (count * sizeof(Int) / LINE + p.down.count * p.high);
+  }
+
+  // Lists the lines of some channels of a row's places.
+  void add_lines(Strip& strip, const Int* x, int64_t count) const {
+    if (source.of_channel != 1) return;
+    for (int64_t i = 0; i < vectors() * V; ++i) {
+      for (int64_t c = 0; strip.places[i] >= 0 && c < count; c += LINE / sizeof(Int)) {
+        *strip.lines.end++ = x + strip.places[i] + c;
+      }
+    }
+  }
+
+  // Lists the lines of the rows that `advance` will pack for the next tile.
+  void look_ahead(Strip& strip) const {
+    strip.lines = {strip.memory, strip.memory, 0};
+    for (int k = 0; k < p.down.count; ++k) {
+      for (int64_t i = 0; i < p.high; ++i) {
+        const int64_t row = (strip.packed + p.down.span(k) + i) * p.down.stride + p.down.least[k];
+        if (row < 0 || row >= p.rows.from) continue;
+        add_lines(strip, from + row * source.width * source.of_place, channels());
+      }
+    }
+  }
+
   // Sums of channels [first, last) of the result. Pixels in one row are packed block by block.
-  void multiply(const Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
+  void multiply(Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
                 int64_t last) const {
     const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
     // Rows of pixels lie side by side.
@@ -180,16 +204,18 @@ struct Product {
         if (p.flat) {
           const Int* channel = from + (g * p.sources + b * p.block) * source.of_channel;
           pack_channels(strip, channel, p.channels_of(b), strip.x);
+          strip.lines = {strip.memory, strip.memory, 0};
+          if (b + 1 < p.blocks) add_lines(strip, channel + p.block, p.channels_of(b + 1));
         } else {
           x += (row - strip.origin) * p.of_row + (g * p.blocks + b) * p.of_block;
         }
+        const bool ahead = p.flat || (b + 1 == p.blocks && end == last);
+        Lines none{}, &lines = ahead ? strip.lines : none;
+        lines.of_run = parts(lines.end - lines.next, p.phases() * (end - begin));
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
-          for (int64_t c = begin; c < end; ++c) {
-            const Run own = run[c];
-            add({entries.values + own.begin, entries.offsets + own.begin}, own.end - own.begin, x,
-                p.of_row * 4, b == 0, strip.y + (f * all + c) * size);
-          }
+          add(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
+              strip.y + (f * all + begin) * size, size, lines);
         }
       }
     }
@@ -271,7 +297,7 @@ struct Product {
     strip.origin = begin, strip.packed = -1;
     for (int64_t row = begin; row < end; row += p.high) {
       const int64_t high = std::min(p.high, end - row);
-      if (!p.flat) advance(strip, row, high);
+      if (!p.flat) advance(strip, row, high), look_ahead(strip);
       multiply(strip, row, high, wide, first, last);
       write(strip, row, high, wide, first, last);
     }
@@ -287,11 +313,13 @@ struct Product {
     // Strips that follow each other fetch for each other.
     const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
     const int64_t tasks = parts(units, together) * pieces * splits;
-    const int64_t size_x = ((p.flat ? p.of_block : p.numbers()) + REACH / 4 + 15) / 16 * 16, size_y = (numbers_y() + 15) / 16 * 16;
+    const int64_t numbers_x = (p.flat ? p.of_block : p.numbers()) + REACH / 4;
+    const int64_t size_x = parts(numbers_x, 16) * 16, size_y = parts(numbers_y(), 16) * 16;
     const int64_t size_places = vectors() * (V + 1);
     Memory<float> numbers(threads * (size_x + size_y));
     Memory<int64_t> places(threads * size_places);
-    if (!numbers.data || !places.data) return NO_MEMORY;
+    Memory<const void*> lines(threads * most_lines());
+    if (!numbers.data || !places.data || !lines.data) return NO_MEMORY;
     int64_t next = 0;
     in_parallel(threads, [&](Team team) {
       Strip strip{};
@@ -299,6 +327,7 @@ struct Product {
       strip.y = strip.x + size_x;
       strip.places = places.data + team.rank * size_places;
       strip.columns = strip.places + vectors() * V;
+      strip.memory = lines.data + team.rank * most_lines();
       while (true) {
         const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
         if (task >= tasks) break;

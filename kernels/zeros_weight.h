@@ -27,7 +27,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "cpu.h"
+#include "vectors.h"
 
 namespace fst {
 
@@ -38,6 +38,7 @@ constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again f
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
+constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther ones fit no offset
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 constexpr int64_t MOST_OF_A_MAP = int64_t{1} << 40;
 
@@ -169,7 +170,8 @@ struct Plan : Shape {
     }
     const int64_t bytes = seen * V * 4;
     const int64_t least = std::clamp<int64_t>(65536 * UNIT / bytes, 1, LEAST_BLOCK);
-    const int64_t most = flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
+    const int64_t most =
+        flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
     const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
     // Squares of V channels are packed at once.
     block = parts(sources, parts(sources, fitting));
@@ -249,7 +251,8 @@ Status with_plan(const int64_t* numbers, const Function& function) {
     if (number < 0 || number > INT32_MAX / 4) return BAD_NUMBERS;
   }
   if (std::max(g.kernel_h, g.kernel_w) > MOST_TAPS || rest[4] < AUTOMATIC || rest[4] > PIXELS ||
-      std::max(g.stride_h, g.stride_w) > MOST_TAPS) {
+      std::max(g.stride_h, g.stride_w) > MOST_TAPS ||
+      std::max(g.span_h(), g.span_w()) > MOST_SPAN) {
     return BAD_NUMBERS;
   }
   const auto fits = [](int64_t size, int64_t padding, int64_t span, int64_t stride, int64_t count) {
@@ -286,41 +289,87 @@ Status with_plan(const int64_t* numbers, const Function& function) {
   return function(plan);
 }
 
-// sum[i][j] += value * x[offset + i * pitch + j vectors] over the entries; `fresh`: y holds nothing.
-template <int HIGH, int WIDE>
-void add_entries(Entries list, int64_t count, const float* x, int64_t pitch, bool fresh, float* y) {
-  vec sum[HIGH][WIDE];
-  vec* tile = reinterpret_cast<vec*>(y);
-#pragma GCC unroll 32
-  for (int i = 0; i < HIGH; ++i) {
-#pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+// Four values of a list, each of them in all lanes.
+struct Four {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 values;  // twice: one load for four numbers, as loads are what limits the products
+
+  explicit Four(const float* from)
+      : values(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from))) {}
+  template <int I>
+  vec at() const {
+    return _mm256_permute_ps(values, I * 0x55);
   }
-  for (int64_t k = 0; k < count; ++k) {
-    const vec value = list.values[k] - vec{};
-    const char* row = reinterpret_cast<const char*>(x) + list.offsets[k] * UNIT;
+#else
+  const float* values;
+
+  explicit Four(const float* from) : values(from) {}
+  template <int I>
+  vec at() const {
+    return values[I] - vec{};
+  }
+#endif
+};
+
+// Lines of memory that are fetched meanwhile, some of them in each run.
+struct Lines {
+  const void **next, **end;
+  int64_t of_run;
+
+  void fetch() {
+    for (int64_t i = 0; i < of_run && next < end; ++i) __builtin_prefetch(*next++, 0, 2);
+  }
+};
+
+// For each run, one tile of y after the other: y[i][j] += sum over the run's entries of
+// value * x[offset + i * pitch + j vectors]. `fresh`: y holds nothing.
+template <int HIGH, int WIDE>
+void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch, bool fresh,
+              float* y, int64_t of_tile, Lines& lines) {
+  for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
+    lines.fetch();
+    vec sum[HIGH][WIDE];
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {
-      const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
 #pragma GCC unroll 32
-      for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
+      for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
     }
-  }
+    const auto add = [&](vec value, uint16_t offset) __attribute__((always_inline)) {
+      const char* row = reinterpret_cast<const char*>(x) + offset * UNIT;
 #pragma GCC unroll 32
-  for (int i = 0; i < HIGH; ++i) {
+      for (int i = 0; i < HIGH; ++i) {
+        const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
 #pragma GCC unroll 32
-    for (int j = 0; j < WIDE; ++j) {
-      vec& place = tile[i * WIDE + j];
-      place = fresh ? sum[i][j] : place + sum[i][j];
+        for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
+      }
+    };
+    int64_t k = run->begin;
+    for (; k + 4 <= run->end; k += 4) {
+      const Four values(list.values + k);
+      add(values.at<0>(), list.offsets[k]);
+      add(values.at<1>(), list.offsets[k + 1]);
+      add(values.at<2>(), list.offsets[k + 2]);
+      add(values.at<3>(), list.offsets[k + 3]);
+    }
+    for (; k < run->end; ++k) add(list.values[k] - vec{}, list.offsets[k]);
+    vec* tile = reinterpret_cast<vec*>(y);
+#pragma GCC unroll 32
+    for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+      for (int j = 0; j < WIDE; ++j) {
+        vec& place = tile[i * WIDE + j];
+        place = fresh ? sum[i][j] : place + sum[i][j];
+      }
     }
   }
 }
 
-using Add = void (*)(Entries, int64_t, const float*, int64_t, bool, float*);
+using Add = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*, int64_t,
+                     Lines&);
 
 template <int HIGH, int... WIDE>
 Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
-  static constexpr Add all[] = {add_entries<HIGH, WIDE + 1>...};
+  static constexpr Add all[] = {add_runs<HIGH, WIDE + 1>...};
   return all[wide - 1];
 }
 

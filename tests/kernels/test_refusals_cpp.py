@@ -12,7 +12,7 @@ from torch import nn
 import fst
 from fst.ops import cpp
 from fst.ops.cpp import library
-from fst.ops.geometry import geometry_of
+from fst.ops.geometry import Geometry, geometry_of
 from fst.rules.sampled import Sampled
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
@@ -174,3 +174,29 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
     for name, arguments in bad:
         with pytest.raises(ValueError, match=name):
             library.call(name, *arguments)
+
+
+@pytest.mark.parametrize("reach", [2**19, 2**29])
+def test_windows_that_reach_far_are_refused_or_right(reach):
+    """One pixel, of which the middle tap alone sees anything; `make sanitize` sees overflows."""
+    input, weight = torch.randn(1, 8, 1, 1), torch.randn(8, 8, 3, 3)
+    geometry = Geometry((1, 1), (reach, reach), (reach, reach), 1)
+    assert "too large" in cpp.refuses_zeros(input, weight, geometry)
+    assert "too large" in cpp.refuses_zeros(input, weight, geometry, input.shape)
+    middle = weight[:, :, 1, 1]
+    found = cpp.maps_output(input, weight, None, *geometry)
+    torch.testing.assert_close(found[0, :, 0, 0], middle @ input[0, :, 0, 0])
+    found = cpp.maps_grad_input(input, weight, input.shape, *geometry)
+    torch.testing.assert_close(found[0, :, 0, 0], middle.T @ input[0, :, 0, 0])
+
+
+def test_elements_behind_the_first_two_thousand_million_are_read():
+    """Of memory that nothing has written, which takes none, a few pixels are read."""
+    channels, side, geometry = 2**17, 129, Geometry((16, 16), (0, 0), (1, 1), 1)
+    input = torch.empty(1, side, side, channels, dtype=torch.float16).permute(0, 3, 1, 2)
+    weight = torch.zeros(4, channels, 1, 1, dtype=torch.float16)
+    weight[1, ::4] = 2**-8
+    input[:, ::4, -1, -1] = 2**-8
+    assert input.numel() > 2**31
+    assert cpp.zeros_output(input, weight, None, None, *geometry)[0, 1, -1, -1] == 0.5
+    assert cpp.maps_output(input, weight, None, *geometry)[0, 1, -1, -1] == 0.5

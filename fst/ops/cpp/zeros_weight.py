@@ -374,7 +374,7 @@ def _multiply(
 def _fixed(
     maps: Tensor, lists: Tensor, numbers: tuple[int, ...], result: Tensor, bias: Tensor | None
 ) -> tuple[Any, ...]:
-    """What the kernel is given between the maps and the residual: the same for maps of one form."""
+    """The kernel's arguments between maps and residual: the same for maps of one form."""
     layouts = (maps.is_contiguous(memory_format=LAST), result.is_contiguous(memory_format=LAST))
     return (
         *(KINDS[maps.dtype], integers(*layouts), integers(*numbers)),
