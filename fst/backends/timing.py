@@ -14,7 +14,6 @@ import torch
 Function = Callable[[], object]
 CACHE_BYTES = 256 * 2**20  # more than any GPU's L2
 LEAST_ROUNDS = 3
-SURE = 1.5  # times the least one: such a function is not the fastest
 ENOUGH = 4.0  # milliseconds of a function's runs, before which nothing is sure
 FLUSHES = 8  # about 0.5 ms on an H200: the host has queued a kernel before the GPU gets to it
 
@@ -100,9 +99,9 @@ def race(
 ) -> tuple[dict[str, float], dict[str, Exception]]:
     """Least milliseconds of each function, run in turns and in both orders; and what some raised.
 
-    From the third round on, those that took `SURE` times the least are out; short functions run
-    more often before. The race ends when one is left, when one has run for ``most`` milliseconds,
-    or when all have taken less than the ``negligible`` ones.
+    After n rounds, those that took 1 + 2/n times the least are out, if all have run for `ENOUGH`.
+    The race ends when one is left, when one has run for ``most`` milliseconds, or when all take
+    less than the ``negligible`` ones.
     """
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
     times: dict[str, float] = {}
@@ -110,11 +109,11 @@ def race(
     errors: dict[str, Exception] = {}
     running = list(functions)
     for done in range(rounds):
-        if done >= 2 and max(times.values()) < negligible:
+        if not running or done >= 2 and max(times.values()) < negligible:
             break
-        if done >= 2 and min(spent[name] for name in running) > ENOUGH:
+        if done and min(spent[name] for name in running) > ENOUGH:
             least = min(times.values())
-            running = [name for name in running if times[name] < SURE * least]
+            running = [name for name in running if times[name] < (1 + 2 / done) * least]
             if len(running) == 1 or max(spent[name] for name in running) > most:
                 break
         for name in tuple(running):
