@@ -67,7 +67,14 @@ def without_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16_bn", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "mobilenet_v2",
+        *(pytest.param(name, marks=pytest.mark.system) for name in ("resnet50", "vgg16_bn")),
+    ],
+)
 def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)

@@ -212,6 +212,7 @@ def test_a_strategy_with_options_is_one_value(text, value):
     assert found == {"x": 1, "sparsity.strategy": value}
 
 
+@pytest.mark.system
 def test_output_that_nobody_reads_ends_a_command_silently():
     command = [sys.executable, "-m", "fst", "configs", "list"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -306,6 +307,7 @@ def test_a_signal_during_the_imports_ends_a_command_in_one_line(start, number, t
         assert said.startswith("stopped")
 
 
+@pytest.mark.system
 def test_verify_needs_torch_alone(tmp_path):
     torch.save({"w": torch.eye(8)[:, :, None, None]}, tmp_path / "w.pth")
     code = (

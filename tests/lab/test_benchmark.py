@@ -90,6 +90,7 @@ def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(
     assert f"--out {out} cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_a_model_by_name_needs_no_mmengine(tmp_path):
     """What `benchmarks/gpu_check.sh` runs on machines without it."""
     command = (

@@ -25,6 +25,7 @@ def refused(*_: object) -> None:
     raise RuntimeError("no compiler\nin many lines")
 
 
+@pytest.mark.system
 def test_candidates_are_timed_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -99,12 +99,17 @@ def convnext():
     [
         (resnet18, "conv", 12),
         (resnet18_for_large_images, ["layer1", "layer2.0"], 4),
-        (mobilenet, "conv", 20),
-        (densenet, "conv", 11),
         (shufflenet, "conv", 15),
         (vit, "linear", 3),
-        (torchvision_vit, "linear", 3),
-        (convnext, "all", 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (mobilenet, "conv", 20),
+                (densenet, "conv", 11),
+                (torchvision_vit, "linear", 3),
+                (convnext, "all", 8),
+            )
+        ),
     ],
 )
 def test_networks_of_libraries(build, layers, moved):

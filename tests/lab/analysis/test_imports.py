@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.test_style import BEYOND_TORCH
 
 
+@pytest.mark.system
 def test_numeric_modules_import_torch_alone():
     code = f"import sys\nsys.modules.update(dict.fromkeys({BEYOND_TORCH!r}))\n"
     code += "from fst.lab.analysis import macs\nfrom fst.lab.reporting import document\n"

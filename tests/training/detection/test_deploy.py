@@ -93,6 +93,7 @@ def test_large_detectors_are_packed(name, monkeypatch):
     assert packed.report.difference < 1e-4 and packed.report.gained
 
 
+@pytest.mark.system
 def test_the_example_decodes_a_file_as_mmdet_does(write_config, tmp_path, capsys):
     config = write_config("ssd", sparsity='dict(strategy="srste")')
     model = build_model(load_config(config))

@@ -174,6 +174,7 @@ def test_average_precision_forks_no_process(monkeypatch):
     assert mean == pytest.approx(1 / 2 * 2 / 3)
 
 
+@pytest.mark.system
 def test_importing_detection_prints_nothing():
     """mmdet says of a data set that nobody uses that it cannot be imported, twice."""
     done = subprocess.run(

@@ -295,6 +295,7 @@ def test_one_runner_trains_validates_and_tests(write_config, tmp_path, sparsity)
     assert runner.val() == runner.test()
 
 
+@pytest.mark.system
 def test_command_line(repo, run_python, tmp_path):
     config = tmp_path / "config.py"
     base = repo / "configs" / "demo_digits.py"
