@@ -64,6 +64,11 @@ NETWORKS = {
         repeats=5,
         memory=True,
     ),
+    "resnet18_sampled": Network(
+        "ResNet-18, 224 pixels, batch 64: positions drawn, and 2:4 weights",
+        ("--model", "resnet18", "--batch", "64"),
+        {"dense": None, "fst_w": None, "sampled": None, "sampled,grad_input=0.5": None},
+    ),
     "vgg16": Network(
         "VGG-16, 224 pixels, batch 16",
         ("--model", "vgg16", "--batch", "16"),
