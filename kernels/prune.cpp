@@ -158,7 +158,7 @@ FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64
                                      const int64_t* to, int64_t n, int64_t m, int64_t by_group,
                                      int64_t by_sample, int64_t groups, const int64_t* seed,
                                      int64_t threads) {
-  if (!is_kind(kind) || n < 1 || !is_pattern(n, m) ||
+  if (!is_kind(kind) || n < 1 || !is_pattern(n, m) || (seed && m > MOST_DRAWN_M) ||
       !within(1, INT64_MAX, {samples, channels, positions, groups}) || channels % groups) {
     return BAD_NUMBERS;
   }

@@ -10,7 +10,8 @@
 
 namespace fst {
 
-constexpr int MOST_M = 8;
+constexpr int MOST_M = 32;
+constexpr int MOST_DRAWN_M = 8;  // of random draws: their words serve so many places
 constexpr int64_t LANES = 64;  // groups that `lanes` handles at a time
 constexpr int BLOCK = 16;  // elements of one or two vectors
 constexpr int MOST = 32, LEAST = 8;  // positions of `planes`
@@ -207,7 +208,7 @@ void sampled(Int (*beaten)[LANES], Words& words, int64_t count, int m, int n, in
       const bool keep = static_cast<uint32_t>(product >> 32) < wanted[i];
       fraction[i] = static_cast<uint32_t>(product);
       wanted[i] -= keep;
-      beaten[j][i] = keep ? 0 : static_cast<Int>(MOST_M);
+      beaten[j][i] = keep ? 0 : static_cast<Int>(MOST_DRAWN_M);
     }
   }
 }

@@ -4,7 +4,8 @@
     python benchmarks/cpu/steps.py --only resnet18 vgg16
 
 Each network is one run of `fst bench`. Runs that were made before are kept in benchmarks/out/steps:
-a killed command goes on with the next network. The page is docs/results/cpu_zeros_steps.md.
+a killed command goes on with the next network. The page is docs/results/cpu_zeros_avx2.md, or
+cpu_zeros_avx512.md, as torch's instruction set is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fst.lab.benchmark.steps import CONTROL, PLAIN
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "benchmarks" / "out" / "steps"
-PAGE = ROOT / "docs" / "results" / "cpu_zeros_steps.md"
+RESULTS = ROOT / "docs" / "results"
 MOST_MEMORY = 1.10
 DETECTION = "fst::configs/detection/fst_"
 
@@ -105,7 +106,9 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.only:
         measure(name, NETWORKS[name], options.threads)
-    PAGE.write_text(page(options.threads), encoding="utf-8")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    out = RESULTS / f"cpu_zeros_{instructions.lower()}.md"
+    out.write_text(page(options.threads), encoding="utf-8")
 
 
 def files_of(name: str, threads: int) -> Path:
@@ -139,7 +142,7 @@ def page(threads: int) -> str:
     header = next(iter(found.values()))["header"]
     machine = f"{header['device']}, {header['instruction set']}, {threads} threads"
     lines = [
-        "# Training steps that leave zeros out",
+        f"# Training steps that leave zeros out, {header['instruction set']}",
         "",
         f"{machine}, torch {header['torch']}, float32, channels_last, random images and weights.",
         "A step is forward, backward and SGD. `dense` is the control: this library with nothing",

@@ -52,7 +52,7 @@ def _assert_same_gradient(values: Tensor, n: int, m: int, groups: int) -> None:
 @pytest.mark.parametrize("memory", LAYOUTS)
 @pytest.mark.parametrize(
     ("output", "grad_input"),
-    [((2, 4), (2, 4)), ((1, 4), (3, 4)), ((1, 2), None), (None, (2, 4)), ((3, 5), (4, 8))],
+    [((2, 4), (2, 4)), ((1, 4), (3, 4)), ((1, 2), None), (None, (2, 4)), ((3, 5), (2, 16))],
 )
 def test_weights_bit_for_bit(output, grad_input, memory):
     pairs = [(kind, kind) for kind in DTYPES] + [(torch.float32, kind) for kind in DTYPES[1:]]
@@ -65,7 +65,7 @@ def test_weights_bit_for_bit(output, grad_input, memory):
 
 @COMPILED
 @pytest.mark.parametrize("memory", LAYOUTS)
-@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4)])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4), (4, 32)])
 def test_gradients_bit_for_bit(n, m, memory):
     shapes = (((2, 16, 3, 5), 1), ((1, 18, 2, 4), 2), ((1, 70, 40, 1), 1), ((3, 128, 7, 7), 4))
     for shape, groups in shapes:
@@ -75,7 +75,7 @@ def test_gradients_bit_for_bit(n, m, memory):
 
 @COMPILED
 @pytest.mark.parametrize("memory", LAYOUTS)
-@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4)])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4), (4, 32)])
 def test_groups_along_positions_bit_for_bit(n, m, memory):
     """Of grad_output in grad_weight, and of the columns of the input."""
     of_gradient, of_input = NM("grad_output", n, m), NM("input", n, m)
@@ -120,7 +120,7 @@ def test_any_bits(numbers, rows, pattern, dtype, last):
 def test_rescaled_is_as_exact_as_the_operators(memory, rescale):
     """At most twice their error, both against float64; the same bits by any number of threads."""
     format = torch.channels_last if memory == "channels_last" else torch.contiguous_format
-    for (n, m), dtype in (((2, 4), torch.bfloat16), ((2, 4), torch.float32), ((3, 5), torch.half)):
+    for (n, m), dtype in (((2, 4), torch.bfloat16), ((4, 32), torch.float32), ((3, 5), torch.half)):
         values = torch.randn(3, 160, 19, 23).to(dtype).contiguous(memory_format=format)
         rule = NM("grad_output", n, m, "magnitude_rescaled", rescale)
         arguments = (rule, "grad_input", 2, None)
@@ -250,11 +250,12 @@ def test_random_rules_and_what_does_not_fit_stay_with_torch():
     assert torch.equal(found, expected)
     for other, m, rescale in (
         (values.double(), 4, "group"),
-        (values, 16, "group"),
+        (values, 33, "group"),
         (values, 4, "channel"),
         (values.transpose(2, 3)[:, ::2], 4, "group"),
     ):
         assert cpp.refuses_grad_output(other, m, "magnitude_rescaled", rescale)
+    assert cpp.refuses_grad_output(values, 16, "random", "group") == "groups of 16 are more than 8"
     assert cpp.refuses_weight(torch.randn(4, 4, 3, 3).double(), torch.float64)
     assert cpp.refuses_weight(torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fst import backends
 from fst.backends import sources
 from fst.ops import triton as ops
-from fst.ops.backends.prune_cpp import kernel_patterns
+from fst.ops.operands import PruneWeight
 from fst.ops.prune import prune_weight
 from tests.kernels.values import Pattern, awkward, bits, of_patterns
 
@@ -91,6 +92,9 @@ def test_what_does_not_fit_is_named(device):
             ops.prune_weight(wrong, 1, patterns, torch.bfloat16)
     with pytest.raises(ValueError, match=r"\[2, 4, 2, 16\]: m must be at most 8"):
         ops.prune_weight(weight, 1, (2, 4, 2, 16), torch.bfloat16)
-    assert kernel_patterns(of_patterns((2, 16), None)) is None
+    strategy = of_patterns((2, 16), None)
+    operands = PruneWeight(weight, strategy, 1, torch.float32)
+    reason = backends.backend("prune_weight", "triton").refuses(operands)
+    assert reason == "it knows N:M by magnitude alone, M up to 8"
     with pytest.raises(ValueError, match="into torch.float64"):
         ops.prune_weight(weight, 1, patterns, torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,15 +16,22 @@ from fst.rules.strategy import Strategy
 
 
 class PruneByKernel(Backend):
-    """Base class of the pruning kernels for CPUs and GPUs: the form of operands and results."""
+    """Base class of the pruning kernels for CPUs and GPUs: the form of operands and results.
+
+    Attributes:
+        most_m: the largest groups of weights.
+    """
+
+    most_m: ClassVar[int]
 
     def refuses(self, operands: PruneWeight | PruneMaps) -> str:
-        """The kernels know N:M by magnitude, and groups of at most 8 weights."""
+        """The kernels know N:M by magnitude."""
         if isinstance(operands, PruneWeight):
             if operands.mask is not None:
                 return "the mask is kept from an earlier step"
-            if kernel_patterns(operands.strategy) is None:
-                return f"it knows N:M by magnitude alone, M up to {cpp.MOST_M}"
+            patterns = kernel_patterns(operands.strategy)
+            if patterns is None or max(m for _, m in patterns) > self.most_m:
+                return f"it knows N:M by magnitude alone, M up to {self.most_m}"
         return ""
 
 
@@ -31,6 +39,7 @@ class PruneByCpp(PruneByKernel):
     """One read, one write; both directions of a weight from one read."""
 
     name = cpp.BACKEND
+    most_m = cpp.MOST_M
     computes = {
         "prune_weight": "C++ for CPUs: both directions from one read",
         "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
@@ -81,7 +90,7 @@ def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int
             found.append((0, 1))
             continue
         pattern = rule.pattern(gemm)
-        if pattern is None or pattern.rule != "magnitude" or pattern.m > cpp.MOST_M:
+        if pattern is None or pattern.rule != "magnitude":
             return None
         found.append((pattern.n, pattern.m))
     return (found[0], found[1]) if found[0][0] or found[1][0] else None

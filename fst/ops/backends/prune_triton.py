@@ -16,6 +16,7 @@ class PruneByTriton(PruneByKernel):
     """One launch for each operand."""
 
     name = "triton"
+    most_m = triton.MOST_M
     computes = {
         "prune_weight": "one launch for each weight, which is read once",
         "prune_grad_output": "one read, one write; rescaling reads twice",

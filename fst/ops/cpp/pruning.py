@@ -18,7 +18,8 @@ from fst.ops.cpp.library import (
     refuses_operands,
 )
 
-MOST_M = 8
+MOST_M = 32
+MOST_DRAWN_M = 8  # of random rules
 RESULTS = {  # dtype of a weight -> dtypes into which it can be pruned
     torch.float32: (torch.float32, torch.bfloat16, torch.float16),
     torch.bfloat16: (torch.bfloat16,),
@@ -39,8 +40,9 @@ def refuses_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) ->
     """The reason why the kernels cannot prune grad_output by a rule `fst.NM` with these fields;
     "" if they can.
     """
-    if m > MOST_M:
-        return f"groups of {m} are more than {MOST_M}"
+    most = MOST_DRAWN_M if rule == "random" else MOST_M
+    if m > most:
+        return f"groups of {m} are more than {most}"
     if rule == "magnitude_rescaled" and rescale == "channel":
         return "it does not rescale whole channels"
     return missing() or refuses_operands(grad_output)
@@ -89,7 +91,7 @@ def prune_grad_output(
     check_dense("grad_output", grad_output, "(N, C, P, Q)")
     if grad_output.dtype not in KINDS:
         raise TypeError(f"grad_output has dtype {grad_output.dtype}.")
-    _check_pattern(n, m, least=1)
+    _check_pattern(n, m, 1, MOST_DRAWN_M if rule == "random" else MOST_M)
     samples, channels, height, width = grad_output.shape
     check_groups(groups, channels)
     if rule != "random":
@@ -114,6 +116,6 @@ def prune_grad_output(
     return pruned
 
 
-def _check_pattern(n: int, m: int, least: int) -> None:
-    if not least <= n <= m <= MOST_M:
-        raise ValueError(f"n={n}, m={m}: {least} <= n <= m <= {MOST_M}.")
+def _check_pattern(n: int, m: int, least: int, most: int = MOST_M) -> None:
+    if not least <= n <= m <= most:
+        raise ValueError(f"n={n}, m={m}: {least} <= n <= m <= {most}.")
