@@ -206,7 +206,8 @@ def test_operators_agree_with_their_declarations():
     for wrong, reason in (
         ((values.double(), 2, 4, "magnitude", "", 1, None), "float64"),
         ((values[:, ::2], 2, 4, "magnitude", "", 1, None), "strides"),
-        ((values, 2, 9, "magnitude", "", 1, None), "m=9"),
+        ((values, 2, 33, "magnitude", "", 1, None), "m=33"),
+        ((values, 2, 9, "random", "", 1, torch.tensor([1])), "m=9"),
         ((values, 2, 4, "magnitude", "", 3, None), "groups=3 must divide 8"),
         ((values, 2, 4, "random", "", 1, None), "needs seed="),
     ):
