@@ -63,6 +63,10 @@ def test_no_recipe_is_missing() -> None:
     }
 
 
+EVERY_FOURTH = [
+    pytest.param(name, marks=pytest.mark.exhaustive if index % 4 else ())
+    for index, name in enumerate(RECIPES)
+]
 MARKS = {True: pytest.mark.system, False: pytest.mark.exhaustive}
 
 
@@ -101,7 +105,7 @@ def test_any_strategy_is_an_option_of_a_recipe(task: str, name: str) -> None:
     assert strategy.name == name
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", EVERY_FOURTH)
 def test_schedules_end_with_the_training(name: str) -> None:
     config = load(name)
     assert schedule_mismatch(config) == ""
@@ -112,7 +116,7 @@ def test_schedules_end_with_the_training(name: str) -> None:
         assert "--epochs 40 sets both" in schedule_mismatch(config)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", EVERY_FOURTH)
 def test_cudnn_measures_its_kernels(name: str) -> None:
     assert load(name).env_cfg.cudnn_benchmark  # sizes are fixed
 

@@ -107,7 +107,9 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+    ("number", "status"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.system), (signal.SIGINT, 130)],
+    ids=["term", "int"],
 )
 def test_what_was_measured_is_written_when_it_is_stopped(number, status, tmp_path):
     """As by `timeout`, while layers are timed."""

@@ -313,7 +313,10 @@ def test_a_weight_that_changes_before_the_backward_pass(name, names):
 
 
 @pytest.mark.parametrize(("gemm", "backend"), PAIRS)
-@pytest.mark.parametrize("name", ["srste", "fst", "sparsetrain"])
+@pytest.mark.parametrize(
+    "name",
+    ["srste", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("fst", "sparsetrain"))],
+)
 def test_one_graph_under_torch_compile(name, gemm, backend, monkeypatch):
     monkeypatch.delenv("FST_AUTOTUNE")
     strategy = fst.get_strategy(name)

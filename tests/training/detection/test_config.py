@@ -70,13 +70,19 @@ def test_no_recipe_is_missing():
     assert set(RECIPES) >= asked
 
 
-@pytest.mark.parametrize("name", RECIPES)
+EVERY_FOURTH = [
+    pytest.param(name, marks=pytest.mark.exhaustive if index % 4 else ())
+    for index, name in enumerate(RECIPES)
+]
+
+
+@pytest.mark.parametrize("name", EVERY_FOURTH)
 def test_cudnn_measures_its_kernels_where_images_have_one_size(name):
     config = Config.fromfile(ROOT / name)
     assert bool(config.env_cfg.get("cudnn_benchmark")) == ("faster-rcnn" not in name)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", EVERY_FOURTH)
 def test_recipe_builds_and_converts(name, drawn):
     config = load(name, drawn)
     model = build(config, "meta")

@@ -6,6 +6,7 @@ import pytest
 from fst.training.engine import cli
 
 
+@pytest.mark.system
 def test_show_dir(train, write_config, drawn, tmp_path):
     work_dir = train("run", "ssd", "--cfg-options", "train_cfg.max_epochs=1")
     trained = (write_config("ssd"), str(work_dir / "epoch_1.pth"))

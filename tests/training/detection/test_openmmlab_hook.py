@@ -92,6 +92,7 @@ def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
     assert commands.verify([str(tmp_path / "folded.pth")]) == 0
 
 
+@pytest.mark.system
 def test_resume_in_mmengines_runner(write_config, tmp_path):
     """The masks' state is in its checkpoints; its random states are not."""
     hook = HOOK.format(arguments='strategy="tsm", interval=3', others="[]")

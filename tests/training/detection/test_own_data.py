@@ -66,6 +66,7 @@ def test_fitted_sizes_fit():
     assert fitted_sizes(torch.ones(9, 2), 3) == ([1, 2, 3], [2, 3, 4])
 
 
+@pytest.mark.system
 def test_a_training_says_whether_anchors_fit(train):
     def said(name, *options, extra=""):
         work_dir = train(name, "ssd", *options, extra=extra)

@@ -87,9 +87,9 @@ def test_the_console_starts_with_the_data(train, capsys):
     ("detector", "format"),
     [
         ("ssd", "voc"),
-        ("faster-rcnn", "coco"),
-        pytest.param("ssd", "coco", marks=pytest.mark.system),
-        pytest.param("faster-rcnn", "voc", marks=pytest.mark.system),
+        pytest.param("faster-rcnn", "coco", marks=pytest.mark.system),
+        pytest.param("ssd", "coco", marks=pytest.mark.exhaustive),
+        pytest.param("faster-rcnn", "voc", marks=pytest.mark.exhaustive),
     ],
 )
 def test_both_formats_of_bccd(train, bccd, detector, format):

@@ -71,9 +71,9 @@ def test_the_average_is_the_formulas_over_optimizer_steps(train):
     "sparsity",
     [
         'dict(strategy="srste")',
-        'dict(strategy="tsm", interval=3)',
+        pytest.param('dict(strategy="tsm", interval=3)', marks=pytest.mark.exhaustive),
         'dict(strategy="rigl", interval=2, sparsity=0.8)',
-        "None",
+        pytest.param("None", marks=pytest.mark.exhaustive),
     ],
 )
 def test_resume_restores_the_average(train, train_with_stop, assert_same_state, sparsity):

@@ -136,6 +136,7 @@ log_processor = dict(by_epoch=False)
             assert int((weight == 0).flatten(1).all(1).sum()) == expected
 
 
+@pytest.mark.system
 def test_asp_with_permuted_channels(train, train_with_stop, assert_same_state):
     dense = train("dense", sparsity='dict(strategy="dense")') / "epoch_2.pth"
     options = dict(
