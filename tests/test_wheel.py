@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # it compiles the kernels
+# it compiles the kernels, once
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500), pytest.mark.xdist_group("wheel")]
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp")
