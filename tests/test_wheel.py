@@ -31,7 +31,8 @@ PRUNED = """
 import torch
 from fst.ops import cpp, prune
 assert cpp.missing() == "", cpp.missing()
-scores, _ = cpp.measure_positions(torch.ones(1, 4, 3, 3), (3, 3), *[(1, 1)] * 4, False)
+one, none = (1, 1), (0, 0)
+scores, _ = cpp.measure_positions(torch.ones(1, 4, 3, 3), (3, 3), one, one, none, one, False)
 print(scores.tolist())
 """
 

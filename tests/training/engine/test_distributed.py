@@ -86,7 +86,7 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
     settings = list(zip(strategies, extras, strict=True))
     configs = [[write_config(*setting) for _ in range(3)] for setting in settings]
     script = tmp_path / "script.py"
-    tests = str(repo / "tests" / "engine")
+    tests = str(repo / "tests" / "training" / "engine")
     script.write_text(SCRIPT.format(tests=tests, out=str(tmp_path), configs=configs))
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     run_python(*torchrun, script)

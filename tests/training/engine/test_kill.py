@@ -53,7 +53,7 @@ class Slow(Hook):
 
 def start(tmp_path, repo, arguments, extra=""):
     script = tmp_path / "script.py"
-    prelude = PRELUDE.format(tests=str(repo / "tests" / "engine"))
+    prelude = PRELUDE.format(tests=str(repo / "tests" / "training" / "engine"))
     script.write_text(f"{prelude}{extra}\ncli.train({arguments!r})\n")
     (tmp_path / "slow_hook.py").write_text(SLOW_HOOK)
     env = {"PYTHONPATH": f"{repo}:{tmp_path}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
