@@ -19,7 +19,7 @@ ROOT = FOLDER.parents[1]
 @pytest.mark.parametrize(
     "name",
     [
-        "test_network.py",
+        pytest.param("test_network.py", marks=pytest.mark.exhaustive),
         "test_operators.py",
         "test_prune_gradient.py",
         "test_prune_weight.py",
