@@ -31,6 +31,7 @@ REPEATS = 11
 LONG = 20.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
 TIMED_SAMPLES = 8  # of a batch: a vector of images; AVX-512 has twice as many
 MOST_DECIDED = 8192
+CAPTURED = "not measured: a graph is captured"
 VARIABLE = "FST_AUTOTUNE"
 
 
@@ -95,7 +96,7 @@ class _Running(threading.local):
 _RUNNING = _Running()
 _DECIDED: dict[tuple[Any, ...], Decision] = {}
 _FROM_DISK: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
-_FORGOTTEN = [0]  # how often decisions were forgotten
+_forgotten = 0  # how often decisions were forgotten
 
 
 class _Recording:
@@ -143,7 +144,8 @@ def choose(operands: Operands) -> Backend:
     if decision is None:
         backend, decision = _chosen(operands)
         decision = decision._replace(left_out=backend.left_out(operands))
-        record.answer(asked, decision)
+        if decision.reason != CAPTURED:  # it is measured as soon as it can be
+            record.answer(asked, decision)
     else:
         backend = registry.backend(operation, decision.backend)
     record.decisions[operation] = decision
@@ -155,7 +157,7 @@ def _circumstances(device: torch.device) -> tuple[object, ...]:
     settings = cache.settings(device).values()
     texts = (os.environ.get(VARIABLE), os.environ.get(registry.VARIABLE))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return device, *texts, deterministic, _FORGOTTEN[0], registry.demands(), *settings
+    return device, *texts, deterministic, _forgotten, registry.demands(), *settings
 
 
 def _chosen(operands: Operands) -> tuple[Backend, Decision]:
@@ -225,7 +227,7 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
         decision = _recalled_or_measured(operands, text, found)
         if decision is None:
             name = _default(operands, found)
-            return Decision(operation, text, name, "not measured: a graph is captured", {})
+            return Decision(operation, text, name, CAPTURED, {})
     if len(_DECIDED) >= MOST_DECIDED:
         forget_decisions()  # what was measured is on the disk
     _DECIDED[quick] = decision
@@ -344,9 +346,10 @@ def decisions(operation: str | None = None) -> list[Decision]:
 
 def forget_decisions() -> None:
     """Forget what this process knows; the files on disk stay and are read anew."""
+    global _forgotten
     _DECIDED.clear()
     _FROM_DISK.clear()
-    _FORGOTTEN[0] += 1
+    _forgotten += 1
 
 
 def draw_seed(generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,7 +14,7 @@ from torch import Tensor
 
 import fst
 from fst import backends
-from fst.backends import Record, cache, choice, compute, registry, sources, timing
+from fst.backends import Record, cache, choice, compute, registry, sources
 from fst.backends import record as record_of_layers
 from fst.backends.choice import LayerKey, recording
 from fst.ops.backends import lists_cpp
@@ -165,27 +163,16 @@ def test_a_candidate_that_raises_is_left_out_with_its_reason(toys):
     assert _choose() == decision  # from the disk, the failure too
 
 
-def test_a_race_ends_when_one_is_the_fastest(monkeypatch):
-    """Slow ones are out after their second run; a first run may be cold."""
-    monkeypatch.setattr(timing, "ENOUGH", 1.5)
-    clocks = {"cold": [9.0, 1.0, 1.2], "warm": [1.3, 1.1, 1.1], "slow": [2.0, 2.0], "broken": []}
-
-    def clock(function: Callable[[], str]) -> tuple[float, float]:
-        return clocks[function()].pop(0), 0.0
-
-    monkeypatch.setattr(timing, "_host_clock", clock)
-    functions = {name: functools.partial(str, name) for name in clocks}
-    times, errors = timing.race(functions, 3, CPU, most=math.inf)
-    assert times == {"cold": 1.0, "warm": 1.1, "slow": 2.0}
-    assert [*errors] == ["broken"] and not any(clocks.values())
-    clocks.update(cold=[2.0, 1.0, 1.0], warm=[1.0, 1.0, 1.0], slow=[3.0, 3.0])
-    timing.race(functions, 9, CPU, most=2.5)
-    assert clocks["warm"] == [1.0] and not clocks["slow"]
-    clocks.update(cold=[0.5] * 4, warm=[0.5] * 4, slow=[2.0] * 4)
-    timing.race(functions, 9, CPU, most=1.0)  # 0.5 ms are not enough
-    assert not any(clocks.values())
-    clocks.update(cold=[0.1] * 2, warm=[0.1] * 2, slow=[0.2] * 2)
-    timing.race(functions, 9, CPU, most=1.0, negligible=0.3)
+def test_what_a_captured_graph_could_not_measure_is_measured_later(timed, monkeypatch):
+    milliseconds, log = timed
+    milliseconds["second"] = 0.5
+    record = Record()
+    with monkeypatch.context() as capturing, recording(record):
+        capturing.setattr(choice, "_recalled_or_measured", lambda *_: None)
+        assert compute(Number()) == "first"
+        assert record.decisions["number"].reason == choice.CAPTURED
+    with recording(record):
+        assert compute(Number()) == "second" and len(log) == 1
 
 
 def test_a_layer_goes_on_with_its_choice(timed, monkeypatch):
