@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 import fst
 from fst import backends
 from fst.backends import Record, cache, choice, compute, registry, sources
 from fst.backends import record as record_of_layers
 from fst.backends.choice import LayerKey, recording
-from fst.ops.backends import lists_cpp
-from tests.cases import Case
 
 CPU = torch.device("cpu")
 
@@ -418,85 +415,3 @@ def test_times_of_other_kernels_are_not_taken(monkeypatch):
     before = cache.path(cache.environment(device))
     monkeypatch.setattr(cache, "cpp_checksum", lambda: 0)
     assert cache.path(cache.environment(device)) != before
-
-
-# ---------------------------------------------------------------- the backends of the op
-
-STRATEGIES = {  # operation and backend -> a strategy that it serves
-    ("output", "dense"): "srste",
-    ("grad_input", "dense"): "sdgp",
-    ("grad_weight", "dense"): "srste",
-    ("grad_weight", "columns"): "wx",
-    ("grad_weight", "strided"): "fst",
-    ("grad_weight", "torch"): "sampled",
-    ("grad_weight", "cpp"): "sampled",
-    ("grad_input", "torch"): ("sampled", {"grad_input": 0.5}),
-    ("grad_input", "cpp"): ("sampled", {"grad_input": 0.5}),
-    ("output", "zeros_weight"): "srste",
-    ("grad_input", "zeros_weight"): "srste",
-    ("output", "zeros_input"): "sparsetrain",
-    ("grad_weight", "zeros_input"): "sparsetrain",
-    ("grad_input", "zeros_grad_output"): "sdgp",
-    ("grad_weight", "zeros_grad_output"): "sparsetrain",
-    ("grad_weight", "listed_zeros"): "sampled",
-    ("prune_weight", "torch"): "fst",
-    ("prune_weight", "cpp"): "fst",
-    ("prune_grad_output", "torch"): "sdgp",
-    ("prune_grad_output", "cpp"): "sdgp",
-    ("prune_columns", "torch"): "wx",
-    ("prune_columns", "cpp"): "wx",
-}
-REGISTERED = [
-    (operation, backend.name)
-    for operation in backends.OPERATIONS
-    for backend in backends.backends(operation)
-]
-
-
-def _gradients(strategy: fst.Strategy) -> list[Tensor]:
-    case = Case("op", (8, 8), (6, 6), padding=1, batch=2)
-    operands = case.operands(torch.float32)
-    leaves = [t.clone().requires_grad_() for t in (operands.input, operands.weight)]
-    generator = torch.Generator().manual_seed(0)
-    output = fst.sparse_conv2d(*leaves, **case.arguments, strategy=strategy, generator=generator)
-    return [output, *torch.autograd.grad(output, leaves, operands.grad_output)]
-
-
-@pytest.mark.parametrize(("operation", "name"), REGISTERED, ids=str)
-def test_every_operation_is_computed_by_each_of_its_backends(operation, name, monkeypatch):
-    """Forced, it runs, and the results are those of the other backends."""
-    chosen = backends.backend(operation, name)
-    if chosen.missing():
-        pytest.skip(chosen.missing())
-    strategy = STRATEGIES[operation, name]
-    strategy = (strategy, {}) if isinstance(strategy, str) else strategy
-    strategy = fst.get_strategy(strategy[0], **strategy[1])
-    ran, run = [], type(chosen).run
-
-    def counted(self, operands):
-        ran.append((operands.operation, self.name))
-        return run(self, operands)
-
-    monkeypatch.setenv("FST_AUTOTUNE", "0")
-    expected = _gradients(strategy)
-    with monkeypatch.context() as patched, backends.force(**{operation: name}):
-        patched.setattr(type(chosen), "run", counted)
-        found = _gradients(strategy)
-    assert (operation, name) in ran
-    if name != "dense" or operation == "output":
-        for mine, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-
-
-def test_a_refusal_of_the_op_says_why():
-    """float64 is nothing that the kernels read."""
-    if lists_cpp.LISTS_CPP.missing():
-        pytest.skip(lists_cpp.LISTS_CPP.missing())
-    layer = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3)).double()
-    fst.convert(layer, "sampled")
-    output = layer(torch.randn(1, 4, 8, 8, dtype=torch.float64))
-    with (
-        backends.force(grad_weight="cpp"),
-        pytest.raises(RuntimeError, match="cpp: operands of torch.float64.*torch: can compute"),
-    ):
-        output.sum().backward()
