@@ -23,6 +23,7 @@ from torch import nn
 
 import fst
 from fst.backends.timing import geometric_mean
+from fst.basics.arguments import positive
 from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.lab.arguments import source_and_name
@@ -166,9 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         "--strategies", nargs="+", default=STRATEGIES, help=f"their names ({' '.join(STRATEGIES)})"
     )
     made.add_argument("--layers", default="conv", help="conv, linear or all (conv)")
-    made.add_argument("--size", type=int, default=224, help="pixels (224)")
-    made.add_argument("--batch", type=int, default=8, help="images (8)")
-    made.add_argument("--rounds", type=int, default=7, help="timed steps of each (7)")
+    made.add_argument("--size", type=positive, default=224, help="pixels (224)")
+    made.add_argument("--batch", type=positive, default=8, help="images (8)")
+    made.add_argument("--rounds", type=positive, default=7, help="timed steps of each (7)")
     made.add_argument("--out", type=Path, help="text file to write")
     return made
 

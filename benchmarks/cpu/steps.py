@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fst.backends.timing import Timing
+from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.lab.benchmark.steps import CONTROL, PLAIN
 
@@ -105,7 +106,7 @@ NETWORKS = {
 def main() -> None:
     """Measure what has not been measured, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
     options = parser.parse_args()
     for name in options.only:
