@@ -23,8 +23,8 @@ class Decision(NamedTuple):
 
     Attributes:
         key: the layer's key as JSON; "" where nothing was to be chosen.
-        times: backend -> least milliseconds of a run, for the whole batch; infinite where it raised,
-            empty where nothing was measured.
+        times: backend -> least milliseconds of a run, for the whole batch; infinite where it
+            raised, empty where nothing was measured.
         left_out: the multiply-adds that are not done, in words; "" where all are.
     """
 
