@@ -57,6 +57,15 @@ def _short_collections():
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _signals_arrive():
+    """Also where the tests were started by nohup or by a script in the background."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, handler)
+
+
 @pytest.fixture(autouse=True)
 def _signal_handlers():
     """A command that was stopped leaves handlers for the rest of its process."""
