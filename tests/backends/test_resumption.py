@@ -17,12 +17,13 @@ from fst import backends
 from fst.backends import Record, choice
 from fst.backends import record as records
 from fst.ops import cpp
-from tests.strategy_settings import DEFAULTS, Setting
+from tests.strategy_settings import DEFAULTS, Setting, quick_first
 
 STEPS = 10  # before the training stops, and after; zeros are counted anew in between
 TOTAL = 40
 # Whose weights get zeros after that: what comes into question then is measured, or on the disk.
 LATER = ("acdc", "sdgf", "maxq", "dpf", "step", "asfp")
+QUICK = ("srste", "fst", "fst_sampled", "sparsetrain", "sdgp", "rigl", "resprop", *LATER)
 Raced = tuple[dict[str, float], dict[str, Exception]]
 Race = Callable[..., Raced]
 
@@ -106,7 +107,7 @@ def assert_same(again: Training, whole: Training) -> None:
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("row", DEFAULTS)
+@pytest.mark.parametrize("row", quick_first(DEFAULTS, QUICK))
 def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypatch):
     """Whatever the times are by then; on the disk nothing is needed of what was timed before."""
     log: list[str] = []
@@ -143,7 +144,7 @@ def test_a_resumed_training_and_a_copy_go_on_to_the_bit(row, tmp_path, monkeypat
     )  # what the state does not bring is measured anew
 
 
-@pytest.mark.parametrize("row", DEFAULTS)
+@pytest.mark.parametrize("row", quick_first(DEFAULTS, QUICK))
 def test_where_nothing_is_measured_every_training_resumes_to_the_bit(row, tmp_path, monkeypatch):
     """Also where zeros come after the checkpoint, with nothing on the disk."""
     monkeypatch.setenv("FST_AUTOTUNE", "0")

@@ -16,7 +16,7 @@ from fst.baselines.channel_removal import (
     weights_of,
 )
 from fst.lab.analysis import count_macs
-from tests.api.permutation.networks import Everything, unequal
+from tests.api.permutation.networks import Everything, seeds, unequal
 from tests.networks import batch, small_net
 
 
@@ -148,7 +148,7 @@ def test_removing_zeroed_channels_changes_nothing_but_the_size(build):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * expected.abs().max())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_random_graphs(seed):
     """Whatever is done to the channels: without those that nothing reads, the rest stays."""
     torch.manual_seed(seed)

@@ -1,8 +1,17 @@
 """Networks whose channels are added, concatenated, flattened, shuffled, and read in other ways."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def seeds(count):
+    """Of `Everything`, as cases of a test: a third, and the others marked `exhaustive`."""
+    return [
+        pytest.param(seed, marks=() if seed < count // 3 else pytest.mark.exhaustive)
+        for seed in range(count)
+    ]
 
 
 def unequal(model, seed=0):

@@ -10,7 +10,7 @@ import fst
 import fst.models
 from fst.basics.errors import UsageError
 from fst.channels.graph import traceable
-from tests.api.permutation.networks import Auxiliary, Branches, Everything, unequal
+from tests.api.permutation.networks import Auxiliary, Branches, Everything, seeds, unequal
 from tests.oracle.conv import reference_nm_mask
 
 
@@ -118,7 +118,7 @@ def test_networks_of_libraries(build, layers, moved):
     assert report.families >= moved and report.after > 1.001 * report.before
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_random_graphs(seed):
     """Whatever is done to the channels: they move rightly, or stay."""
     model = Everything(seed)
