@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -269,11 +270,13 @@ class GradWeight(NamedTuple):
 
     @property
     def changes_result(self) -> bool:
-        """True for a rule of the input, unless it leaves such an output map as it is."""
-        rule = self.rule
-        if rule is None or rule.operand != "input":
+        """True for a rule of the input, unless it keeps all positions of such an output map."""
+        if self.rule is None or self.rule.operand != "input":
             return False
-        return not rule.leaves_dense(*self.grad_output.shape[2:])
+        if (lattices := self.lattices) is None:
+            return True
+        size = self.grad_output.shape[2:]
+        return sum(math.prod(kept.size(*size)) for kept in lattices) < size.numel()
 
     @property
     def lattices(self) -> tuple[Lattice, ...] | None:

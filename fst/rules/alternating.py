@@ -64,12 +64,6 @@ class Alternating(Rule):
         found = (Lattice(0, 2, phase, 2), Lattice(1, 2, 1 - phase, 2))
         return tuple(p for p in found if p.row < height and p.column < width)
 
-    def leaves_dense(self, height: int, width: int) -> bool:
-        """True where no pair fits, as in a map that is one column."""
-        if self.block == (1, 2) and self.pairing == "row":
-            return width == 1
-        return height == 1 if self.block == (2, 1) else height * width == 1
-
     def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output at the kept positions, with that of the dropped ones added (``restore``)."""
         if not self.restore:
@@ -119,8 +113,6 @@ class Alternating(Rule):
     def kept(
         self, gemm: str, weight: Sequence[int], groups: int, height: int, width: int
     ) -> tuple[float, float]:
-        if self.leaves_dense(height, width):
-            return 1, 1
         phases = (0, 1) if self.is_random else (int(self.phase),)
         counts = [
             math.prod(lattice.size(height, width))

@@ -122,10 +122,6 @@ class Rule:
         """The output positions that grad_weight keeps, whatever the values; None if they decide."""
         return None
 
-    def leaves_dense(self, height: int, width: int) -> bool:
-        """True if grad_weight stays dense in a layer with such an output map."""
-        return False
-
     def summed(self, grad_output: Tensor, kept: tuple[Lattice, ...], phase: int) -> list[Tensor]:
         """grad_output (N, Cout, P, Q) at each lattice of `kept_positions`."""
         return [lattice.of(grad_output) for lattice in kept]
