@@ -210,4 +210,5 @@ def _normal(*shape: int) -> Tensor:
 
 def _without(values: Tensor, share: float) -> Tensor:
     """The values, of which a share, drawn at random, is zero."""
-    return values.masked_fill(torch.rand(values.shape) < share, 0)
+    zeros = torch.rand(values.shape) < share
+    return values.masked_fill(zeros, 0).contiguous(memory_format=LAST)

@@ -174,9 +174,7 @@ def rows(network: Network, run: dict[str, Any]) -> list[str]:
         goal = goal_cell(network.goals.get(strategy), ratio, control)
         peak = memory.get(strategy, {}).get("peak")
         share = f"{peak / memory[PLAIN]['peak']:.2f}" if peak else ""
-        found.append(
-            [f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", goal, share]
-        )
+        found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", goal, share])
     titles = ("strategy", "ms (quartiles)", "torch's time / time", "goal", "peak memory / torch's")
     rounds = f"{run['steps']['rounds']} rounds, commit {run['header']['commit']}."
     return [table(titles, found, markdown=True), "", rounds]

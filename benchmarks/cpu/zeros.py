@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from fst.basics.text import counted_as, table
 from fst.cli.environment import surroundings
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.benchmark import PLAIN, layer_shapes
+from fst.lab.benchmark.cli import keep_freed_memory
 from fst.lab.model import Training, from_name
 from fst.ops.cpp import missing
 from fst.ops.cpp.zeros_weight import zeros_lists
@@ -66,7 +67,8 @@ class Group(NamedTuple):
         rows = (*self.rows, *self.rivalry)
         dense = {row.product for row in rows}
         controls = {f"{product}, {AGAIN}" for product in dense}
-        parts = {part for row in self.rows if row.goals for part in (row.lists, row.around)}
+        of_goals = [row for row in self.rows if row.goals]
+        parts = {part for row in of_goals for part in (row.lists, row.around) if part}
         theirs = {row.theirs for row in self.rivalry}
         return dense | controls | parts | theirs | {str(row) for row in rows}
 
@@ -177,12 +179,13 @@ def main() -> None:
     options = parser.parse_args()
     if reason := missing():
         raise SystemExit(f"error: {reason}")
+    keep_freed_memory()
     sparseprop = SparseProp(options.sparseprop) if options.sparseprop else None
     found = {threads: measure(threads, options, sparseprop) for threads in options.threads}
     OUT.mkdir(parents=True, exist_ok=True)
     write_text_atomically(json.dumps(as_json(found), indent=1), OUT / "zeros.json")
     version = sparseprop.version if sparseprop else None
-    write_text_atomically(page(found, options.batch, options.rounds, version), options.page)
+    write_text_atomically(page(found, options, version), options.page)
 
 
 def measure(threads: int, options: argparse.Namespace, sparseprop: SparseProp | None) -> Found:
@@ -208,7 +211,7 @@ def step_times(batch: int, rounds: int) -> Times:
     training = from_name(NETWORK, batch)
     strategies = {PLAIN: None, STRATEGY: get_strategy(STRATEGY)}
     steps = {name: training.candidate(strategy)[1] for name, strategy in strategies.items()}
-    timings = compare({**steps, "lists": all_lists(training)}, rounds, CPU, warmup=2)
+    timings = compare({**steps, "lists": all_lists(training)}, min(rounds, 3), CPU, warmup=1)
     return {name: timing.median for name, timing in timings.items()}
 
 
@@ -224,7 +227,9 @@ def all_lists(training: Training) -> Function:
         weight *= nm_mask(weight, 2, 4, 1)
         size = (shape.batch, shape.in_channels, shape.height, shape.width)
         calls += len(names) * [(weight, size, *shape.geometry)]
-    return lambda: [zeros_lists(*call, grad_input) for call in calls for grad_input in (False, True)]
+    return lambda: [
+        zeros_lists(*call, grad_input) for call in calls for grad_input in (False, True)
+    ]
 
 
 def as_json(found: dict[int, Found]) -> dict[str, object]:
@@ -242,27 +247,36 @@ def as_json(found: dict[int, Found]) -> dict[str, object]:
     }
 
 
-def page(found: dict[int, Found], batch: int, rounds: int, sparseprop: str | None) -> str:
+def page(found: dict[int, Found], options: argparse.Namespace, sparseprop: str | None) -> str:
     """The page; goals are for the first number of threads, ``sparseprop`` is its version."""
-    header = surroundings(CPU)
+    header, batch = surroundings(CPU), options.batch
     first = next(iter(found.values()))
+    has_wide = "avx512f" in instructions()
+    command = ["python", "benchmarks/cpu/zeros.py", "--threads", *map(str, found)]
+    command += ["--batch", str(batch), "--rounds", str(options.rounds)]
+    command += ["--layers", str(options.layers)] if options.layers else []
+    command += ["--sparseprop", "FOLDER"] if options.sparseprop else []
     lines = [
         f"# Products that leave zeros out, {header['instruction set']}",
         "",
-        f"{machine(header)}, float32, channels_last, batch {batch}, commit {header.get('commit', 'unknown')}.",
-    ]
-    if "avx512f" not in instructions():
-        lines += ["This processor has no AVX-512, so nothing on this page was measured with it."]
-    lines += [
-        "The programs choose the instruction set themselves.",
+        paragraph(
+            f"{machine(header)}, float32, channels_last, batch {batch}, "
+            f"commit {header.get('commit', 'unknown')}.",
+            "Torch and the C++ kernels choose the instruction set themselves.",
+            "" if has_wide else "No processor with AVX-512 was at hand: this one has none.",
+        ),
         "",
-        f"    {shlex.join(['python', 'benchmarks/cpu/zeros.py', *sys.argv[1:]])}",
+        f"    {' '.join(command)}",
         "",
-        "A ratio is torch's time / this library's: geometric means over layers, of medians of",
-        f"{rounds} rounds, in which all programs of a layer run in turns, in both orders. Building",
-        "lists of the weights and packing the maps are included; choosing which numbers are zero",
-        "(pruning) is not. `dense` has no zeros: the gain of the kernel alone. X has the zeros of",
-        f"ReLU: half of it, at random. {BOLD}",
+        paragraph(
+            "A ratio is torch's time / this library's: the geometric mean over layers, of medians "
+            f"of {counted_as(options.rounds, 'round', 'rounds')}.",
+            "All programs of a layer run in turns, in both orders; freed memory is kept.",
+            "Building lists of the weights and packing the maps are included. Choosing which "
+            "numbers are zero (pruning) is not.",
+            "`dense` has no zeros: the gain of the kernel alone.",
+            f"X has the zeros of ReLU: half of it, at random. {BOLD}",
+        ),
     ]
     for group in first.layers:
         lines += ["", f"## {group.title}", "", ratios(group, found)]
@@ -271,6 +285,11 @@ def page(found: dict[int, Found], batch: int, rounds: int, sparseprop: str | Non
     lines += ["", "## Beside SparseProp", "", *beside(found, sparseprop)]
     lines += ["", "## Layer by layer", "", *by_layer(found)]
     return "\n".join(lines) + "\n"
+
+
+def paragraph(*sentences: str) -> str:
+    """Lines of at most 100 characters."""
+    return textwrap.fill(" ".join(sentences), 100, break_on_hyphens=False)
 
 
 def ratios(group: Group, found: dict[int, Found]) -> str:
@@ -312,20 +331,25 @@ def where_time_goes(found: Found, batch: int) -> list[str]:
             cells = [group.title, str(row), f"{parts.all:.1f}"]
             rows.append([*cells, shares[0] if row.lists else "in packing", *shares[1:], *speeds])
             ratio = found.ratio(group, row.product, str(row))
-            if not is_reached(row.goals, ratio, found.control(group, row.product)):
+            control = found.control(group, row.product)
+            if not is_reached(row.goals, ratio, control):
+                lists = f"lists of W take {shares[0]} of the time, " if row.lists else ""
                 missed.append(
-                    f"- {group.title}, {row}: {ratio:.2f} instead of {goal_of(row.goals)}. Lists "
-                    f"take {shares[0]} of the time, packing and writing {shares[1]}; the loop runs "
+                    f"- {group.title}, {row}: {ratio:.2f}, the control {control:.2f}, instead of "
+                    f"{goal_of(row.goals)}: {lists}packing and writing {shares[1]}; the loop runs "
                     f"at {speeds[0]} GFLOP/s, torch's dense product at {speeds[1]}."
                 )
     titles = ["layers", "product, zeros", "ms", "lists of W", "packing, writing", "loop"]
     titles += ["loop's GFLOP/s", "torch's dense GFLOP/s"]
     speed = 2 * MATRIX**3 / found.matrix / 1e6
     return [
-        "Times of all layers of a table together. Lists are built apart; packing and writing is",
-        "the time of the same call with an operand of zeros alone; the loop is the rest. GFLOP/s",
-        "count the multiply-adds that are left, as two operations each. A product of two dense",
-        f"{MATRIX}×{MATRIX} matrices runs at {speed:.0f} GFLOP/s here.",
+        paragraph(
+            "Times of all layers of a table together.",
+            "Lists are built apart. Packing and writing is the time of the same call with an "
+            "operand of zeros alone. The loop is the rest.",
+            "GFLOP/s count the multiply-adds that are left, as two operations each.",
+            f"A product of two dense {MATRIX}×{MATRIX} matrices runs at {speed:.0f} GFLOP/s here.",
+        ),
         "",
         table(titles, rows, markdown=True),
         "",
@@ -343,8 +367,10 @@ def share_of_step(found: dict[int, Found], batch: int) -> list[str]:
         rows.append([in_words(threads), *steps, f"{share:.1%}", goal])
     titles = ("", "lists, ms", f"`{STRATEGY}`'s step, ms", "torch's step, ms", "share", "at most")
     return [
-        f"ResNet-18, 224 pixels, batch {batch}, 2:4 weights: building the lists of Y and dX of all",
-        f"layers once, and a training step; the share is of the step of `{STRATEGY}`.",
+        paragraph(
+            f"ResNet-18, 224 pixels, batch {batch}, 2:4 weights: building the lists of Y and dX of "
+            f"all layers once, and a training step. The share is of the step of `{STRATEGY}`."
+        ),
         "",
         table(titles, rows, markdown=True),
     ]
@@ -352,17 +378,17 @@ def share_of_step(found: dict[int, Found], batch: int) -> list[str]:
 
 def beside(found: dict[int, Found], version: str | None) -> list[str]:
     """SparseProp's and our ratios by unstructured zeros of W."""
+    how = paragraph(
+        f"SparseProp {version} (Nikdan et al., ICML 2023), as its `setup.py` compiles it for this "
+        "processor, is called by its own module, with the faster of its two kernels as it chooses.",
+        "It takes contiguous maps, and its lists are built before.",
+        "Ratios are to torch's channels_last, as above.",
+        "Both libraries take the same weights, whose zeros are unstructured.",
+        f"{BOTH} is one call of SparseProp, which computes dW at the weights that are not zero; "
+        "torch and this library compute all of dW, this library without the zeros of X.",
+    )
     if version is None:
-        lines = ["SparseProp was not measured: the command named no folder where it was built."]
-    else:
-        lines = [f"SparseProp {version}, as its `setup.py` compiles it for this processor."]
-    lines += [
-        "Its code (Nikdan et al., ICML 2023) is called by its own module, with the faster of its",
-        "two kernels as it chooses; it takes contiguous maps, and its lists are built once, before.",
-        "Ratios are to torch's channels_last, as above. Weights are the same, their zeros",
-        f"unstructured. {BOTH} is one call of SparseProp, which computes dW at the weights that are",
-        "not zero; torch and this library compute all of dW, this library without the zeros of X.",
-    ]
+        how = "SparseProp was not measured: the command named no folder where it was built."
     rows = []
     for group in (group for group in next(iter(found.values())).layers if group.rivalry):
         for row in group.rivalry:
@@ -375,7 +401,7 @@ def beside(found: dict[int, Found], version: str | None) -> list[str]:
     titles = [
         f"{who}, {in_words(threads)}" for threads in found for who in ("SparseProp", "this library")
     ]
-    return [*lines, "", table(("layers", "product", "zeros", *titles), rows, markdown=True)]
+    return [how, "", table(("layers", "product", "zeros", *titles), rows, markdown=True)]
 
 
 def by_layer(found: dict[int, Found]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +38,14 @@ def found(zeros: ModuleType) -> object:
 
 
 def test_goals_are_bold_where_they_are_reached_beyond_the_control(zeros: ModuleType) -> None:
-    page = zeros.page({2: found(zeros), 1: found(zeros)}, 32, 5, None)
-    assert "2.50 | **1.6**  | 2.50" in page  # Y, W 2:4
-    assert "2.50 | 2.5  |" in page  # dX, dY 4:32: 2.5 / 1.11 is too little
-    assert "- 3×3 of ResNet-18, dX, dY 4:32: 2.50 instead of 2.5. Lists" in page
-    assert "| 3.1%  | 3%" in page  # the lists of a step
+    options = argparse.Namespace(batch=32, rounds=5, layers=None, sparseprop=None)
+    page = " ".join(zeros.page({2: found(zeros), 1: found(zeros)}, options, None).split())
+    assert "2.50 | **1.6** | 2.50" in page  # Y, W 2:4
+    assert "2.50 | 2.5 |" in page  # dX, dY 4:32: 2.5 / 1.11 is too little
+    assert (
+        "- 3×3 of ResNet-18, dX, dY 4:32: 2.50, the control 1.11, instead of 2.5: packing" in page
+    )
+    assert "| 3.1% | 3%" in page  # the lists of a step
     assert "named no folder" in page and "| –" in page
 
 
@@ -51,7 +55,9 @@ def test_programs_compute_the_products_that_they_are_named_by(zeros: ModuleType)
     groups = (zeros.THREE, zeros.ONE)
     wanted = {name for group in groups for name in group.programs if "SparseProp" not in name}
     assert wanted <= set(made)
-    torch.testing.assert_close(made["Y, W dense"](), made["Y"]())
+    outputs = [made[name]() for name in ("Y", "Y, W dense", "Y, W 50 %")]
+    assert all(output.is_contiguous(memory_format=torch.channels_last) for output in outputs)
+    torch.testing.assert_close(*outputs[:2])
     torch.testing.assert_close(made["dX, W dense"](), made["dX"]()[0])
     torch.testing.assert_close(made["dX, dY dense"](), made["dX"]()[0])
     torch.testing.assert_close(made["dW, X half"](), made["dW"]()[1], atol=1e-4, rtol=1e-4)
