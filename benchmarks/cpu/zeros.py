@@ -180,12 +180,21 @@ def main() -> None:
     if reason := missing():
         raise SystemExit(f"error: {reason}")
     keep_freed_memory()
-    sparseprop = SparseProp(options.sparseprop) if options.sparseprop else None
+    sparseprop = built(options.sparseprop) if options.sparseprop else None
     found = {threads: measure(threads, options, sparseprop) for threads in options.threads}
     OUT.mkdir(parents=True, exist_ok=True)
     write_text_atomically(json.dumps(as_json(found), indent=1), OUT / "zeros.json")
     version = sparseprop.version if sparseprop else None
     write_text_atomically(page(found, options, version), options.page)
+
+
+def built(folder: Path) -> SparseProp:
+    """SparseProp from its folder, or an error."""
+    try:
+        return SparseProp(folder)
+    except ImportError as error:
+        reason = f"must be a folder where SparseProp was built: {error}"
+        raise SystemExit(f"error: --sparseprop {folder} {reason}") from error
 
 
 def measure(threads: int, options: argparse.Namespace, sparseprop: SparseProp | None) -> Found:
