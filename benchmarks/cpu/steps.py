@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from page import BOLD, OUT, RESULTS, ROOT, Goals, goal_cell, machine
 
 from fst.backends.timing import Timing
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.lab.benchmark.steps import CONTROL, PLAIN
 
-ROOT = Path(__file__).parents[2]
-OUT = ROOT / "benchmarks" / "out" / "steps"
-RESULTS = ROOT / "docs" / "results"
 MOST_MEMORY = 1.10
 DETECTION = "fst::configs/detection/fst_"
 
@@ -44,7 +42,7 @@ class Network(NamedTuple):
 
     title: str
     options: tuple[str, ...]
-    goals: dict[str, tuple[float, float] | None]
+    goals: dict[str, Goals | None]
     repeats: int = 3
     memory: bool = False
 
@@ -119,7 +117,7 @@ def main() -> None:
 def files_of(name: str, threads: int) -> Path:
     """Path of what `fst bench` writes, without its ending."""
     instructions = torch.backends.cpu.get_cpu_capability()
-    return OUT / f"{name}_{threads}_{instructions}"
+    return OUT / "steps" / f"{name}_{threads}_{instructions}"
 
 
 def measured(name: str, threads: int) -> dict[str, Any] | None:
@@ -150,15 +148,13 @@ def page(threads: int) -> str:
     if not found:
         return ""
     header = next(iter(found.values()))["header"]
-    machine = f"{header['device']}, {header['instruction set']}, {threads} threads"
     lines = [
         f"# Training steps that leave zeros out, {header['instruction set']}",
         "",
-        f"{machine}, torch {header['torch']}, float32, channels_last, random images and weights.",
+        f"{machine(header)}, {threads} threads, float32, channels_last, random images and weights.",
         "A step is forward, backward and SGD. `dense` is the control: this library with nothing",
         "pruned. All steps of a network run in turns, in both orders; times are medians with",
-        "quartiles. A goal is bold if it is reached, also after division by the control's ratio",
-        f"where that is above 1. `python benchmarks/cpu/steps.py --threads {threads}`",
+        f"quartiles. {BOLD} `python benchmarks/cpu/steps.py --threads {threads}`",
     ]
     for name, run in found.items():
         lines += ["", f"## {NETWORKS[name].title}", "", *rows(NETWORKS[name], run)]
@@ -167,23 +163,18 @@ def page(threads: int) -> str:
 
 def rows(network: Network, run: dict[str, Any]) -> list[str]:
     """The table of a network."""
-    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     steps, memory = run["steps"]["step"], run["memory"]
     plain = steps[PLAIN]["median"]
-    drift = max(1.0, plain / steps["dense"]["median"])
+    control = plain / steps["dense"]["median"]
     found = []
     for strategy in (PLAIN, CONTROL, *network.goals):
         if strategy not in steps:
             continue
         ratio = plain / steps[strategy]["median"]
-        goals = network.goals.get(strategy)
-        goal = goals[wide] if goals else None
-        reached = f"**{goal}**" if goal is not None and ratio / drift >= goal else str(goal or "")
+        goal = goal_cell(network.goals.get(strategy), ratio, control)
         peak = memory.get(strategy, {}).get("peak")
         share = f"{peak / memory[PLAIN]['peak']:.2f}" if peak else ""
-        found.append(
-            [f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", reached, share]
-        )
+        found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", goal, share])
     titles = ("strategy", "ms (quartiles)", "torch's time / time", "goal", "peak memory / torch's")
     rounds = f"{run['steps']['rounds']} rounds, commit {run['header']['commit']}."
     return [table(titles, found, markdown=True), "", rounds]

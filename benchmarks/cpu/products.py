@@ -1,0 +1,214 @@
+"""The products of a convolution as programs: torch's, this library's by zeros, and SparseProp's.
+
+A program's name is its product, and behind a comma what is special about it: "Y" is torch's, "Y, W
+2:4" is ours without the zeros of W.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from page import Goals
+from torch import Tensor, nn
+
+from fst.backends.timing import Function
+from fst.ops import cpp
+from fst.ops.cpp import zeros_weight
+from fst.ops.geometry import Geometry, convolve, gradients
+from fst.rules.masks import nm_mask
+
+LAST = torch.channels_last
+BOTH = "dX and dW"
+AGAIN = "none: torch again, the control"
+NEEDED = {"dX": (True, False, False), "dW": (False, True, False), BOTH: (True, True, False)}
+UNSTRUCTURED = {"W 50 %": 0.5, "W 75 %": 0.75, "W 87.5 %": 0.875}  # shares of zeros
+NEAR = {"rtol": 1e-3, "atol": 0.1}  # of sums of up to 1e5 products of normal numbers
+
+
+class Layer(NamedTuple):
+    """A convolution of square maps, padded by half of its kernel."""
+
+    inside: int
+    out: int
+    size: int
+    kernel: int
+    stride: int
+
+    def __str__(self) -> str:
+        kind = f"{self.kernel}x{self.kernel}" + (f"/{self.stride}" if self.stride > 1 else "")
+        return f"{self.inside}->{self.out} {self.size}x{self.size} {kind}"
+
+    def operations(self, batch: int) -> int:
+        """Floating point operations of a dense product; a multiply-add is two."""
+        places = batch * (self.size // self.stride) ** 2
+        return 2 * places * self.inside * self.out * self.kernel**2
+
+
+class Row(NamedTuple):
+    """A product without the zeros of an operand.
+
+    Attributes:
+        zeros: the operand, and which of its numbers are zero.
+        left: share of the multiply-adds that is left.
+        goals: torch's time over its own.
+    """
+
+    product: str
+    zeros: str
+    left: float
+    goals: Goals | None = None
+
+    def __str__(self) -> str:
+        return f"{self.product}, {self.zeros}"
+
+    @property
+    def lists(self) -> str:
+        """The program that builds the lists of the weight, if there are any."""
+        return f"{self}, lists" if self.zeros.startswith("W") else ""
+
+    @property
+    def theirs(self) -> str:
+        """The program of SparseProp with the same operands."""
+        return f"{self.product}, SparseProp, {self.zeros}"
+
+    @property
+    def around(self) -> str:
+        """The program that does all but lists of the weight and multiply-adds."""
+        return f"{self.product}, {self.zeros.split()[0]} empty"
+
+
+class SparseProp:
+    """The code of Nikdan et al. (ICML 2023), as `pip install --target FOLDER` has built it.
+
+    Raises:
+        ImportError: it is not in the folder, or does not run there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(folder))
+        from sparseprop.modules import sparsify_conv2d_auto
+
+        self._convert = sparsify_conv2d_auto
+        found = {d.name: d.version for d in importlib.metadata.distributions(path=[str(folder)])}
+        self.version = found.get("sparseprop", "of unknown version")
+
+    def programs(
+        self, x: Tensor, weight: Tensor, dy: Tensor, geometry: Geometry
+    ) -> dict[str, Function]:
+        """Y, and dX with dW at the weights that are not zero, by the faster of its two kernels, as
+        it chooses.
+
+        Raises:
+            AssertionError: it computes something else than torch.
+        """
+        x, weight, dy = (tensor.contiguous() for tensor in (x, weight, dy))
+        conv = nn.Conv2d(
+            *(weight.shape[1], weight.shape[0], weight.shape[2]),
+            *(geometry.stride, geometry.padding),
+            bias=False,
+        )
+        conv.weight.data = weight
+        layer = self._convert(conv, x.shape)
+        given = x.clone().requires_grad_()
+        output = layer(given)
+
+        def backward() -> tuple[Tensor, ...]:
+            return torch.autograd.grad(output, (given, layer.weight), dy, retain_graph=True)
+
+        grad_input, grad_weight, _ = gradients(dy, x, weight, geometry, NEEDED[BOTH])
+        expected = (convolve(x, weight, None, geometry), grad_input, grad_weight[weight != 0])
+        torch.testing.assert_close((output, *backward()), expected, **NEAR)
+        return {"Y": torch.no_grad()(lambda: layer(x)), BOTH: backward}
+
+
+def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[str, Function]:
+    """All programs of a layer, by name. Those of one product take the same operands.
+
+    X is half zero. The weights of N:M are S(W), groups along the input channels.
+    """
+    inside, out, size, kernel, stride = layer
+    geometry = Geometry((stride,) * 2, (kernel // 2,) * 2, (1, 1), 1)
+    dense_x = _normal(batch, inside, size, size)
+    x, weight = _without(dense_x, 0.5), _normal(out, inside, kernel, kernel)
+    dy = _normal(*convolve(x, weight, None, geometry).shape)
+    found: dict[str, Function] = {"Y": lambda: convolve(x, weight, None, geometry)}
+    for product, needed in NEEDED.items():
+        found[product] = functools.partial(gradients, dy, x, weight, geometry, needed)
+    found |= {f"{product}, {AGAIN}": program for product, program in found.items()}
+
+    operands = {
+        "W dense": weight,
+        **{f"W {n}:{m}": weight * nm_mask(weight, n, m, 1) for n, m in ((2, 4), (1, 4), (1, 8))},
+        **{zeros: _without(weight, share) for zeros, share in UNSTRUCTURED.items()},
+        "dY dense": dy,
+        **{f"dY {n}:{m}": dy * nm_mask(dy, n, m, 1) for n, m in ((2, 4), (4, 32))},
+        "dY empty": torch.zeros_like(dy),
+        "X dense": dense_x,
+        "X half": x,
+        "X empty": torch.zeros_like(x),
+    }
+
+    def grad_weight(x: Tensor) -> Tensor:
+        no_list = (None, None, None, None)
+        rest = (weight.shape, *geometry, True, "input")
+        return cpp.maps_grad_weight(dy, x, *no_list, *rest)
+
+    kernels = {
+        ("Y", "W"): lambda w: cpp.zeros_output(x, w, None, None, *geometry),
+        ("dX", "W"): lambda w: cpp.zeros_grad_input(dy, w, x.shape, *geometry),
+        ("dX", "dY"): lambda dy: cpp.maps_grad_input(dy, weight, x.shape, *geometry),
+        ("dW", "X"): grad_weight,
+        (BOTH, "W"): lambda w: (
+            cpp.zeros_grad_input(dy, w, x.shape, *geometry),
+            grad_weight(x),
+        ),
+    }
+    for (product, operand), kernel_of in kernels.items():
+        for zeros, values in operands.items():
+            if zeros.startswith(f"{operand} "):
+                values = values.contiguous(memory_format=LAST)
+                found[f"{product}, {zeros}"] = functools.partial(kernel_of, values)
+    for product in ("Y", "dX"):
+        found |= _lists_apart(product, x, dy, operands, geometry)
+    for zeros in UNSTRUCTURED if sparseprop else ():
+        theirs = sparseprop.programs(x, operands[zeros], dy, geometry)
+        found |= {f"{product}, SparseProp, {zeros}": program for product, program in theirs.items()}
+    return found
+
+
+def _lists_apart(
+    product: str, x: Tensor, dy: Tensor, operands: dict[str, Tensor], geometry: Geometry
+) -> dict[str, Function]:
+    """Building the lists of the weights, and the product from lists that are empty."""
+    found: dict[str, Function] = {}
+
+    def build(weight: Tensor) -> Tensor:
+        return zeros_weight.zeros_lists(weight, x.shape, *geometry, grad_input=product == "dX")
+
+    for zeros, weight in operands.items():
+        if zeros.startswith("W "):
+            weight = weight.contiguous(memory_format=LAST)
+            found[f"{product}, {zeros}, lists"] = functools.partial(build, weight)
+    nothing, shape = build(torch.zeros_like(operands["W dense"])), operands["W dense"].shape
+    if product == "Y":
+        arguments = (x, nothing, None, None, shape, *geometry)
+        found["Y, W empty"] = functools.partial(zeros_weight.listed_output, *arguments)
+    else:
+        arguments = (dy, nothing, shape, x.shape, *geometry)
+        found["dX, W empty"] = functools.partial(zeros_weight.listed_grad_input, *arguments)
+    return found
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape).contiguous(memory_format=LAST)
+
+
+def _without(values: Tensor, share: float) -> Tensor:
+    """The values, of which a share, drawn at random, is zero."""
+    zeros = torch.rand(values.shape) < share
+    return values.masked_fill(zeros, 0).contiguous(memory_format=LAST)
