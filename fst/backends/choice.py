@@ -40,11 +40,11 @@ class LayerKey(NamedTuple):
 
     Attributes:
         tensors: shape, strides and dtype of each operand.
-        options: whatever else counts, as plain numbers, strings and tuples of them.
+        options: whatever else counts, as plain numbers, strings, dtypes and tuples of them.
         zeros: the shares of zeros that count, which move in a training.
     """
 
-    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
+    tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
     options: tuple[Any, ...] = ()
     zeros: tuple[float, ...] = ()
 
@@ -53,8 +53,11 @@ class LayerKey(NamedTuple):
         cls, *tensors: Tensor, options: tuple[Any, ...] = (), zeros: tuple[float, ...] = ()
     ) -> LayerKey:
         """The key of an operation on these operands."""
-        described = ((tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors)
-        return cls(tuple(described), options, zeros)
+        return cls(tuple([(t.shape, t.stride(), t.dtype) for t in tensors]), options, zeros)
+
+    def text(self, operation: str) -> str:
+        """The key of an operation as JSON."""
+        return json.dumps([operation, *self], default=str)
 
 
 class Operands(Protocol):
@@ -88,9 +91,10 @@ class Operands(Protocol):
 
 
 class _Running(threading.local):
-    """The record to which this thread writes its decisions."""
+    """The record to which this thread writes its decisions, and whether its products are dense."""
 
     record: Record | None = None
+    is_dense: bool = False
 
 
 _RUNNING = _Running()
@@ -100,22 +104,28 @@ _forgotten = 0  # how often decisions were forgotten
 
 
 class _Recording:
-    __slots__ = ("_before", "_record")
+    __slots__ = ("_before", "_inside")
 
-    def __init__(self, record: Record | None) -> None:
-        self._record = record
+    def __init__(self, record: Record | None, is_dense: bool) -> None:
+        self._inside = record, is_dense
 
     def __enter__(self) -> None:
-        self._before = _RUNNING.record
-        _RUNNING.record = self._record
+        self._before = _RUNNING.record, _RUNNING.is_dense
+        _RUNNING.record, _RUNNING.is_dense = self._inside
 
     def __exit__(self, *_: object) -> None:
-        _RUNNING.record = self._before
+        _RUNNING.record, _RUNNING.is_dense = self._before
 
 
-def recording(record: Record | None) -> AbstractContextManager[None]:
-    """Inside the block, this thread's decisions are written to ``record``; not in compiled code."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() else _Recording(record)
+def recording(record: Record | None, *, is_dense: bool = False) -> AbstractContextManager[None]:
+    """Inside the block, this thread's decisions are written to ``record``; not in compiled code.
+
+    Args:
+        is_dense: True for one of the record's ``dense_calls``: its products are those of the dense
+            backend, and prunings are chosen as in the step before.
+    """
+    compiled = torch.compiler.is_compiling()
+    return contextlib.nullcontext() if compiled else _Recording(record, is_dense)
 
 
 def current_record() -> Record | None:
@@ -136,10 +146,15 @@ def choose(operands: Operands) -> Backend:
     """
     if torch.compiler.is_compiling():
         return _expected(registry.candidates(operands)[0], operands)
-    record, operation = _RUNNING.record, operands.operation
+    record, operation, demands = _RUNNING.record, operands.operation, registry.demands()
+    surroundings: tuple[object, ...] = ()
+    if not _RUNNING.is_dense or demands:
+        surroundings = demands, *_circumstances(operands.device)
+    elif dense := registry.known(operation, DENSE):
+        return dense
     if record is None:
         return _chosen(operands)[0]
-    asked = (operation, operands.key(), *map(type, operands), *_circumstances(operands.device))
+    asked = (operation, operands.key(), operands.device, *map(type, operands), *surroundings)
     decision = record.answers.get(asked)
     if decision is None:
         backend, decision = _chosen(operands)
@@ -153,11 +168,11 @@ def choose(operands: Operands) -> Backend:
 
 
 def _circumstances(device: torch.device) -> tuple[object, ...]:
-    """All that a choice depends on besides the operands and what was measured."""
+    """What a choice depends on besides the operands, demands and what was measured."""
     settings = cache.settings(device).values()
     texts = (os.environ.get(VARIABLE), os.environ.get(registry.VARIABLE))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return device, *texts, deterministic, _forgotten, registry.demands(), *settings
+    return *texts, deterministic, _forgotten, *settings
 
 
 def _chosen(operands: Operands) -> tuple[Backend, Decision]:
@@ -213,9 +228,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
     known = _DECIDED.get(quick)
     if known is not None and (record is None or record.has(known)):
         return known
-    text = json.dumps([operation, *key])
+    text = key.text(operation)
     decision = _chosen_before(record, operation, text, found)
-    base = json.dumps([operation, *key._replace(zeros=())])
+    base = key._replace(zeros=()).text(operation)
     decision = decision or _by_earlier_times(record, operands, base, text, found) or known
     if decision is None and not tuning:
         name = _expected([*found.values()], operands).name

@@ -14,6 +14,7 @@ from fst.backends import cache
 MOST_SIZES = 8  # for which a layer measures an operation
 MOST_ANSWERS = 64  # which a layer remembers
 COUNTED = 16  # calls of a layer from one count of its zeros to the next
+DENSE_STEPS = 64  # of a layer for which no backend gains, before they are compared again
 STEPS = 8  # a share of zeros is known in eighths
 MARGIN = 1 / 32  # by which a share must leave its eighth before another choice is made
 
@@ -48,8 +49,9 @@ class Record:
         machine: on which the choices were measured, see `fst.backends.cache.environment`.
         shares: operand -> calls since its zeros were counted, and their share in eighths.
         answers: everything that a choice depends on -> the decision; of this process alone.
-        dense_calls: a call for which no backend but the dense one was chosen -> how often the layer
-            may still leave the op out.
+        dense_calls: a call for which no backend but the dense one was chosen -> for how many steps
+            nothing else is looked at.
+        found_dense: the calls of the step under way of which that was found.
     """
 
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Record:
     machine: str = ""
     shares: dict[str, tuple[int, int]] = field(default_factory=dict)
     dense_calls: dict[Hashable, int] = field(default_factory=dict)
+    found_dense: set[Hashable] = field(default_factory=set)
     answers: dict[Hashable, Decision] = field(default_factory=dict)
 
     def answer(self, asked: Hashable, decision: Decision) -> None:
@@ -91,13 +94,19 @@ class Record:
         """Count zeros anew in the next call."""
         self.shares.clear()
         self.dense_calls.clear()
+        self.found_dense.clear()
 
-    def may_be_dense(self, key: Hashable) -> bool:
-        """True if the dense layer may take this call; now and then the op looks again."""
-        left = self.dense_calls.get(key, 0)
-        if left:
-            self.dense_calls[key] = left - 1
-        return left > 0
+    def end_step(self) -> None:
+        """Know from now on which calls of the ended step were dense; forget it after some steps.
+
+        So the calls of one step are computed alike, as activation checkpointing wants it.
+        """
+        known = {key: left - 1 for key, left in self.dense_calls.items() if left > 1}
+        if len(known) < len(self.dense_calls):  # the op looks again, at the zeros too
+            self.answers.clear()
+            self.shares = {name: (COUNTED, eighth) for name, (_, eighth) in self.shares.items()}
+        self.dense_calls = known | dict.fromkeys(self.found_dense, DENSE_STEPS)
+        self.found_dense.clear()
 
     def share(self, operand: str, count: Callable[[], float], *, trains: bool = True) -> float:
         """The share of zeros of an operand in eighths, counted in every 16th call that ``trains``.

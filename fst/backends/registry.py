@@ -107,12 +107,16 @@ def backend(operation: str, name: str) -> Backend:
     Raises:
         ValueError: unknown operation or name.
     """
-    _check_operation(operation)
-    found = _BACKENDS.get((operation, name))
+    found = known(operation, name)
     if found is None:
-        known = [b.name for b in backends(operation)]
-        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, known)}")
+        names = [b.name for b in backends(operation)]
+        raise ValueError(f"{operation}={name!r} is no backend of it.{suggest(name, names)}")
     return found
+
+
+def known(operation: str, name: str) -> Backend | None:
+    """`backend`, or None where there is none of that name."""
+    return _BACKENDS.get((operation, name))
 
 
 @contextlib.contextmanager

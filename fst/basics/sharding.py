@@ -7,6 +7,7 @@ whole. FSDP1 (`FullyShardedDataParallel`) keeps flat parameters instead, without
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,24 +31,30 @@ def is_sharded(tensor: Tensor | None) -> bool:
     return isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
 
 
+def are_sharded(tensors: Iterable[Tensor]) -> bool:
+    """True if one of them is a DTensor."""
+    kind = _loaded("torch.distributed.tensor", "DTensor")
+    return any(isinstance(tensor, kind) for tensor in tensors)
+
+
 def is_sharded_model(model: nn.Module) -> bool:
     """True if ``model`` or a part of it was given to `fully_shard`, or holds DTensors."""
     sharding = _loaded("torch.distributed.fsdp", "FSDPModule")
-    return any(isinstance(m, sharding) for m in model.modules()) or any(
-        map(is_sharded, model.parameters())
-    )
+    return any(isinstance(m, sharding) for m in model.modules()) or are_sharded(model.parameters())
 
 
 def is_managed(layer: nn.Module) -> bool:
     """True if FSDP, of either kind, gathers the parameters of ``layer``."""
-    return getattr(layer, "_is_fsdp_managed_module", False)
+    return vars(layer).get("_is_fsdp_managed_module", False)
 
 
 def is_flat(layer: nn.Module) -> bool:
     """True if FSDP1 keeps the weight of ``layer`` in a flat parameter."""
+    if not is_managed(layer):
+        return False
     weight = layer._parameters.get("weight", layer.__dict__.get("weight"))
     is_own = isinstance(weight, nn.Parameter) and not hasattr(weight, "_fsdp_flattened")
-    return is_managed(layer) and weight is not None and not is_own
+    return weight is not None and not is_own
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def refuse_flat_weight(layer: nn.Module, name: str) -> None:
 
 def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) -> None:
     """Raise RuntimeError where gradients are remembered and no step ever ends."""
-    if strategy.has_memory and passing.calls >= MOST_CALLS:
+    if passing.calls >= MOST_CALLS and strategy.has_memory:
         raise UsageError(
             f"layer {name!r} was called {passing.calls} times in training without a step of an "
             f"optimizer that holds its weight; {strategy.name!r} tells steps apart by that."

@@ -25,7 +25,7 @@ from fst.layers import checks
 from fst.layers.remembered import LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, CallKey, call_key, convolve_pruned, linear_as_conv
+from fst.ops.conv import NOTHING, Call, KnownCall, convolve_pruned, known_call, linear_as_conv
 from fst.rules.strategy import Strategy
 
 Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
@@ -69,40 +69,39 @@ class SparseLayer(PrunableWeight):
         self.__class__ = self.folded_class  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the dense layer's; by its own code where no backend gains anything over it."""
+        """As the dense layer's; by its own code where nothing is pruned and no backend gains."""
         # The op's own calls take time. A small layer that gains nothing would be slower by them.
-        key = None
-        if not torch.compiler.is_compiling() and self.strategy.only_samples:
-            key = call_key(input, self._parameters.get("weight"))
-        if key is not None and self.state.record.may_be_dense(key):
+        known = NOTHING
+        if not torch.compiler.is_compiling():
+            known = known_call(input, self._parameters.get("weight"), self.state.record)
+        if known.is_dense and self.strategy.only_samples:
             return self.dense_class.forward(self, input)
-        return self._sparse_forward(input, key)
+        return self._sparse_forward(input, known)
 
     @abc.abstractmethod
-    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
         """Compute the layer through `_call`; shapes as the dense layer's."""
 
-    def _call(self, input: Tensor, where: Window = (1, 0, 1), key: CallKey | None = None) -> Tensor:
+    def _call(self, input: Tensor, where: Window = (1, 0, 1), known: KnownCall = NOTHING) -> Tensor:
         """The layer's output: the operands, then the op.
 
         Args:
             where: stride, padding and dilation as in `F.conv2d`.
-            key: of a call that the dense layer could take.
         """
         if torch.compiler.is_compiling():
             return self._traced_call(input, where)
         checks.refuse_sharded_weight(self.layer_name, self.weight)
-        weight, dtype = self._operands(input)
+        weight, dtype = self._operands(input, known)
         passing = self.passing
         trains = self.training and torch.is_grad_enabled()
         if trains:
             self._begin_training_call()
         strategy, stored = self.acting, self.multiplies_parameter
         input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
-        with choice.recording(self.state.record):
+        with choice.recording(self.state.record, is_dense=known.is_dense):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
-            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, trains, key)
+            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, trains, known)
             if trains and stored and strategy.decay and self.weight.requires_grad:
                 passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
             return convolve_pruned(input, weight, self.bias, pruned, call)
@@ -118,10 +117,11 @@ class SparseLayer(PrunableWeight):
         call = Call(geometry, self.acting, decay)
         return convolve_pruned(input, weight, self.bias, pruned, call)
 
-    def _operands(self, input: Tensor) -> tuple[Tensor, torch.dtype]:
+    def _operands(self, input: Tensor, known: KnownCall = NOTHING) -> tuple[Tensor, torch.dtype]:
         """The weight (Cout, Cin/groups, kh, kw) and the dtype of the GEMMs; raises as the op."""
         weight = self._as_conv(self._multiplied(self.weight))
-        check_tensors(input, weight, self.bias, self.conv_groups)
+        if not known.is_dense:
+            check_tensors(input, weight, self.bias, self.conv_groups)
         return weight, compute_dtype(input, weight, self.bias)
 
     def _decay_of_call(self, trains: bool) -> float:
@@ -208,13 +208,13 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def conv_groups(self) -> int:
         return int(self.groups)  # of NumPy's integers too
 
-    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
         """(N, Cin, H, W) -> (N, Cout, P, Q)."""
         if self.padding_mode == "zeros":
-            return self._call(input, (self.stride, self.padding, self.dilation), key)
+            return self._call(input, (self.stride, self.padding, self.dilation), known)
         edges = self._reversed_padding_repeated_twice
         input = F.pad(input, edges, mode=self.padding_mode)
-        return self._call(input, (self.stride, 0, self.dilation), key)
+        return self._call(input, (self.stride, 0, self.dilation), known)
 
 
 class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be None
@@ -225,9 +225,9 @@ class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
 
-    def _sparse_forward(self, input: Tensor, key: CallKey | None) -> Tensor:
+    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
-        return linear_as_conv(input, self.weight, functools.partial(self._call, key=key))
+        return linear_as_conv(input, self.weight, functools.partial(self._call, known=known))
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

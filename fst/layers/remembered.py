@@ -42,6 +42,7 @@ class LayerState:
     def end_step(self, calls: int) -> None:
         """Count a step of the optimizer that had ``calls`` training calls."""
         self.step += 1
+        self.record.end_step()
         for call in [call for call in self.memories if call >= calls]:
             del self.memories[call]
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from fst.basics.errors import UsageError
-from fst.basics.sharding import is_managed, is_sharded, whole
+from fst.basics.sharding import are_sharded, is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import residual
 from fst.rules.schedule import check_descends
@@ -219,7 +219,7 @@ def held_by(optimizer: Optimizer) -> Layers:
     if not layers:
         return []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if any(map(is_sharded, parameters)):
+    if are_sharded(parameters):
         _check_resharded(layers, optimizer, parameters)
     held = set(map(id, parameters))
     return [layer for layer in layers if id(layer.stored_weight()) in held]

@@ -67,8 +67,8 @@ class PrunableWeight(nn.Module):
     @property
     def multiplies_parameter(self) -> bool:
         """True if the GEMMs multiply a Parameter; False where its layer computes the weight."""
-        parameter, replicated = self._parameters.get("weight"), getattr(self, "_is_replica", False)
-        return isinstance(parameter, nn.Parameter) or replicated
+        is_parameter = isinstance(self._parameters.get("weight"), nn.Parameter)
+        return is_parameter or getattr(self, "_is_replica", False)
 
     def stored_weight(self) -> nn.Parameter | None:
         """The Parameter that the weight is or is computed from, which an optimizer may hold."""
@@ -145,11 +145,10 @@ class PrunableWeight(nn.Module):
             if key in frozen:
                 return frozen[key]
         groups, strategy = self.conv_groups, self.acting
-        with torch.no_grad():
-            mask, generator = self._due_mask(weight, trains), None
-            if strategy.draws_masks and not compiled:
-                generator = self.seeded_generator(weight.device)
-            pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
+        mask, generator = self._due_mask(weight, trains), None
+        if not compiled and strategy.draws_masks:
+            generator = self.seeded_generator(weight.device)
+        pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
         if frozen is not None:
             frozen[key] = pruned
         return pruned

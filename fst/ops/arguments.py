@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -15,6 +16,7 @@ from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]
+KNOWN = 4096  # calls of which the geometry is kept
 UNTRACEABLE = (
     "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow converted layers: "
     "trace fst.fold(model)."
@@ -72,31 +74,46 @@ def padded_geometry(
     groups: int,
 ) -> tuple[Tensor, Geometry]:
     """Symmetric padding as a `Geometry`; what is left of an asymmetric "same" is padded here."""
-    strides = _pair("stride", stride, 1)
-    dilations = _pair("dilation", dilation, 1)
-    kernel = (weight.shape[2], weight.shape[3])
-    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
+    paddings = padding if isinstance(padding, str) else _pair("padding", padding, 0)
+    found = _geometry if torch.compiler.is_compiling() else _known_geometry
+    shapes = input.shape, weight.shape
+    geometry, edges = found(*shapes, strides, paddings, dilations, groups)
+    return F.pad(input, edges) if any(edges) else input, geometry
+
+
+def _geometry(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: tuple[int, int],
+    padding: tuple[int, int] | str,
+    dilation: tuple[int, int],
+    groups: int,
+) -> tuple[Geometry, tuple[int, int, int, int]]:
+    """The geometry, and what is to be padded before it, as `F.pad` takes it."""
+    reach = [d * (k - 1) for d, k in zip(dilation, weight_shape[2:], strict=True)]
+    edges = (0, 0, 0, 0)
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise ValueError(
                 f"padding={padding!r} is unknown; allowed: integers >= 0, 'same', 'valid'."
             )
-        if padding == "same" and strides != (1, 1):
+        if padding == "same" and stride != (1, 1):
             raise ValueError(f"padding='same' needs stride=1, not stride={stride!r}.")
         total = reach if padding == "same" else [0, 0]
-        paddings = (total[0] // 2, total[1] // 2)
-        if total[0] % 2 or total[1] % 2:
-            input = F.pad(input, (0, total[1] % 2, 0, total[0] % 2))
-    else:
-        paddings = _pair("padding", padding, 0)
+        padding, edges = (total[0] // 2, total[1] // 2), (0, total[1] % 2, 0, total[0] % 2)
     for axis, name in enumerate(("height", "width")):
-        if input.shape[2 + axis] + 2 * paddings[axis] <= reach[axis]:
+        padded = input_shape[2 + axis] + 2 * padding[axis] + edges[3 - 2 * axis]
+        if padded <= reach[axis]:
             raise ValueError(
-                f"input has shape {tuple(input.shape)}: its {name} with padding={paddings[axis]} "
+                f"input has shape {tuple(input_shape)}: its {name} with padding={padding[axis]} "
                 f"is smaller than the kernel's reach of {reach[axis] + 1} "
-                f"(weight {tuple(weight.shape)}, dilation={dilations[axis]})."
+                f"(weight {tuple(weight_shape)}, dilation={dilation[axis]})."
             )
-    return input, Geometry(strides, paddings, dilations, groups)
+    return Geometry(stride, padding, dilation, groups), edges
+
+
+_known_geometry = functools.lru_cache(KNOWN)(_geometry)
 
 
 def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> int:

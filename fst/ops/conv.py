@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +17,28 @@ from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE, check_linear
 from fst.ops.geometry import Geometry
-from fst.ops.operands import GradInput, GradWeight, Lists, Output
+from fst.ops.operands import GradInput, GradWeight, Lists, Output, Zeros
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.ops.zeros import may_count, share_of_zeros, zeros_of_output
 from fst.rules.rule import Rule
 from fst.rules.sampled import samples
-from fst.rules.strategy import GEMMS, Strategy
+from fst.rules.strategy import Strategy
 
-CallKey = tuple[Any, ...]
-DENSE_CALLS = 64  # of a layer for which no backend gains, before they are compared again
+
+class KnownCall(NamedTuple):
+    """What a layer knows of a call before it is computed.
+
+    Attributes:
+        key: the shapes and types that decide, for one layer and strategy, the fastest backends;
+            None where no call may leave the choice out.
+        is_dense: True where the dense backend is known to be chosen for each product.
+    """
+
+    key: Hashable | None = None
+    is_dense: bool = False
+
+
+NOTHING = KnownCall()
 
 
 class Call(NamedTuple):
@@ -37,7 +50,6 @@ class Call(NamedTuple):
         seed: decides which positions are kept, in the place of ``generator``.
         memory: a rule of grad_output keeps here what its next backward pass needs.
         trains: False for a call that is no part of a training step.
-        key: names the shapes and types of a call that the dense layer could take, see `call_key`.
     """
 
     geometry: Geometry
@@ -47,7 +59,12 @@ class Call(NamedTuple):
     seed: int | None = None
     memory: dict[str, Any] | None = None
     trains: bool = True
-    key: CallKey | None = None
+    known: KnownCall = NOTHING
+
+    @property
+    def counts_zeros(self) -> bool:
+        """True where shares of zeros may decide between backends."""
+        return not self.known.is_dense and may_count(self.strategy)
 
 
 class _SparseConv2d(torch.autograd.Function):
@@ -65,11 +82,15 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
-        output = choice.compute(Output(input, weight_output, bias, call.geometry, zeros))
-        ctx.zeros = zeros
+        zeros = Zeros()
+        if not call.known.is_dense:
+            zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
+        of_output = Output(input, weight_output, bias, call.geometry, zeros)
+        backend = choice.choose(of_output)
+        output = backend.run(of_output)
+        ctx.zeros, ctx.ran = zeros, backend.name
         # S(Wᵀ) has zeros of its own, unless both directions multiply with one tensor.
-        if weight_grad_input is not weight_output and may_count(call.strategy):
+        if weight_grad_input is not weight_output and call.counts_zeros:
             share = share_of_zeros("transposed", weight_grad_input, trains=call.trains)
             ctx.zeros = zeros._replace(weight=share)
         ctx.call, ctx.phase, ctx.input_shape = call, phase, input.shape
@@ -88,7 +109,8 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        with without_autocast(grad_output.device), choice.recording(ctx.record):
+        recording = choice.recording(ctx.record, is_dense=ctx.call.known.is_dense)
+        with without_autocast(grad_output.device), recording:
             return *_gradients(ctx, grad_output), *[None] * (len(ctx.needs_input_grad) - 3)
 
 
@@ -99,6 +121,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
     grad_input = grad_weight = grad_bias = None
+    ran = {ctx.ran}  # the backends of all products
 
     # The operands: dY as each of the two GEMMs multiplies with it, and lists of drawn positions.
     rules = _rules_of_products(strategy, grad_output)
@@ -106,7 +129,7 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     zeros = ctx.zeros
     of_dy_input = of_dy_weight = zeros
     # One count serves both products where they see one dY: to count reads it.
-    if may_count(strategy):
+    if call.counts_zeros:
         of_dy_input = zeros._replace(
             grad_output=share_of_zeros("grad_output", dy_input, trains=call.trains)
         )
@@ -138,22 +161,27 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
             bias=same and need_bias and dy_weight is grad_output and not samples(rules[1]),
             zeros=of_dy_weight,
         )
-        grad_input, grad_weight, grad_bias = choice.compute(of_weight)
+        chosen = choice.choose(of_weight)
+        grad_input, grad_weight, grad_bias = chosen.run(of_weight)
+        ran.add(chosen.name)
     if need_input and grad_input is None:
         if of_input.lists is not None and not of_input.lists.is_drawn:
             of_input = of_input._replace(lists=of_input.lists.fresh(with_sums=False))
-        grad_input = (backend or choice.choose(of_input)).run(of_input)
+        backend = backend or choice.choose(of_input)
+        grad_input = backend.run(of_input)
+        ran.add(backend.name)
     if need_bias and grad_bias is None:
         grad_bias = grad_output.sum((0, 2, 3))
 
-    # Add the decay; remember that the dense layer does the same.
+    # Add the decay; remember where no product leaves anything out.
     if grad_weight is not None:
         if grad_weight.dtype != weight.dtype:
             grad_weight = grad_weight.to(weight.dtype)
         if decay_mask is not None:
             grad_weight = grad_weight.add(residual(weight, decay_mask), alpha=call.decay)
-    if call.key is not None and need_weight and _is_dense(ctx.record, need_input):
-        ctx.record.dense_calls[call.key] = DENSE_CALLS
+    key, is_known = call.known
+    if key is not None and call.trains and not is_known and need_weight and ran == {DENSE}:
+        ctx.record.found_dense.add(key)
     return grad_input, grad_weight, grad_bias
 
 
@@ -167,15 +195,6 @@ def _rules_of_products(strategy: Strategy, grad_output: Tensor) -> tuple[Rule | 
 
 def _centers(rule: Rule) -> bool:
     return samples(rule) and rule.center
-
-
-def _is_dense(record: Record | None, need_input: bool) -> bool:
-    """True if the dense backend was chosen for each product that was computed."""
-    if record is None:
-        return False
-    gemms = [gemm for gemm in GEMMS if need_input or gemm != "grad_input"]
-    found = [record.decisions.get(gemm) for gemm in gemms]
-    return all(decision is not None and decision.backend == DENSE for decision in found)
 
 
 def _pruned_twice(
@@ -196,19 +215,21 @@ def _pruned_twice(
     return dy_input, pruned(of_weight, "grad_weight") if need_weight else grad_output
 
 
-def call_key(input: Tensor, weight: Tensor | None) -> CallKey | None:
-    """Return the shapes and types that decide, for one layer and strategy, the fastest backends.
+def known_call(input: Tensor, weight: Tensor | None, record: Record) -> KnownCall:
+    """What the record of a layer knows of a call with these operands.
 
-    None where a layer must not run as the dense one: an unchecked input, a weight that its layer
-    computes, transforms of torch.func.
+    Nothing of an unchecked input, of a weight that its layer computes, inside transforms of
+    torch.func, and where backends are asked for.
     """
     if type(input) is not Tensor or type(weight) is not Parameter:
-        return None
-    if torch._C._are_functorch_transforms_active():
-        return None
+        return NOTHING
+    if torch._C._are_functorch_transforms_active() or registry.demands():
+        return NOTHING
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
-    dtypes = f"{input.dtype} {weight.dtype} {autocast_dtype(input.device)}"
-    return tuple(input.shape), dtypes, last, torch.is_grad_enabled(), registry.demands()
+    device = input.device
+    types = f"{device.type} {input.dtype} {weight.dtype} {autocast_dtype(device)}"
+    key = tuple(input.shape), types, last, torch.is_grad_enabled()
+    return KnownCall(key, key in record.dense_calls)
 
 
 def linear_as_conv(
@@ -251,7 +272,7 @@ def convolve_pruned(
     if derives:
         drawn = call.generator, call.seed
         phase = 0 if rule is None else rule.draw_phase(*drawn)
-        sampling = call.strategy.sampling
+        sampling = None if call.known.is_dense else call.strategy.sampling
         start = None if sampling is None else sampling.draw_start(*drawn, input.device)
     derives_weight = weight.requires_grad and derives
     return _SparseConv2d.apply(input, weight, bias, *pruned, start, phase, derives_weight, call)

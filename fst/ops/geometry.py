@@ -98,7 +98,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """grad_input (uses ``weight``), grad_weight (uses ``input``), grad_bias, as far as needed."""
     stride, padding, dilation, groups = geometry
-    return torch.ops.aten.convolution_backward(
+    return torch.ops.aten.convolution_backward.default(
         grad_output,
         input,
         weight,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends.choice import LayerKey, draw_seed
-from fst.ops.geometry import Geometry, output_shape
+from fst.ops.geometry import Geometry, output_shape, positions_of
 from fst.ops.positions import draw
 from fst.rules.rule import Lattice, Pattern, Rule
 from fst.rules.sampled import Positions, Sampled
@@ -186,7 +186,7 @@ class GradInput(NamedTuple):
     @property
     def positions(self) -> int:
         """Output positions of the batch."""
-        return self.grad_output[:, 0].numel()
+        return positions_of(self.grad_output)
 
     @property
     def kept(self) -> int:
@@ -261,7 +261,7 @@ class GradWeight(NamedTuple):
     @property
     def positions(self) -> int:
         """Output positions of the batch."""
-        return self.grad_output[:, 0].numel()
+        return positions_of(self.grad_output)
 
     @property
     def kept(self) -> int:
@@ -347,7 +347,7 @@ class PruneWeight(NamedTuple):
         return self.weight.device
 
     def key(self) -> LayerKey:
-        options = (*map(str, self.rules), self.groups, str(self.dtype), self.mask is None)
+        options = (*self.strategy.weight_texts, self.groups, self.dtype, self.mask is None)
         return LayerKey.of(self.weight, options=options)
 
     def fresh(self) -> PruneWeight:

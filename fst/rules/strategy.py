@@ -143,6 +143,11 @@ class Strategy:
         """True if a layer's backward pass reuses gradients of earlier steps."""
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
 
+    @cached_property
+    def weight_texts(self) -> tuple[str, str]:
+        """The rules of output and grad_input in words."""
+        return str(self.output), str(self.grad_input)
+
     @property
     def gradient_decay(self) -> float:
         """λ as far as it is applied through the gradient."""
@@ -154,13 +159,13 @@ class Strategy:
         interval = self.output.keeps_mask_for if self.output else 1
         return interval > 1 or self.schedule is not None
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         """True if any rule draws random numbers."""
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
 
-    @property
+    @cached_property
     def draws_masks(self) -> bool:
         """True if masks of the weight are drawn at random."""
         rules = (self.output, self.grad_input)

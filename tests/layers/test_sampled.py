@@ -73,6 +73,8 @@ def test_a_layer_that_gains_nothing_runs_exactly(monkeypatch):
     report = describe_layer(model[2]).gemms["grad_weight"]
     assert report.mode == "dense" and " ms" in report.reason
     assert torch.equal(model[2].weight.grad, dense[2].weight.grad)
+    assert "SparseConv2d" in model(images).grad_fn.name()  # all of a step is computed alike
+    torch.optim.SGD(model.parameters(), lr=0.0).step()
     output = model(images)
     assert "SparseConv2d" not in output.grad_fn.name()
     assert "SparseConv2d" in model(torch.randn(3, 3, 4, 4)).grad_fn.name()  # not yet measured

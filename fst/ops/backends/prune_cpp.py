@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
@@ -13,6 +12,8 @@ from fst.ops import cpp
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
 from fst.rules.strategy import Strategy
+
+Patterns = tuple[tuple[int, int], tuple[int, int]]  # see `kernel_patterns`
 
 
 class PruneByKernel(Backend):
@@ -66,10 +67,8 @@ class PruneByCpp(PruneByKernel):
         weight, strategy, groups, dtype = operands[:4]
         patterns = kernel_patterns(strategy)
         assert patterns is not None  # not refused
-        numbers = (*patterns[0], *patterns[1])
-        return from_kernel(
-            weight, strategy, dtype, cpp.prune_weight(weight, groups, numbers, dtype)
-        )
+        pruned = cpp.prune_weight(weight, groups, (*patterns[0], *patterns[1]), dtype)
+        return from_kernel(operands, patterns, pruned)
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:
         pattern, across = operands.pattern, operands.across
@@ -81,7 +80,7 @@ class PruneByCpp(PruneByKernel):
     prune_columns = prune_grad_output
 
 
-def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def kernel_patterns(strategy: Strategy) -> Patterns | None:
     """(n, m) of S(W) and S(Wᵀ), n = 0 where that is not computed; None where no kernel can."""
     found = []
     for gemm in ("output", "grad_input"):
@@ -97,11 +96,10 @@ def kernel_patterns(strategy: Strategy) -> tuple[tuple[int, int], tuple[int, int
 
 
 def from_kernel(
-    weight: Tensor, strategy: Strategy, dtype: torch.dtype, pruned: Sequence[Tensor]
+    operands: PruneWeight, patterns: Patterns, pruned: Sequence[Tensor]
 ) -> PrunedWeight:
-    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as `kernel_patterns` names them."""
-    patterns = kernel_patterns(strategy)
-    assert patterns is not None  # not refused
+    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as ``patterns`` names them."""
+    weight, strategy, _, dtype = operands[:4]
     output, grad_input = patterns
     results = iter(pruned)
     first = next(results) if output[0] else weight.to(dtype)

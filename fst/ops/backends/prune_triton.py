@@ -42,9 +42,8 @@ class PruneByTriton(PruneByKernel):
         weight, strategy, groups, dtype = operands[:4]
         patterns = kernel_patterns(strategy)
         assert patterns is not None  # not refused
-        numbers = (*patterns[0], *patterns[1])
-        pruned = triton.prune_weight(weight, groups, numbers, dtype)
-        return from_kernel(weight, strategy, dtype, pruned)
+        pruned = triton.prune_weight(weight, groups, (*patterns[0], *patterns[1]), dtype)
+        return from_kernel(operands, patterns, pruned)
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:
         pattern = operands.pattern

@@ -1,0 +1,121 @@
+"""Layers of which every product is dense: for some steps the op asks no backend about them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fst
+from fst.backends import record as records
+from fst.ops.operands import GradInput, GradWeight, Output
+
+PRODUCTS = (Output, GradInput, GradWeight)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FST_AUTOTUNE", "1")  # layers far too small to gain
+
+
+def converted(strategy: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False))
+    fst.convert(net, strategy)
+    return net
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients of a step that changes no weight."""
+    optimizer.zero_grad()
+    torch.manual_seed(1)
+    net(torch.randn(2, 4, 6, 6).relu()).square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters()]
+    optimizer.step()
+    return gradients
+
+
+def still(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.0)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The products that were asked about."""
+    found: list[str] = []
+    for kind in PRODUCTS:
+
+        def key(self, kind=kind, own=kind.key):
+            found.append(kind.__name__)
+            return own(self)
+
+        monkeypatch.setattr(kind, "key", key)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["srste", "fst_w", "fst_sampled", "sdgp", "acdc"])
+def test_a_known_call_asks_nothing_and_computes_the_same(strategy, asked):
+    net = converted(strategy)
+    optimizer = still(net)
+    attached = fst.attach(net, optimizer, total_steps=40, steps_per_epoch=4)
+    first = step(net, optimizer)
+    assert set(asked) == {kind.__name__ for kind in PRODUCTS}
+    asked.clear()
+    known = step(net, optimizer)
+    assert not asked
+    assert all(torch.equal(a, b) for a, b in zip(first, known, strict=True))
+    del attached
+
+
+@pytest.mark.parametrize("strategy", ["srste", "sparsetrain"])
+def test_after_some_steps_the_op_looks_again_and_counts_zeros(strategy, asked, monkeypatch):
+    monkeypatch.setattr(records, "DENSE_STEPS", 3)
+    net = converted(strategy)
+    optimizer, looked = still(net), []
+    for _ in range(10):
+        asked.clear()
+        step(net, optimizer)
+        looked.append(bool(asked))
+        if asked:
+            assert {calls for calls, _ in net[0].state.record.shares.values()} == {1}
+    assert looked == [True, False, False, False, True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("strategy", ["srste", "sparsetrain"])
+def test_the_passes_of_one_step_are_computed_alike(strategy, monkeypatch):
+    """As checkpointing needs it, which compares what the two forward passes save."""
+    monkeypatch.setattr(records, "DENSE_STEPS", 2)
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
+    fst.convert(net, strategy)
+    optimizer = still(net)
+    for _ in range(8):
+        x = torch.randn(2, 4, 6, 6)
+        for _ in range(2):
+            x = checkpoint(net, x, use_reentrant=False)
+        x.square().sum().backward()
+        optimizer.step()
+
+
+def test_a_backend_that_is_asked_for_runs_also_where_all_is_known(asked):
+    net = converted("srste")
+    optimizer = still(net)
+    step(net, optimizer)
+    record = copy.deepcopy(net[2].state.record)
+    with fst.backends.force(grad_weight="zeros_input"):
+        step(net, optimizer)
+    assert net[2].state.record.decisions["grad_weight"].backend == "zeros_input"
+    output = net(torch.randn(2, 4, 6, 6)).square().sum()
+    with fst.backends.force(grad_weight="zeros_input"):
+        output.backward()
+    assert net[2].state.record.dense_calls.keys() == record.dense_calls.keys()
+
+
+def test_evaluation_leaves_no_trace():
+    net = converted("srste").eval()
+    optimizer = still(net)
+    step(net, optimizer)
+    assert not net[0].state.record.dense_calls
