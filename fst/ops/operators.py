@@ -11,6 +11,7 @@ import torch
 from torch.library import Library, infer_schema, register_fake
 
 _OPERATORS = Library("fst", "FRAGMENT")
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def register(
@@ -23,8 +24,8 @@ def register(
     """The operator ``torch.ops.fst.NAME`` that calls ``function``.
 
     PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
-    autograd differentiates. What is returned calls ``function`` itself where nobody listens to
-    operators, which is cheaper still.
+    autograd differentiates. For "CPU" what is returned calls ``function`` itself where the first
+    argument is a plain tensor there and no mode listens to operators, which is cheaper still.
 
     Args:
         like: makes empty results, for compilers; it takes the arguments of ``function`` by name,
@@ -42,11 +43,13 @@ def register(
     _OPERATORS.impl(name, function, device)
     register_fake(f"fst::{name}", fake, lib=_OPERATORS)
     operator = getattr(torch.ops.fst, name).default
+    if device != "CPU":
+        return operator
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            return operator(*arguments, **named)
-        return function(*arguments, **named)
+        listens = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+        plain = arguments and type(arguments[0]) in PLAIN and arguments[0].is_cpu
+        return (function if plain and not listens else operator)(*arguments, **named)
 
     return call

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
 from fst import NM, Strategy, backends
@@ -194,6 +195,19 @@ def test_random_draws_are_those_of_the_triton_kernel(n, m):
 
 
 @COMPILED
+@COMPILED
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_tensors_without_numbers_reach_no_kernel(kind):
+    if kind == "fake":
+        with FakeTensorMode():
+            weight = torch.randn(8, 8, 3, 3)
+    else:
+        weight = torch.randn(8, 8, 3, 3, device="meta")
+    found = cpp.prune_weight(weight, 1, (2, 4, 2, 4), torch.float32)
+    assert [type(f) for f in found] == [type(weight)] * 3 and found[0].shape == weight.shape
+    assert {f.device for f in found} == {weight.device}
+
+
 def test_operators_agree_with_their_declarations():
     check = torch.library.opcheck
     values = awkward((2, 8, 3, 4), torch.float32, "channels_last")
