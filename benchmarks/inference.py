@@ -41,6 +41,10 @@ BFLOAT16 = (
     "Dense bfloat16 is not on this page. Processors with AVX512-BF16 or AMX multiply it "
     "[at twice the rate and more](../kernels.md#how-zeros-save-time)."
 )
+WHY = (
+    "Why some goals are missed: "
+    "[where the time goes](../deploy.md#where-the-time-of-a-packed-model-goes)."
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
             ]
             where = "; ".join(cases) or "nowhere"
             lines.append(f"- Dense {kind} is faster than {name} here: {where}.")
-    return [*lines, f"- {BFLOAT16}"]
+    return [*lines, f"- {BFLOAT16}", f"- {WHY}"]
 
 
 def main(words: list[str] | None = None) -> None:
