@@ -1,4 +1,4 @@
-"""What the pages of this folder's programs share: the machine in words, goals, where they lie."""
+"""Shared by the pages of this folder's programs: the machine in words, goals, where they lie."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def goal_of(goals: Goals) -> float:
 
 
 def is_reached(goals: Goals, ratio: float, control: float) -> bool:
-    """Whether a ratio reaches its goal, as `BOLD` says; ``control`` is the control's ratio."""
+    """True if a ratio reaches its goal, as `BOLD` says; ``control`` is the control's ratio."""
     return ratio / max(control, 1.0) >= goal_of(goals)
 
 

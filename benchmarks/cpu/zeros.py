@@ -129,12 +129,12 @@ class Parts(NamedTuple):
 
     @property
     def loop(self) -> float:
-        """What is left for multiply-adds."""
+        """The time that is left for multiply-adds."""
         return self.all - self.lists - self.around
 
 
 class Found(NamedTuple):
-    """What was measured with a number of threads.
+    """Measurements with a number of threads.
 
     Attributes:
         layers: group -> layer -> times of its programs.
@@ -160,7 +160,7 @@ class Found(NamedTuple):
         return sum(times[program] for times in self.layers[group].values())
 
     def parts(self, group: Group, row: Row) -> Parts:
-        """Where a row's time goes."""
+        """The parts of a row's time."""
         lists = self.total(group, row.lists) if row.lists else 0.0
         return Parts(self.total(group, str(row)), lists, self.total(group, row.around))
 

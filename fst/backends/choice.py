@@ -168,7 +168,7 @@ def choose(operands: Operands) -> Backend:
 
 
 def _circumstances(device: torch.device) -> tuple[object, ...]:
-    """What a choice depends on besides the operands, demands and what was measured."""
+    """All that a choice depends on besides the operands, demands and what was measured."""
     settings = cache.settings(device).values()
     texts = (os.environ.get(VARIABLE), os.environ.get(registry.VARIABLE))
     deterministic = torch.are_deterministic_algorithms_enabled()

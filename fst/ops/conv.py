@@ -26,7 +26,7 @@ from fst.rules.strategy import Strategy
 
 
 class KnownCall(NamedTuple):
-    """What a layer knows of a call before it is computed.
+    """The knowledge that a layer has of a call before it is computed.
 
     Attributes:
         key: the shapes and types that decide, for one layer and strategy, the fastest backends;
@@ -216,7 +216,7 @@ def _pruned_twice(
 
 
 def known_call(input: Tensor, weight: Tensor | None, record: Record) -> KnownCall:
-    """What the record of a layer knows of a call with these operands.
+    """The knowledge that a layer's record has of a call with these operands.
 
     Nothing of an unchecked input, of a weight that its layer computes, inside transforms of
     torch.func, and where backends are asked for.
