@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fst.basics.text import counted_as
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.benchmark.inference import CANDIDATES, ORT_INT8, PACKED, RIVALS, Inference
 from fst.lab.reporting.document import Document, Table
@@ -97,7 +98,7 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
     tables = [
         Table(
             "Beside the fastest float32 rival",
-            ["case", "threads", "candidate", "rival", "its ms", "ms", "ratio", "goal", "outputs"],
+            ["case", "rival", "its ms", "ms", "ratio", "goal", "outputs"],
             [row for case, one in found for row in _goal_rows(case, one, "AVX2" not in sets)],
             "`ratio` is the rival's time / the candidate's, medians. `outputs`: the largest "
             "difference from those of the plain model with the same weights, relative to the "
@@ -105,8 +106,8 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
         ),
         Table(
             "All times",
-            ["case", "threads", *CANDIDATES],
-            [[case.title, one.threads, *_medians(one)] for case, one in found],
+            ["case", *CANDIDATES],
+            [[_named(case, one), *_medians(one)] for case, one in found],
             "Milliseconds, medians of rounds in which all candidates take turns. Weights and "
             "images are random; 2:4 and 1:4 are SR-STE's, in all layers.",
         ),
@@ -127,10 +128,14 @@ def _goal_rows(case: Case, one: Inference, wide: bool) -> Iterator[list[str]]:
         verdict = f"{goal} {'reached' if ratio >= goal else 'missed'}" if goal else "-"
         times = (one.times[one.best_rival].median, one.times[name].median)
         yield [
-            *(case.title, str(one.threads), name, one.best_rival),
+            *(f"{_named(case, one)}, {name}", one.best_rival),
             *(f"{ms:.1f}" for ms in times),
             *(f"{ratio:.2f}", verdict, f"{one.differences[name]:.0e}"),
         ]
+
+
+def _named(case: Case, one: Inference) -> str:
+    return f"{case.title}, {counted_as(one.threads, 'thread', 'threads')}"
 
 
 def _medians(one: Inference) -> list[str]:
@@ -143,7 +148,7 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
     for kind, rivals in (("int8", [ORT_INT8]), ("float32", list(RIVALS))):
         for name in PACKED:
             cases = [
-                f"{case.title}, {one.threads} thread(s)"
+                _named(case, one)
                 for case, one in found
                 if name in one.times
                 and any(one.gain(r) > one.gain(name) for r in rivals if r in one.times)
