@@ -19,13 +19,16 @@ from typing import Any, NamedTuple
 
 import torch
 from page import BOLD, OUT, RESULTS, ROOT, Goals, goal_cell, machine
+from torch.profiler import ProfilerActivity, profile
 
 from fst.backends.timing import Timing
 from fst.basics.arguments import positive
 from fst.basics.text import table
 from fst.lab.benchmark.steps import CONTROL, PLAIN
+from fst.lab.model import from_config, from_name, is_config
 
-MOST_MEMORY = 1.10
+# of torch: convolutions forwards and backwards, linear layers
+PRODUCTS = ("aten::mkldnn_convolution", "aten::convolution_backward", "aten::addmm", "aten::mm")
 DETECTION = "fst::configs/detection/fst_"
 
 
@@ -107,8 +110,12 @@ def main() -> None:
     parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     for name in options.only:
         measure(name, NETWORKS[name], options.threads)
+        file = share_file(name, options.threads)
+        if not file.exists():
+            file.write_text(json.dumps(share_of_products(NETWORKS[name])), encoding="utf-8")
     instructions = torch.backends.cpu.get_cpu_capability()
     out = RESULTS / f"cpu_zeros_{instructions.lower()}.md"
     out.write_text(page(options.threads), encoding="utf-8")
@@ -118,6 +125,23 @@ def files_of(name: str, threads: int) -> Path:
     """Path of what `fst bench` writes, without its ending."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return OUT / "steps" / f"{name}_{threads}_{instructions}"
+
+
+def share_file(name: str, threads: int) -> Path:
+    """Of `share_of_products`."""
+    return files_of(name, threads).with_suffix(".share.json")
+
+
+def share_of_products(network: Network) -> float:
+    """Part of torch's step that its convolutions or linear layers take, by torch.profiler."""
+    named = dict(zip(network.options[::2], network.options[1::2], strict=True))
+    build = from_config if is_config(named["--model"]) else from_name
+    step = build(named["--model"], int(named["--batch"])).candidate(None)[1]
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        step()
+    times = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
+    return sum(times.get(name, 0.0) for name in PRODUCTS) / sum(times.values())
 
 
 def measured(name: str, threads: int) -> dict[str, Any] | None:
@@ -155,9 +179,14 @@ def page(threads: int) -> str:
         "A step is forward, backward and SGD. `dense` is the control: this library with nothing",
         "pruned. All steps of a network run in turns, in both orders; times are medians with",
         f"quartiles. {BOLD} `python benchmarks/cpu/steps.py --threads {threads}`",
+        "",
+        "Nothing is saved outside the products; [inside them, as much as this](cpu_zeros_ops.md).",
     ]
     for name, run in found.items():
         lines += ["", f"## {NETWORKS[name].title}", "", *rows(NETWORKS[name], run)]
+        if (file := share_file(name, threads)).exists():
+            share = json.loads(file.read_text(encoding="utf-8"))
+            lines += [f"The products are {share:.0%} of torch's step (torch.profiler)."]
     return "\n".join(lines) + "\n"
 
 

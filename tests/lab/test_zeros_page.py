@@ -60,3 +60,10 @@ def test_programs_compute_the_products_that_they_are_named_by(zeros: ModuleType)
     torch.testing.assert_close(made["dX, dY dense"](), made["dX"]()[0])
     torch.testing.assert_close(made["dW, X half"](), made["dW"]()[1], atol=1e-4, rtol=1e-4)
     assert not made["Y, W empty"]().any() and not made["dX, W empty"]().any()
+
+
+def test_most_of_a_networks_step_are_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    steps = importlib.import_module("steps")
+    network = steps.Network("", ("--model", "resnet18", "--batch", "2"), {})
+    assert 0.3 < steps.share_of_products(network) < 1
