@@ -112,12 +112,12 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
     try:
         options = {SIZE_OPTIONS[name]: arguments.size} if name in SIZE_OPTIONS else {}
         plain = build_architecture(*source_and_name(name), num_classes=100, **options)
+        models = {"plain": plain, "control": copy.deepcopy(plain)}
+        for strategy in arguments.strategies:
+            models[strategy] = copy.deepcopy(plain)
+            fst.convert(models[strategy], strategy, layers=arguments.layers)
     except (RuntimeError, ValueError) as error:
         return str(error).splitlines()[0]
-    models = {"plain": plain, "control": copy.deepcopy(plain)}
-    for strategy in arguments.strategies:
-        models[strategy] = copy.deepcopy(plain)
-        fst.convert(models[strategy], strategy, layers=arguments.layers)
     images = torch.randn(arguments.batch, 3, arguments.size, arguments.size)
     labels = torch.randint(0, 100, (arguments.batch,))
     optimizers = {key: torch.optim.SGD(m.parameters(), lr=1e-3) for key, m in models.items()}
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--strategies", nargs="+", default=STRATEGIES, help=f"their names ({' '.join(STRATEGIES)})"
     )
-    made.add_argument("--layers", default="conv", help="conv, linear or all (conv)")
+    made.add_argument("--layers", default="all", help="conv, linear or all (all)")
     made.add_argument("--size", type=positive, default=224, help="pixels (224)")
     made.add_argument("--batch", type=positive, default=8, help="images (8)")
     made.add_argument("--rounds", type=positive, default=7, help="timed steps of each (7)")
