@@ -175,7 +175,7 @@ def page(threads: int) -> str:
     lines = [
         f"# Training steps that leave zeros out, {header['instruction set']}",
         "",
-        f"{machine(header)}, {threads} threads, float32, channels_last, random images and weights.",
+        f"{machine(header)}, {threads} threads, float32, random images and weights.",
         "A step is forward, backward and SGD. `dense` is the control: this library with nothing",
         "pruned. All steps of a network run in turns, in both orders; times are medians with",
         f"quartiles. {BOLD} `python benchmarks/cpu/steps.py --threads {threads}`",
@@ -205,7 +205,9 @@ def rows(network: Network, run: dict[str, Any]) -> list[str]:
         share = f"{peak / memory[PLAIN]['peak']:.2f}" if peak else ""
         found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", goal, share])
     titles = ("strategy", "ms (quartiles)", "torch's time / time", "goal", "peak memory / torch's")
-    rounds = f"{run['steps']['rounds']} rounds, commit {run['header']['commit']}."
+    header = run["header"]
+    memory = header["memory_format"].removeprefix("torch.")
+    rounds = f"{run['steps']['rounds']} rounds, memory format {memory}, commit {header['commit']}."
     return [table(titles, found, markdown=True), "", rounds]
 
 
