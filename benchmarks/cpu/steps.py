@@ -206,8 +206,8 @@ def rows(network: Network, run: dict[str, Any]) -> list[str]:
         found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", goal, share])
     titles = ("strategy", "ms (quartiles)", "torch's time / time", "goal", "peak memory / torch's")
     header = run["header"]
-    memory = header["memory_format"].removeprefix("torch.")
-    rounds = f"{run['steps']['rounds']} rounds, memory format {memory}, commit {header['commit']}."
+    layout = header["memory_format"].removeprefix("torch.")
+    rounds = f"{run['steps']['rounds']} rounds, memory format {layout}, commit {header['commit']}."
     return [table(titles, found, markdown=True), "", rounds]
 
 

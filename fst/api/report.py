@@ -268,6 +268,16 @@ def _pattern_that_keeps_all(layer: SparseLayer, rule: Rule, gemm: str) -> Patter
     return pattern if pattern is not None and axis[gemm] <= pattern.n else None
 
 
+def modes(model: nn.Module) -> str:
+    """Count the layers by how each GEMM is computed, in one line; `backends_table` has them all."""
+    layers = [describe_layer(layer) for layer in sparse_layers(model).values()]
+    counts = {gemm: Counter(layer.gemms[gemm].mode for layer in layers) for gemm in GEMMS}
+    return "; ".join(
+        f"{gemm}: {', '.join(f'{count} {mode}' for mode, count in sorted(found.items()))}"
+        for gemm, found in counts.items()
+    )
+
+
 def backends_table(model: nn.Module) -> str:
     """Table: which backend computed each operation of the converted layers last, and why.
 

@@ -102,9 +102,8 @@ def pack() -> argparse.ArgumentParser:
         "library or by the zeros of its weight, whichever is faster here. Prints both times.",
     )
     checkpoint = "training checkpoint, or file written by `fst fold`"
-    _trained_options(
-        parser, checkpoint, "file to write: .pt (torch.load gives the model) or .pt2 (torch.export)"
-    )
+    written = "file to write: .pt (for torch.load, weights_only=False) or .pt2 (torch.export)"
+    _trained_options(parser, checkpoint, written)
     parser.add_argument(
         "--size",
         type=positive,

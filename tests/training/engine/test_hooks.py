@@ -84,6 +84,9 @@ def test_scalars(train):
     assert list(work_dir.glob("*/vis_data/events.out.tfevents*"))
     log = next(work_dir.glob("*/*.log")).read_text()
     assert "eta:" in log and "2 converted, 1 skipped" in log
+    (line,) = [line for line in log.splitlines() if "Layers after the first step" in line]
+    assert "output: " in line and "grad_input: 1 " in line and "1 not computed" in line
+    assert "grad_weight: 2 accelerated" in line
 
 
 def test_the_norm_in_a_log_line_is_that_of_its_iteration(train):

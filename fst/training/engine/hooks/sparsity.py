@@ -19,6 +19,7 @@ import fst
 from fst.api.attach import Attachment
 from fst.api.convert import check_layers, check_patterns
 from fst.api.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
+from fst.api.report import modes
 from fst.baselines.channel_removal import fit_channels
 from fst.baselines.prunetrain import removes_channels
 from fst.basics.errors import UsageError
@@ -95,7 +96,7 @@ class SparsityHook(Hook):
             "patterns": patterns,
         }
         self.log_interval = log_interval
-        self._is_due = self._is_logged = False
+        self._is_due = self._is_logged = self._is_told = False
         self._layers: dict[str, SparseLayer] = {}
         self._masks = MaskWatch()
         self._measured: dict[str, Scalars] = {}
@@ -283,6 +284,9 @@ class SparsityHook(Hook):
         for attached in self._attached:
             if outputs and "loss" in outputs:
                 attached.report_loss(outputs["loss"])
+        if self._layers and not self._is_told:
+            self._is_told = True
+            runner.logger.info(f"Layers after the first step: {modes(self.root(runner))}")
         hub = runner.message_hub
         # mmengine would show the mean with earlier ones, and repeat it in lines without a step
         hub.log_scalars.pop("train/sparse_grad_norm", None)
