@@ -113,6 +113,7 @@ def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
     )
 
 
+@pytest.mark.system
 def test_importing_the_engine_names_the_extra():
     code = "import sys; sys.modules['numpy'] = None; import fst.training.engine"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

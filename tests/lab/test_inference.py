@@ -96,15 +96,13 @@ def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
         case.file(tmp_path).write_text(json.dumps(data))
     cases = [reached, missed, script["Case"]("vgg16:4")]
     document = script["page"](cases, tmp_path, "python benchmarks/inference.py")
-    assert [row[6:8] for row in document.tables[0].rows] == [
+    assert [row[4:6] for row in document.tables[0].rows] == [
         ["2.00", "1.35 reached"],
         ["0.80", "1.1 missed"],
     ]
     first, _, third, *_ = document.description.splitlines()
     assert first.endswith(
-        "2:4 packed here: resnet18, batch 16, 2 thread(s); resnet50, batch 16, 2 thread(s)."
+        "2:4 packed here: resnet18, batch 16, 2 threads; resnet50, batch 16, 2 threads."
     )
-    assert (
-        third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 thread(s)."
-    )
+    assert third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 threads."
     assert document.notes[0] == "vgg16:4: not measured" and "OpenVINO" in document.notes[1]

@@ -98,12 +98,12 @@ def convnext():
     ("build", "layers", "moved"),
     [
         (resnet18, "conv", 12),
-        (resnet18_for_large_images, ["layer1", "layer2.0"], 4),
-        (shufflenet, "conv", 15),
         (vit, "linear", 3),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
+                (resnet18_for_large_images, ["layer1", "layer2.0"], 4),
+                (shufflenet, "conv", 15),
                 (mobilenet, "conv", 20),
                 (densenet, "conv", 11),
                 (torchvision_vit, "linear", 3),

@@ -60,7 +60,10 @@ def test_whole_epochs_nearest_to_the_seconds():
     assert found == {"dense": 30, "half": 30, "near": 31, "a_little_slower": 30, "slow": 1}
 
 
-@pytest.mark.parametrize("budget", [["--epochs", "20"], ["--seconds", "0.12"]])
+@pytest.mark.parametrize(
+    "budget",
+    [["--epochs", "20"], pytest.param(["--seconds", "0.12"], marks=pytest.mark.system)],
+)
 def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, budget):
     """The stand-in logs one validation, of step 1: 90 + seed, and 3 more for 'good'."""
     work = tmp_path / "work"
