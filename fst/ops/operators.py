@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch.library import Library, infer_schema, register_fake
 
 _OPERATORS = Library("fst", "FRAGMENT")
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def register(
@@ -24,8 +22,7 @@ def register(
     """The operator ``torch.ops.fst.NAME`` that calls ``function``.
 
     PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
-    autograd differentiates. For "CPU" what is returned calls ``function`` itself where the first
-    argument is a plain tensor there and no mode listens to operators, which is cheaper still.
+    autograd differentiates.
 
     Args:
         like: makes empty results, for compilers; it takes the arguments of ``function`` by name,
@@ -42,14 +39,4 @@ def register(
     _OPERATORS.define(name + schema, tags=tuple(tags))
     _OPERATORS.impl(name, function, device)
     register_fake(f"fst::{name}", fake, lib=_OPERATORS)
-    operator = getattr(torch.ops.fst, name).default
-    if device != "CPU":
-        return operator
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        listens = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-        plain = arguments and type(arguments[0]) in PLAIN and arguments[0].is_cpu
-        return (function if plain and not listens else operator)(*arguments, **named)
-
-    return call
+    return getattr(torch.ops.fst, name).default
