@@ -21,6 +21,9 @@ from fst.rules.strategy import Strategy
 
 CLASSES = 1000  # of a model that is named
 SIZE = (224, 224)  # of its images
+# Random weights on one random batch may diverge within two steps, as SSD300's do, and zeros go with
+# them. A step at this rate does all of its work, and the next one takes as long.
+LEARNING_RATE = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,13 @@ class Training:
     ) -> tuple[nn.Module, Function]:
         """A copy of the model, converted unless ``strategy`` is None, and its training step.
 
+        The step changes no weight.
+
         ``compiled``: by torch.compile, which must make one graph of the model.
         """
         trained = copy.deepcopy(self.model).train()
         parameters = (p for p in trained.parameters() if p.requires_grad)
-        optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+        optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9)
         attached = None
         if strategy is not None:
             convert(self.root(trained), strategy, **self.selection)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fst
+from fst.basics.errors import UsageError
 from fst.lab import benchmark
 from fst.lab.benchmark import Training
 from fst.lab.benchmark.memory import measure_memory, saved_bytes
@@ -55,10 +56,14 @@ def test_candidates_train_copies_and_convert_what_is_selected():
         selection={"exclude": "0"},
     )
     trained, step = training.candidate(fst.get_strategy("fst"))
+    reached: list[nn.Parameter] = []
+    for parameter in trained.parameters():
+        parameter.register_post_accumulate_grad_hook(reached.append)
     step()
+    assert len(reached) == 4 and all(p.isfinite().all() for p in reached)
     assert set(fst.sparse_layers(trained)) == {"body.1"} and not fst.sparse_layers(model)
     assert torch.equal(model["body"][0].weight, before)
-    assert not torch.equal(trained["body"][0].weight, before)
+    assert torch.equal(trained["body"][0].weight, before)  # zeros stay as they are
     assert all(p.grad is None for p in trained.parameters())
 
 
@@ -81,6 +86,13 @@ def _traced_only(monkeypatch):
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_step_without_finite_gradients_is_not_timed(value):
+    training = a_training(nn.Conv2d(4, 4, 1), torch.full((1, 4, 3, 3), value))
+    with pytest.raises(UsageError, match="^torch: the gradients of random weights .* not finite"):
+        benchmark.candidates(training, {"fst": fst.get_strategy("fst")})
 
 
 def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only):

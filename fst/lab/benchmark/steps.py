@@ -11,6 +11,7 @@ from torch import nn
 
 from fst.backends import prefer
 from fst.backends.timing import Function, Timing, compare, sample
+from fst.basics.errors import UsageError
 from fst.lab.benchmark.layers import ALL_LISTED, BY_LISTS, CONTROL, PLAIN
 from fst.lab.model import Training
 from fst.layers.modules import sparse_layers
@@ -117,6 +118,12 @@ def _after_a_step(
             plain_step()
 
     step()
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        name = PLAIN if strategy is None else str(strategy)
+        raise UsageError(
+            f"{name}: the gradients of random weights on random data are not finite, so a step's "
+            "zeros and its time are not those of a training: choose another model."
+        )
     return Candidate(model, step if preferred else plain_step, strategy, preferred)
 
 
