@@ -29,7 +29,7 @@ def found(zeros: ModuleType) -> object:
         times = dict.fromkeys(group.programs, 0.4)
         for name in times:
             product, _, rest = name.partition(", ")
-            times[name] = {"": 1.0, zeros.AGAIN: 0.9}.get(rest, times[name])
+            times[name] = {"": 1.0, zeros.zeros_page.AGAIN: 0.9}.get(rest, times[name])
             if rest.endswith(("lists", "empty")):
                 times[name] = 0.1
         layers[group] = {group.layers[0]: times}
@@ -39,7 +39,9 @@ def found(zeros: ModuleType) -> object:
 
 def test_goals_are_bold_where_they_are_reached_beyond_the_control(zeros: ModuleType) -> None:
     options = argparse.Namespace(batch=32, rounds=5, layers=None, sparseprop=None)
-    page = " ".join(zeros.page({2: found(zeros), 1: found(zeros)}, options, None).split())
+    page = " ".join(
+        zeros.zeros_page.page({2: found(zeros), 1: found(zeros)}, options, None).split()
+    )
     assert "2.50 | **1.6** | 2.50" in page  # Y, W 2:4
     assert "2.50 | 2.5 |" in page  # dX, dY 4:32: 2.5 / 1.11 is too little
     assert "ResNet-18, dX, dY 4:32: 2.50, the control 1.11, instead of 2.5: packing" in page
