@@ -172,7 +172,7 @@ def pack(
         RuntimeError: the C++ kernels cannot run here, or the packed model's outputs differ from the
             plain one's.
         ValueError: the model has no layer to pack, is not on a CPU, or cannot be called on the
-            example; or ``dtype`` is unknown.
+            example; the example is empty; or ``dtype`` is unknown.
     """
     check_module(model)
     if reason := missing():
@@ -181,9 +181,11 @@ def pack(
     devices = {p.device.type for p in model.parameters()} - {"cpu"}
     if devices:
         raise ValueError(f"model is on {', '.join(sorted(devices))}: fst.pack is for a CPU.")
+    inputs = example = example_input if isinstance(example_input, tuple) else (example_input,)
+    if empty := [shape for shape in _shapes(example) if 0 in shape]:
+        raise ValueError(f"example_input has shape {empty[0]}: nothing can be timed on no numbers.")
     plain = (fold(model) if sparse_layers(model) else copy.deepcopy(model)).eval()
     packed = copy.deepcopy(plain).requires_grad_(False)
-    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     with torch.no_grad():
         expected = called_on(plain, _copied(inputs))
         packed = _packed(packed, inputs, {})
@@ -202,13 +204,15 @@ def pack(
             raise RuntimeError(
                 f"the packed model's outputs differ by {apart:.1e} of their largest value."
             )
-        example = example_input if isinstance(example_input, tuple) else (example_input,)
         times = _times(plain, packed, layers, example, inputs)
-    shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
     rows = _rows(plain, packed)
-    report = PackReport(rows, times, apart, shapes, used, torch.get_num_threads())
+    report = PackReport(rows, times, apart, _shapes(inputs), used, torch.get_num_threads())
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
+
+
+def _shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
 
 
 def _layers(model: nn.Module) -> dict[str, PackedLayer]:

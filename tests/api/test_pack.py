@@ -470,3 +470,5 @@ def test_bad_input() -> None:
         fst.pack(nn.Sequential(nn.ReLU()), torch.randn(2, 3))
     with pytest.raises(ValueError, match="dtype"):
         fst.pack(small(), torch.randn(2, 4, 9, 9), dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"example_input has shape \(0, 4, 9, 9\): nothing can be"):
+        fst.pack(small(), torch.randn(0, 4, 9, 9))
