@@ -73,7 +73,12 @@ def build_wheel(sdist: Path, folder: Path, **variables: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> Path:
-    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
+    """Compiled with fewer optimizations than a user's, in less than half of the time."""
+    folder = tmp_path_factory.mktemp("wheel")
+    compiler = folder / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec "{shutil.which("c++")}" "$@" -O1\n')
+    compiler.chmod(0o755)
+    return build_wheel(sdist, folder, CXX=str(compiler))
 
 
 def install(wheel: Path, folder: Path) -> Path:
