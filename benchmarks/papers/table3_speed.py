@@ -301,13 +301,15 @@ def describe(work_dir: Path, words: Sequence[str]) -> Document:
         title = f"{network}, {made['instruction set']}"
         rounds = min(len(of["ms"]) for of in timed.values())
         commits = " and ".join(dict.fromkeys(of["commit"] for of in timed.values()))
+        plain = [Timing.of(of["torch ms"]).median for of in timed.values()]
         caption = (
             f"Batch {found['batch']}, after {found['epochs']} dense epochs of {found['images']} "
             f"photographs; {made['device']}, {found['threads']} threads, torch {made['torch']}, "
             f"commit {commits}, C++ kernels {made['C++ kernels']}, float32, channels_last. Medians "
             f"(and quartiles) of {rounds} rounds, in turns with plain PyTorch, whose time over the "
-            "system's is the speed; in brackets, the same of the fastest steps. Paper: the speed "
-            "in FST's Table 3 or in SDGP; – where it names none, empty where it has no such row. "
+            "system's is the speed; in brackets, the same of the fastest steps. PyTorch's own time "
+            f"moved between {min(plain):.0f} and {max(plain):.0f} ms. Paper: the speed in FST's "
+            "Table 3 or in SDGP; – where it names none, empty where it has no such row. "
             "Left out: of the multiply-adds of the convolutions' three products."
         )
         rows = [_speed_row(name, timed[name], network) for name in SYSTEMS if name in timed]
