@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 GEMMS = ("output", "grad_input", "grad_weight")
 
 
+@pytest.mark.system
 def test_report(tmp_path, capsys):
     out = tmp_path / "deep" / "report"
     arguments = "--batch 2 --size 32 --repeats 4 --strategies fst sdgp"
@@ -108,7 +109,10 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.system), (signal.SIGINT, 130)],
+    [
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.system),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.system),
+    ],
     ids=["term", "int"],
 )
 def test_what_was_measured_is_written_when_it_is_stopped(number, status, tmp_path):

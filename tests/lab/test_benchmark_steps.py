@@ -95,6 +95,7 @@ def test_a_step_without_finite_gradients_is_not_timed(value):
         benchmark.candidates(training, {"fst": fst.get_strategy("fst")})
 
 
+@pytest.mark.system
 def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only):
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}

@@ -19,7 +19,7 @@ from tests.strategy_settings import DEFAULTS, SETTINGS, quick_first
 # ---------------------------------------------------------------- whole networks
 
 
-QUICK = ("dense", "fst", "sdgp", "srste", "rigl")  # of whole networks, those of `make test`
+QUICK = ("dense", "fst", "sdgp", "srste")  # of whole networks, those of `make test`
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,34 @@ def test_dense_equals_torch(shape, bias):
         assert a is e is None or error(a, e) <= 1e-12
 
 
+@pytest.mark.parametrize("shape", [(5, 12), (3, 7, 12), (1, 1, 12), (0, 12), (64, 200)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_dense_is_torchs_own_arithmetic(shape, bias):
+    """Matrix products, as in a linear layer, and not a convolution of maps of one row."""
+    operands = _operands(shape, dtype=torch.float32, bias=bias)
+    actual = _run(fst.sparse_linear, operands, strategy="dense")
+    for a, e in zip(actual, _run(F.linear, operands), strict=True):
+        assert a is e is None or torch.equal(a, e)
+
+
+def test_an_output_may_be_changed_in_place():
+    operands = _operands((6, 12))
+    actual = _run(lambda *leaves: fst.sparse_linear(*leaves, strategy="dense").relu_(), operands)
+    expected = _run(lambda *leaves: F.linear(*leaves).relu_(), operands)
+    for a, e in zip(actual, expected, strict=True):
+        assert error(a, e) <= 1e-12
+
+
+def test_a_gradient_that_is_no_matrix():
+    """As of a sum, which is expanded from one number."""
+    input, weight, bias, _ = _operands((6, 12))
+    leaves = [t.clone().requires_grad_() for t in (input, weight, bias)]
+    fst.sparse_linear(*leaves, strategy="dense").sum().backward()
+    expected = [weight.sum(0).expand(6, 12), input.sum(0).expand(9, 12), torch.full((9,), 6.0)]
+    for leaf, e in zip(leaves, expected, strict=True):
+        assert error(leaf.grad, e.double()) <= 1e-12
+
+
 def test_one_position_per_sample_leaves_grad_weight_dense():
     operands = _operands((6, 12))
     strategy = setting("fst-decoupled").build()

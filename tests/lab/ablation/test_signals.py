@@ -114,7 +114,11 @@ def test_stopped_in_training_and_resumed(numbers, write_grid, ablate, start, tmp
 
 
 @pytest.mark.parametrize(
-    "times", [5, pytest.param(60, marks=[pytest.mark.exhaustive, pytest.mark.slow])]
+    "times",
+    [
+        pytest.param(5, marks=pytest.mark.system),
+        pytest.param(60, marks=[pytest.mark.exhaustive, pytest.mark.slow]),
+    ],
 )
 def test_no_signal_at_any_moment_leaves_a_training_behind(times, write_grid, start, tmp_path):
     """Real signals, from the first look at the grid until trainings wait."""

@@ -115,7 +115,7 @@ def test_recipe_builds_and_converts(name, drawn):
         ("fst_ssd300_voc0712.py", (300, 300)),
         pytest.param("sdgp_ssd300_coco.py", (300, 300), marks=pytest.mark.system),
         pytest.param("fst_faster-rcnn_r50_fpn_1x_coco.py", (128, 160), marks=pytest.mark.system),
-        ("sdgp_faster-rcnn_r50_fpn_voc0712.py", (128, 160)),
+        pytest.param("sdgp_faster-rcnn_r50_fpn_voc0712.py", (128, 160), marks=pytest.mark.system),
     ],
 )
 def test_recipe_trains_a_step(name, size, drawn):

@@ -31,11 +31,9 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 @pytest.mark.parametrize(
     ("detector", "head"),
-    [
-        ("ssd", "bbox_head"),
-        pytest.param("faster-rcnn", "rpn_head", marks=pytest.mark.system),
-    ],
+    [("ssd", "bbox_head"), ("faster-rcnn", "rpn_head")],
 )
+@pytest.mark.system
 def test_detectors_are_exported(detector, head, write_config, tmp_path):
     config = load_config(write_config(detector, sparsity='dict(strategy="fst")'))
     model = build_model(config)

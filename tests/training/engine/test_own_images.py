@@ -61,7 +61,7 @@ def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_pat
     assert cli.test([config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.system)])
 def test_an_image_that_is_broken_inside_is_named_in_one_line(
     images, config, tmp_path, capsys, workers
 ):
@@ -135,6 +135,7 @@ def test_a_broken_image_stops_before_the_training_or_is_left_out(images, config,
     assert "--skip-broken changes nothing" in refused(capsys, cli.train, *digits, "--skip-broken")
 
 
+@pytest.mark.system
 def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
     data = {"data_root": str(images)}
     loaded = load_config("fst::configs/own_images.py", {**data, "epochs": 12})
