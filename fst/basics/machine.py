@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import re
 from pathlib import Path
+
+BUSY = 1.5  # threads that want to run, for each processor
 
 
 @functools.cache
@@ -18,6 +21,13 @@ def processor() -> str:
 def instructions() -> str:
     """The processor's sets of instructions, as far as the system names them."""
     return _of_first_core("flags|Features") or platform.machine()
+
+
+def is_overloaded() -> bool:
+    """True where others keep the processors busy too, so that times say little."""
+    if not hasattr(os, "getloadavg"):
+        return False
+    return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
 
 
 def _of_first_core(field: str) -> str:

@@ -142,6 +142,13 @@ def test_a_layer_is_measured_once_per_machine(timed, monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_times_of_a_busy_machine_are_not_kept_on_disk(timed, monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "is_overloaded", lambda: True)
+    timed[0]["second"] = 0.5
+    assert _choose().backend == _choose().backend == "second"
+    assert len(timed[1]) == 1 and not list(tmp_path.iterdir())
+
+
 def test_decisions_are_bounded_and_none_is_measured_again(timed, monkeypatch):
     monkeypatch.setattr(choice, "MOST_DECIDED", 3)
     for size in (*range(5), *range(5)):
