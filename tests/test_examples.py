@@ -131,11 +131,16 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
         (["torchvision_loop.py"], ["--epochs", "3"]),
         (["accelerate_loop.py"], ["--out", "saved"]),
         (["lightning_module.py"], ["--out", "saved"]),
-        (["lightning_module.py"], ["--out", "saved", "--ranks", "2", "--epochs", "3"]),
-        (
+        pytest.param(
+            ["lightning_module.py"],
+            ["--out", "saved", "--ranks", "2", "--epochs", "3"],
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
             + ["accelerate_loop.py"],
             ["--out", "saved", "--epochs", "3"],
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids="timm timm-dpf torchvision accelerate lightning lightning-2 accelerate-2".split(),

@@ -93,6 +93,7 @@ def test_networks_of_torchvision(name: str, by_zeros: None) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.exhaustive
 def test_vgg16_with_its_linear_layers(by_zeros: None) -> None:
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)

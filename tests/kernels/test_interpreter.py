@@ -21,7 +21,7 @@ ROOT = FOLDER.parents[1]
     [
         pytest.param("test_network.py", marks=pytest.mark.exhaustive),
         "test_operators.py",
-        "test_prune_gradient.py",
+        pytest.param("test_prune_gradient.py", marks=pytest.mark.exhaustive),
         "test_prune_weight.py",
     ],
 )
