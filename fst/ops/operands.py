@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends.choice import LayerKey, draw_seed
-from fst.ops.geometry import Geometry, output_shape, positions_of
+from fst.ops.geometry import Geometry, gradients, output_shape, positions_of
 from fst.ops.positions import draw
 from fst.rules.rule import Lattice, Pattern, Rule
 from fst.rules.sampled import Positions, Sampled
@@ -291,6 +291,16 @@ class GradWeight(NamedTuple):
         options = (rule, self.kept, self.phase, self.joint, *self.geometry)
         operands, zeros = (self.grad_output, self.input, self.weight), self.zeros[1:]
         return LayerKey.of(*operands, options=options, zeros=zeros)
+
+    def with_grad_input(self, grad_weight: Tensor) -> Gradients:
+        """A dW that was computed by itself, and the dense dX if it is wanted too.
+
+        A backend of dW alone is so timed as it is used: beside the library's call for both.
+        """
+        if not self.joint:
+            return None, grad_weight, None
+        maps = (self.grad_output, self.input, self.weight)
+        return gradients(*maps, self.geometry, (True, False, False))[0], grad_weight, None
 
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import fst
-from fst.backends import Record, choice
+from fst.backends import Record, choice, registry
 from fst.ops import cpp
+from fst.ops.geometry import Geometry, gradients
+from fst.ops.operands import GradWeight, Zeros
 from tests.cases import CASES, Case, Operands, case, error, leaves_of, run
 from tests.oracle.conv import reference_conv2d, reference_linear
 from tests.strategy_settings import setting
@@ -363,3 +365,22 @@ def test_calls_from_many_threads():
                 found = list(pool.map(step, range(24)))
         for i, results in enumerate(found):
             assert all(torch.equal(a, b) for a, b in zip(results, wanted[i % 6], strict=True))
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("name", ["zeros_input", "zeros_grad_output", "dense"])
+def test_every_backend_of_grad_weight_is_timed_with_the_grad_input_that_is_wanted_too(name, joint):
+    """The library computes both gradients in one call, and less time than one after the other."""
+    input, weight = torch.randn(2, 8, 6, 6).relu(), torch.randn(8, 8, 3, 3)
+    grad_output, geometry = torch.randn(2, 8, 6, 6).relu(), Geometry((1, 1), (1, 1), (1, 1), 1)
+    zeros = Zeros(input=0.5, grad_output=0.5)
+    operands = GradWeight(grad_output, input, weight, geometry, joint=joint, zeros=zeros)
+    backend = registry.backend("grad_weight", name)
+    grad_input, grad_weight, _ = backend.run(operands)
+    expected = gradients(grad_output, input, weight, geometry, (True, True, False))
+    torch.testing.assert_close(grad_weight, expected[1], rtol=1e-4, atol=1e-4)
+    assert (grad_input is not None) == joint
+    if joint:
+        torch.testing.assert_close(grad_input, expected[0], rtol=1e-4, atol=1e-4)
+        alone = operands._replace(joint=False)
+        assert name == "dense" or backend.work(alone) < backend.work(operands) < 1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fst.backends.registry import Backend
-from fst.ops.geometry import Geometry, gradients
+from fst.ops.geometry import Geometry
 from fst.ops.operands import Gradients, GradInput, GradWeight, mean_of
 from fst.ops.positions import draw
 from fst.ops.positions.products import Listed
@@ -92,10 +92,7 @@ class ByLists(FixedPositions):
         center = (mean_of(input), lists.sums(rule)) if rule.center else ()
         listed = Listed(*drawn, None, *center)
         found = self.list_grad_weight(grad_output, input, weight, listed, geometry)
-        if not operands.joint:
-            return None, found, None
-        wanted = (True, False, False)
-        return gradients(grad_output, input, weight, geometry, wanted)[0], found, None
+        return operands.with_grad_input(found)
 
     def _fixed(self, operands: GradWeight, sums: Tensor, lattice: Lattice) -> Tensor:
         grad_output, input, weight, geometry, rule = operands[:5]

@@ -8,7 +8,7 @@ from torch import Tensor
 from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
 from fst.ops.backends.zeros_weight import LEAST_SHARE, LEAST_WORK
-from fst.ops.geometry import gradients, is_channels_last
+from fst.ops.geometry import is_channels_last
 from fst.ops.operands import (
     Gradients,
     GradInput,
@@ -21,7 +21,13 @@ from fst.ops.positions import draw
 from fst.rules.sampled import samples
 
 HALF = 0.5
+LEAST_LEFT = 0.05  # of the work, however many zeros there are
 SPEED = {"output": 0.6, "grad_input": 0.6, "grad_weight": 0.8}  # as in zeros_weight
+
+
+def _is_joint(operands: Output | GradInput | GradWeight) -> bool:
+    """True where one half of the work is a dense dX."""
+    return isinstance(operands, GradWeight) and operands.joint
 
 
 class ZerosOfMaps(Backend):
@@ -48,11 +54,14 @@ class ZerosOfMaps(Backend):
         return "" if self._share(operands) >= LEAST_SHARE else "few of its numbers are zero"
 
     def expected(self, operands: Output | GradInput | GradWeight) -> float:
-        large = multiply_adds(operands) >= LEAST_WORK
-        return SPEED[operands.operation] / self.work(operands) if large else 0.5
+        if multiply_adds(operands) < LEAST_WORK:
+            return 0.5
+        alone = SPEED[operands.operation] / max(1 - self._share(operands), LEAST_LEFT)
+        return 2 / (1 + 1 / alone) if _is_joint(operands) else alone
 
     def work(self, operands: Output | GradInput | GradWeight) -> float:
-        return max(1 - self._share(operands), 0.05)
+        share = self._share(operands)
+        return max(1 - (share / 2 if _is_joint(operands) else share), LEAST_LEFT)
 
     def _share(self, operands: Output | GradInput | GradWeight) -> float:
         share: float = getattr(operands.zeros, self.operand)
@@ -65,7 +74,7 @@ class ZerosOfMaps(Backend):
             *(grad_output, input, *no_list, weight.shape, *geometry),
             *(is_channels_last(weight), self.operand),
         )
-        return None, found, None
+        return operands.with_grad_input(found)
 
 
 class ZerosOfInput(ZerosOfMaps):
@@ -154,10 +163,7 @@ class ListedZeros(ZerosOfMaps):
         index, scale = lists.of(rule, operands.kept)
         center = (mean_of(input), lists.sums(rule)) if rule.center else (None, None)
         found = cpp.maps_grad_weight(grad_output, input, index, scale, *center, *wanted)
-        if not operands.joint:
-            return None, found, None
-        of_input = (True, False, False)
-        return gradients(grad_output, input, weight, geometry, of_input)[0], found, None
+        return operands.with_grad_input(found)
 
 
 def _fixed(operands: GradWeight) -> tuple[Tensor, Tensor]:
