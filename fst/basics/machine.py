@@ -25,9 +25,11 @@ def instructions() -> str:
 
 def is_overloaded() -> bool:
     """True where others keep the processors busy too, so that times say little."""
-    if not hasattr(os, "getloadavg"):
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not of this system, or not to be had
         return False
-    return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
+    return load > BUSY * (os.cpu_count() or 1)
 
 
 def _of_first_core(field: str) -> str:

@@ -17,7 +17,8 @@ from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE, check_linear
 from fst.ops.geometry import Geometry
-from fst.ops.operands import GradInput, GradWeight, Lists, Output, Zeros
+from fst.ops.operands import GradInput, GradWeight, Output, Zeros
+from fst.ops.positions.lists import Lists
 from fst.ops.prune import PrunedWeight, prune_grad_output, residual
 from fst.ops.zeros import may_count, share_of_zeros, zeros_of_output
 from fst.rules.rule import Rule

@@ -84,44 +84,48 @@ def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
     return (sums.unflatten(0, (groups, -1)).unsqueeze(2) * means).flatten(0, 1)
 
 
-def matrix_of(maps: Tensor) -> Tensor | None:
-    """(N, C, 1, L) as the matrix (N·L, C), a view; None where values would have to move."""
-    pixel = maps.shape[2] == maps.shape[3] == 1 and maps.is_contiguous()
-    if pixel or maps.is_contiguous(memory_format=torch.channels_last):
-        return maps.permute(0, 2, 3, 1).flatten(0, 2)
-    return None
+def _matrices(weight: Tensor, geometry: Geometry, *maps: Tensor) -> list[Tensor] | None:
+    """Maps (N, C, 1, L) as matrices (N·L, C), views, if their products are those of a linear layer.
 
-
-def _are_matrices(maps: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """True for products that are those of a linear layer on (N, C) or (N, L, C), on a CPU.
-
-    PyTorch computes its linear layers by matrix products. In float32 they are up to seven times as
-    fast as a convolution of maps that are one pixel, and no slower on rows of tokens.
+    PyTorch computes linear layers by matrix products, which on a CPU are faster than a convolution
+    of maps that are one pixel. None for any other product, and where values would have to move.
     """
-    if maps.shape[2] != 1 or weight.shape[2:] != (1, 1) or maps.device.type != "cpu":
-        return False
+    if maps[0].shape[2] != 1 or weight.shape[2:] != (1, 1) or maps[0].device.type != "cpu":
+        return None
     stride, padding, _, groups = geometry
-    once = stride == (1, 1) and padding == (0, 0) and groups == 1
-    return once and maps.dtype in (torch.float32, torch.float64)
+    if stride != (1, 1) or padding != (0, 0) or groups != 1:
+        return None
+    # In 16 bits the convolution is the faster one.
+    if maps[0].dtype not in (torch.float32, torch.float64) or not all(map(_has_rows, maps)):
+        return None
+    return [_rows_of(of) for of in maps]
 
 
-def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
-    rows = matrix_of(input) if _are_matrices(input, weight, geometry) else None
-    if rows is None:
-        return F.conv2d(input, weight, bias, *geometry)
-    return _multiply(rows, weight.flatten(1).t(), bias, input)
+def _has_rows(maps: Tensor) -> bool:
+    pixel = maps.shape[2] == maps.shape[3] == 1 and maps.is_contiguous()
+    return pixel or maps.is_contiguous(memory_format=torch.channels_last)
+
+
+def _rows_of(maps: Tensor) -> Tensor:
+    return maps.permute(0, 2, 3, 1).flatten(0, 2)
 
 
 def _multiply(rows: Tensor, factor: Tensor, bias: Tensor | None, maps: Tensor) -> Tensor:
     """rows @ factor + bias as maps like ``maps``; no view, which nobody could change in place."""
     product = empty_maps((maps.shape[0], factor.shape[1], *maps.shape[2:]), maps, True)
-    out = product.permute(0, 2, 3, 1).flatten(0, 2)
     if bias is None:
-        torch.mm(rows, factor, out=out)
+        torch.mm(rows, factor, out=_rows_of(product))
     else:
-        torch.addmm(bias, rows, factor, out=out)
+        torch.addmm(bias, rows, factor, out=_rows_of(product))
     return product
+
+
+def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
+    matrices = _matrices(weight, geometry, input)
+    if matrices is None:
+        return F.conv2d(input, weight, bias, *geometry)
+    return _multiply(matrices[0], weight.flatten(1).t(), bias, input)
 
 
 def gradients(
@@ -132,14 +136,14 @@ def gradients(
     needed: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """grad_input (uses ``weight``), grad_weight (uses ``input``), grad_bias, as far as needed."""
-    if _are_matrices(input, weight, geometry):
-        above, below = matrix_of(grad_output), matrix_of(input)
-        if above is not None and below is not None:
-            return (
-                _multiply(above, weight.flatten(1), None, input) if needed[0] else None,
-                (above.t() @ below).view(weight.shape) if needed[1] else None,
-                above.sum(0) if needed[2] else None,
-            )
+    matrices = _matrices(weight, geometry, grad_output, input)
+    if matrices is not None:
+        above, below = matrices
+        return (
+            _multiply(above, weight.flatten(1), None, input) if needed[0] else None,
+            (above.t() @ below).view(weight.shape) if needed[1] else None,
+            above.sum(0) if needed[2] else None,
+        )
     stride, padding, dilation, groups = geometry
     return torch.ops.aten.convolution_backward.default(
         grad_output,
@@ -160,10 +164,9 @@ def input_gradient(
     grad_output: Tensor, weight: Tensor, geometry: Geometry, input_shape: torch.Size
 ) -> Tensor:
     """grad_input alone, for which the input itself is not needed."""
-    if _are_matrices(grad_output, weight, geometry):
-        above = matrix_of(grad_output)
-        if above is not None:
-            return _multiply(above, weight.flatten(1), None, grad_output)
+    matrices = _matrices(weight, geometry, grad_output)
+    if matrices is not None:
+        return _multiply(matrices[0], weight.flatten(1), None, grad_output)
     stride, padding, dilation, groups = geometry
     rest = [
         size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)

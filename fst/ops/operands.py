@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fst.backends.choice import LayerKey, draw_seed
 from fst.ops.geometry import Geometry, gradients, output_shape, positions_of
 from fst.ops.positions import draw
+from fst.ops.positions.lists import Lists
 from fst.rules.rule import Lattice, Pattern, Rule
-from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
 
 Gradients = tuple[Tensor | None, Tensor, Tensor | None]  # dX, dW, db
-SHARE = 8  # the mean is that of one sample in so many
 
 
 class Zeros(NamedTuple):
@@ -27,88 +24,6 @@ class Zeros(NamedTuple):
     weight: float = 0.0
     input: float = 0.0
     grad_output: float = 0.0
-
-
-class Lists:
-    """Lists of drawn positions of one backward pass.
-
-    grad_output is looked at once, and a list is drawn once for each number of positions.
-
-    Attributes:
-        is_drawn: True after a list was drawn.
-    """
-
-    def __init__(
-        self,
-        grad_output: Tensor,
-        input: Tensor | None,
-        input_size: tuple[int, int],
-        kernel: tuple[int, int],
-        geometry: Geometry,
-        start: Tensor,
-        *,
-        with_sums: bool,
-    ) -> None:
-        self._maps = grad_output, input
-        self._where = input_size, kernel, geometry
-        self._start, self._with_sums = start, with_sums
-        self._scored: draw.Scored | None = None
-        self._drawn: dict[int, Positions] = {}
-        self.is_drawn = False
-
-    def fresh(self, *, with_sums: bool = True) -> Lists:
-        """The same, before anything was drawn."""
-        with_sums = with_sums and self._with_sums
-        input_size, kernel, geometry = self._where
-        return Lists(*self._maps, input_size, kernel, geometry, self._start, with_sums=with_sums)
-
-    def sums(self, rule: Sampled) -> Tensor:
-        """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
-        return self._scores(rule).sums
-
-    def of(self, rule: Sampled, count: int) -> Positions:
-        """``count`` positions."""
-        if count not in self._drawn:
-            scores = self._scores(rule).scores
-            self._drawn[count] = draw.choose(rule, scores, count, self._start)
-            self.is_drawn = True
-        return self._drawn[count]
-
-    def _scores(self, rule: Sampled) -> draw.Scored:
-        if self._scored is None:
-            grad_output, input = self._maps
-            norms = None
-            if input is not None:
-                norms = functools.partial(self._column_norms, input, rule.center)
-            self._scored = draw.score(
-                rule, grad_output, *self._where, with_sums=self._with_sums, column_norms=norms
-            )
-        return self._scored
-
-    def _column_norms(self, input: Tensor, center: bool) -> Tensor:
-        """(N·P·Q,) ‖X_col‖₂ of each position, of X − μ with ``center``; all channels, whatever the
-        groups.
-        """
-        _, kernel, geometry = self._where
-        maps = input.to(wide(input.dtype))
-        if center:
-            maps = maps - mean_of(input)[:, None, None]
-        squares = maps.square().sum(1, keepdim=True)
-        window = squares.new_ones(1, 1, *kernel)
-        return F.conv2d(squares, window, None, *geometry[:3]).clamp_(min=0).sqrt_().flatten()
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def mean_of(input: Tensor) -> Tensor:
-    """μ (Cin) of (N, Cin, H, W), from every eighth sample.
-
-    Any μ that does not depend on the draw leaves the gradient exact in the mean.
-    """
-    return input[::SHARE].mean((0, 2, 3), dtype=wide(input.dtype))
 
 
 class Output(NamedTuple):

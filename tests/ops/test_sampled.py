@@ -14,7 +14,7 @@ from torch import Tensor
 import fst
 from fst.backends import force
 from fst.ops import cpp
-from fst.ops.operands import mean_of
+from fst.ops.positions.lists import mean_of
 from fst.rules.sampled import UNIT, Sampled, _lengths
 from fst.rules.strategy import Strategy
 from tests.cases import CASES, Case, Operands, error

@@ -13,7 +13,7 @@ import fst
 from benchmarks.candidates import ByBoth, Checkerboard, Samples
 from fst.backends import force
 from fst.ops import cpp
-from fst.ops.operands import mean_of
+from fst.ops.positions.lists import mean_of
 from fst.rules.sampled import UNIT, Sampled, _lengths
 from tests.cases import CASES, Case, Operands, error
 from tests.oracle.rules import reference_sample

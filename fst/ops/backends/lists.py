@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fst.backends.registry import Backend
 from fst.ops.geometry import Geometry
-from fst.ops.operands import Gradients, GradInput, GradWeight, mean_of
+from fst.ops.operands import Gradients, GradInput, GradWeight
 from fst.ops.positions import draw
+from fst.ops.positions.lists import mean_of
 from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
 from fst.rules.sampled import samples

@@ -14,10 +14,10 @@ from fst.ops.operands import (
     GradInput,
     GradWeight,
     Output,
-    mean_of,
     multiply_adds,
 )
 from fst.ops.positions import draw
+from fst.ops.positions.lists import mean_of
 from fst.rules.sampled import samples
 
 HALF = 0.5

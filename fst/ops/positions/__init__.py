@@ -2,7 +2,8 @@
 
 dY (N, Cout, P, Q)
  │  draw.py: a score for each position, then a list (index, weight) of n of them,
- │           or the fixed list of FST's Eq. 10, and sums of pairs of dY
+ │           or the fixed list of FST's Eq. 10, and sums of pairs of dY;
+ │  lists.py: the drawn lists of one backward pass
  ▼
 (dY, X, list) ──► dW      products.py: gather and multiply, on any device
 (dY, W, list) ──► dX      fst/ops/cpp: the same in C++, on CPUs
