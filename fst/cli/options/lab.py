@@ -172,7 +172,7 @@ def demo() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
     )
-    parser.add_argument("--repeats", type=positive, default=20, help="timings (default: 20)")
+    parser.add_argument("--repeats", type=positive, default=10, help="timings (default: 10)")
     parser.add_argument(
         "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
     )
