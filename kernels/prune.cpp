@@ -202,5 +202,22 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
 }
 FST_ARGUMENTS(fst_prune_weight)
 
+// target += factor * (W - S(W)), of `count` floats that lie in one order; the mask says what S(W) has.
+FST_EXPORT int fst_add_residual(const float* weight, const uint8_t* mask, float* target,
+                                int64_t count, const double* factor, int64_t threads) {
+  if (count < 1) return BAD_NUMBERS;
+  const float by = static_cast<float>(*factor);
+  in_parallel(std::min(threads, parts(count, GRAIN)), [&](Team team) {
+    const int64_t end = team.last(count);
+#pragma omp simd
+    for (int64_t i = team.first(count); i < end; ++i) {
+      const float pulled = target[i] + by * weight[i];
+      target[i] = mask[i] ? target[i] : pulled;
+    }
+  });
+  return DONE;
+}
+FST_ARGUMENTS(fst_add_residual)
+
 // Which sources this library was compiled from.
 FST_EXPORT uint32_t fst_sources() { return FST_SOURCES; }

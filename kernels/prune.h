@@ -15,6 +15,7 @@ constexpr int MOST_DRAWN_M = 8;  // of random draws: their words serve so many p
 constexpr int64_t LANES = 64;  // groups that `lanes` handles at a time
 constexpr int BLOCK = 16;  // elements of one or two vectors
 constexpr int MOST = 32, LEAST = 8;  // positions of `planes`
+constexpr int KERNEL = 9;  // weights of a 3x3 kernel, which lie side by side
 
 template <class T, class R>
 typename R::Int cast(typename T::Int x) {
@@ -41,6 +42,11 @@ struct Part {
 
   bool channel_inner() const { return from.channel == 1 && to.channel == 1 && channels > 1; }
 
+  // Channels of KERNEL positions, one after the other.
+  bool is_kernels() const {
+    return from.position == 1 && to.position == 1 && from.channel == KERNEL && to.channel == KERNEL;
+  }
+
   Part at(int64_t channel, int64_t position) const {
     Part moved = *this;
     const int64_t there = channel * to.channel + position * to.position;
@@ -63,14 +69,18 @@ struct Rule {
 
 // Which of M places are kept: those that fewer than n beat. Of equal ones the first wins.
 //
-// Groups that follow each other: an element meets those up to M - 1 before and behind it, as far as
-// they are of its group.
-template <class Int, int M>
+// Groups that follow each other, of M channels of TAPS positions each: an element meets those of
+// up to M - 1 channels before and behind it, as far as they are of its group.
+template <class Int, int M, int TAPS>
 struct Partners {
-  Int are[2 * M - 1][BLOCK];
+  static constexpr int PERIOD = TAPS == 1 ? BLOCK : M * TAPS;
+  Int are[2 * M - 1][PERIOD + BLOCK];
   constexpr Partners() : are() {
     for (int d = 1 - M; d < M; ++d) {
-      for (int i = 0; i < BLOCK; ++i) are[d + M - 1][i] = i % M + d >= 0 && i % M + d < M;
+      for (int i = 0; i < PERIOD + BLOCK; ++i) {
+        const int channel = i / TAPS % M + d;
+        are[d + M - 1][i] = channel >= 0 && channel < M;
+      }
     }
   }
 };
@@ -92,25 +102,32 @@ inline __attribute__((always_inline)) void write(const typename T::Int* __restri
   for (int64_t i = 0; i < count; ++i) mask[i] = beaten[i] < n;
 }
 
-template <class T, class R, int M>
+// A shorter group may be the last one.
+template <class T, class R, int M, int TAPS>
 void consecutive(const Part<T, R>& part, int64_t elements, int n) {
   using Int = typename T::Int;
-  static constexpr Partners<Int, M> partners;
-  constexpr int EDGE = 16, CHUNK = 256;
-  alignas(64) Int keys[EDGE + CHUNK + EDGE] = {}, beaten[CHUNK];
+  static constexpr Partners<Int, M, TAPS> partners;
+  constexpr int CHUNK = TAPS == 1 ? 256 : 8 * M * TAPS;
+  constexpr int EDGE = std::max(BLOCK, (M - 1) * TAPS);
+  alignas(64) Int keys[EDGE + CHUNK + BLOCK + EDGE], beaten[CHUNK + BLOCK];
+  std::fill_n(keys, EDGE, Int{0});
   for (int64_t start = 0; start < elements; start += CHUNK) {
     const Int* x = part.x + start;
     const int64_t length = std::min<int64_t>(CHUNK, elements - start);
     for (int64_t i = 0; i < length; ++i) keys[EDGE + i] = T::magnitude(x[i]);
+    std::fill_n(keys + EDGE + length, BLOCK + EDGE, Int{0});  // what is not there beats nothing
     for (int64_t block = 0; block < length; block += BLOCK) {
       const Int* key = keys + EDGE + block;
+      const int64_t place = TAPS == 1 ? 0 : block % partners.PERIOD;
 #pragma omp simd
       for (int i = 0; i < BLOCK; ++i) {
         Int count = 0;
 #pragma GCC unroll 8
         for (int d = 1; d < M; ++d) {
-          count += partners.are[M - 1 + d][i] & static_cast<Int>(key[i + d] > key[i]);
-          count += partners.are[M - 1 - d][i] & static_cast<Int>(key[i - d] >= key[i]);
+          count += partners.are[M - 1 + d][place + i] &
+                   static_cast<Int>(key[i + d * TAPS] > key[i]);
+          count += partners.are[M - 1 - d][place + i] &
+                   static_cast<Int>(key[i - d * TAPS] >= key[i]);
         }
         beaten[block + i] = count;
       }
@@ -274,13 +291,26 @@ void lanes(const Part<T, R>& part, int64_t count, int m, const Rule& rule, Words
 template <class T, class R>
 void prune(const Part<T, R>& whole, int64_t first, int64_t count, const Rule& rule) {
   const bool quick = !rule.seed && !rule.by_group;
-  if (quick && whole.channel_inner() && whole.per % rule.m == 0) {
-    const int64_t row = whole.channels;
-    const bool dense = whole.from.position == row && whole.to.position == row;
-    const int64_t rows = dense ? 1 : count, elements = row * (dense ? count : 1);
+  // Whole groups may go on from one convolution group, and from one position, to the next.
+  const bool even = whole.per % rule.m == 0;
+  if (quick && whole.channel_inner()) {
+    const int64_t row = even ? whole.channels : whole.per;
+    const bool dense = whole.from.position == whole.channels && whole.to.position == whole.channels;
+    const int64_t rows = even && dense ? 1 : count, elements = row * (even && dense ? count : 1);
     const auto all = [&](auto m) {
       for (int64_t i = 0; i < rows; ++i) {
-        consecutive<T, R, m>(whole.at(0, first + i), elements, rule.n);
+        for (int64_t c = 0; c < whole.channels; c += row) {
+          consecutive<T, R, m, 1>(whole.at(c, first + i), elements, rule.n);
+        }
+      }
+    };
+    if (with_constant(rule.m, all)) return;
+  }
+  if (quick && count == KERNEL && whole.is_kernels()) {
+    const int64_t row = even ? whole.channels : whole.per;
+    const auto all = [&](auto m) {
+      for (int64_t c = 0; c < whole.channels; c += row) {
+        consecutive<T, R, m, KERNEL>(whole.at(c, first), row * KERNEL, rule.n);
       }
     };
     if (with_constant(rule.m, all)) return;

@@ -180,7 +180,7 @@ demanded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def demands() -> tuple[object, ...]:
     """Return the backends that `force` and `prefer` ask for now."""
-    return *_FORCED.items(), *_PREFERRED.items()
+    return (*_FORCED.items(), *_PREFERRED.items()) if _FORCED or _PREFERRED else ()
 
 
 def candidates(operands: Any) -> tuple[list[Backend], str]:

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 from fst.basics.errors import UsageError
 from fst.basics.sharding import are_sharded, is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
-from fst.ops.prune import residual
+from fst.ops.prune import add_residual
 from fst.rules.schedule import check_descends
 
 Layers = list[SparseLayer]
@@ -41,13 +41,12 @@ def decay(layer: SparseLayer, scale: Tensor | None) -> None:
     mask = layer.passing.decay_mask
     mask = layer.output_mask() if mask is None else mask
     assert mask is not None  # a decay needs a rule of the weight
-    pull = residual(weight, layer.laid_out(mask))
+    mask = layer.laid_out(mask)
     if strategy.decay_mode == "decoupled":
-        weight.sub_(pull, alpha=strategy.decay)
+        add_residual(weight.detach(), weight, mask, -strategy.decay)
     else:
-        scaled = pull if scale is None else pull * scale.to(pull.device)
         assert weight.grad is not None  # it has been looked at
-        weight.grad.add_(scaled, alpha=strategy.decay)
+        add_residual(weight.grad, weight, mask, strategy.decay, scale)
 
 
 def is_skipped(optimizer: Optimizer, layers: Layers) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -16,10 +17,10 @@ from fst.backends.record import Record
 from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE, check_linear
-from fst.ops.geometry import Geometry
+from fst.ops.geometry import Geometry, convolve, gradients
 from fst.ops.operands import GradInput, GradWeight, Output, Zeros
 from fst.ops.positions.lists import Lists
-from fst.ops.prune import PrunedWeight, prune_grad_output, residual
+from fst.ops.prune import PrunedWeight, add_residual, prune_grad_output
 from fst.ops.zeros import may_count, share_of_zeros, zeros_of_output
 from fst.rules.rule import Rule
 from fst.rules.sampled import samples
@@ -83,13 +84,15 @@ class _SparseConv2d(torch.autograd.Function):
         derives_weight: bool,
         call: Call,
     ) -> Tensor:
-        zeros = Zeros()
-        if not call.known.is_dense:
+        if call.known.is_dense:
+            output = convolve(input, weight_output, bias, call.geometry)
+            ctx.zeros, ctx.ran = Zeros(), DENSE
+        else:
             zeros = zeros_of_output(call.strategy, input, weight_output, trains=call.trains)
-        of_output = Output(input, weight_output, bias, call.geometry, zeros)
-        backend = choice.choose(of_output)
-        output = backend.run(of_output)
-        ctx.zeros, ctx.ran = zeros, backend.name
+            of_output = Output(input, weight_output, bias, call.geometry, zeros)
+            backend = choice.choose(of_output)
+            output = backend.run(of_output)
+            ctx.zeros, ctx.ran = zeros, backend.name
         # S(Wᵀ) has zeros of its own, unless both directions multiply with one tensor.
         if weight_grad_input is not weight_output and call.counts_zeros:
             share = share_of_zeros("transposed", weight_grad_input, trains=call.trains)
@@ -110,17 +113,44 @@ class _SparseConv2d(torch.autograd.Function):
                 "sparse_conv2d is differentiable once: create_graph=True (double backward) is not "
                 "supported, because pruned gradients have no second derivative."
             )
-        recording = choice.recording(ctx.record, is_dense=ctx.call.known.is_dense)
-        with without_autocast(grad_output.device), recording:
+        with without_autocast(grad_output.device):
             return *_gradients(ctx, grad_output), *[None] * (len(ctx.needs_input_grad) - 3)
 
 
 def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """grad_input, grad_weight and grad_bias, as far as they are needed."""
     call: Call = ctx.call
-    strategy, geometry = call.strategy, call.geometry
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
+    is_known = call.known.is_dense and not call.strategy.prunes_maps
+    if is_known and need_weight and not registry.demands():
+        wanted = (need_input, True, need_bias and not samples(call.strategy.grad_weight))
+        products = gradients(grad_output, input, weight_grad_input, call.geometry, wanted)
+    else:
+        with choice.recording(ctx.record, is_dense=call.known.is_dense):
+            products = _products(ctx, grad_output, input, weight_grad_input)
+    grad_input, grad_weight, grad_bias = products
+    if need_bias and grad_bias is None:
+        grad_bias = grad_output.sum((0, 2, 3))
+    if grad_weight is not None:
+        if grad_weight.dtype != weight.dtype:
+            grad_weight = grad_weight.to(weight.dtype)
+        if decay_mask is not None:
+            add_residual(grad_weight, weight, decay_mask, call.decay)
+    return grad_input, grad_weight, grad_bias
+
+
+def _products(
+    ctx: Any, grad_output: Tensor, input: Tensor | None, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients by the backends that are chosen; of the bias only where it costs nothing.
+
+    Args:
+        weight: as grad_input multiplies with it.
+    """
+    call: Call = ctx.call
+    strategy, geometry = call.strategy, call.geometry
+    need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     grad_input = grad_weight = grad_bias = None
     ran = {ctx.ran}  # the backends of all products
 
@@ -148,15 +178,16 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     # The GEMMs: where dX draws nothing, its backend is chosen first, as the library computes both
     # gradients by one call; where it draws, dW comes first, whose list then serves dX too.
     of_input = GradInput(
-        *(dy_input, weight_grad_input, geometry, ctx.input_shape, input, rules[0]),
+        *(dy_input, weight, geometry, ctx.input_shape, input, rules[0]),
         None if rules[0] is None else lists,
         of_dy_input,
     )
     backend = choice.choose(of_input) if need_input and of_input.lists is None else None
     if need_weight:
+        assert input is not None  # saved where the weight's gradient is needed
         same = not need_input or dy_input is dy_weight
         of_weight = GradWeight(
-            *(dy_weight, input, weight_grad_input, geometry, rules[1], ctx.phase, call.generator),
+            *(dy_weight, input, weight, geometry, rules[1], ctx.phase, call.generator),
             lists if samples(rules[1]) else None,
             joint=same and backend is not None and backend.name == DENSE,
             bias=same and need_bias and dy_weight is grad_output and not samples(rules[1]),
@@ -171,15 +202,8 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
         backend = backend or choice.choose(of_input)
         grad_input = backend.run(of_input)
         ran.add(backend.name)
-    if need_bias and grad_bias is None:
-        grad_bias = grad_output.sum((0, 2, 3))
 
-    # Add the decay; remember where no product leaves anything out.
-    if grad_weight is not None:
-        if grad_weight.dtype != weight.dtype:
-            grad_weight = grad_weight.to(weight.dtype)
-        if decay_mask is not None:
-            grad_weight = grad_weight.add(residual(weight, decay_mask), alpha=call.decay)
+    # Remember where no product leaves anything out.
     key, is_known = call.known
     if key is not None and call.trains and not is_known and need_weight and ran == {DENSE}:
         ctx.record.found_dense.add(key)
@@ -228,9 +252,15 @@ def known_call(input: Tensor, weight: Tensor | None, record: Record) -> KnownCal
         return NOTHING
     last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     device = input.device
-    types = f"{device.type} {input.dtype} {weight.dtype} {autocast_dtype(device)}"
+    types = _types(device, input.dtype, weight.dtype, autocast_dtype(device))
     key = tuple(input.shape), types, last, torch.is_grad_enabled()
     return KnownCall(key, key in record.dense_calls)
+
+
+@functools.cache
+def _types(device: torch.device, *dtypes: torch.dtype | None) -> str:
+    """Types of a call as a checkpoint may keep them."""
+    return " ".join(map(str, (device.type, *dtypes)))
 
 
 def linear_as_conv(

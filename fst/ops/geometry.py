@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_GRADIENTS = torch.ops.aten.convolution_backward.default
 ONLY_WEIGHT = (False, True, False)  # what `gradients` is asked for
 
 
@@ -145,18 +146,9 @@ def gradients(
             above.sum(0) if needed[2] else None,
         )
     stride, padding, dilation, groups = geometry
-    return torch.ops.aten.convolution_backward.default(
-        grad_output,
-        input,
-        weight,
-        [weight.shape[0]],
-        list(stride),
-        list(padding),
-        list(dilation),
-        False,
-        [0, 0],
-        groups,
-        list(needed),
+    return _GRADIENTS(
+        *(grad_output, input, weight, (weight.shape[0],)),
+        *(stride, padding, dilation, False, (0, 0), groups, needed),
     )
 
 

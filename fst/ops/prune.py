@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fst.backends.choice import compute
 from fst.basics.errors import UsageError
+from fst.ops import cpp
 from fst.ops.arguments import UNTRACEABLE
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.rules.masks import remove_kept
@@ -24,9 +25,21 @@ class PrunedWeight(NamedTuple):
     mask: Tensor | None
 
 
-def residual(weight: Tensor, mask: Tensor) -> Tensor:
-    """W − S(W), towards zero of which SR-STE's decay pulls (Zhou et al. 2021, Eq. 9)."""
-    return remove_kept(weight, mask)
+def add_residual(
+    target: Tensor, weight: Tensor, mask: Tensor, factor: float, scale: Tensor | None = None
+) -> None:
+    """target += factor·scale·(W − S(W)) in place: SR-STE's decay (Zhou et al. 2021, Eq. 9).
+
+    Args:
+        mask: of S(W), True = kept; target, weight and mask have one shape.
+        scale: one number on any device, which is not waited for; None: 1.
+    """
+    weight = weight.detach()
+    if scale is None and cpp.adds_residual(target, weight, mask):
+        cpp.add_residual(target, weight, mask, factor)
+        return
+    pull = remove_kept(weight, mask)
+    target.add_(pull if scale is None else pull * scale.to(pull.device), alpha=factor)
 
 
 def prune_weight(

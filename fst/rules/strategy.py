@@ -30,6 +30,8 @@ OPERANDS = {
 
 
 DECAY_MODES = ("gradient", "decoupled")
+# n, m of S(W), then of S(Wᵀ); n = 0 where it is not computed.
+WeightPatterns = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,13 @@ class Strategy:
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
 
+    @cached_property
+    def prunes_maps(self) -> bool:
+        """True if a rule changes values of grad_output or of the input."""
+        rules = (self.grad_input, self.grad_weight)
+        of_maps = (rule for rule in rules if rule is not None and rule.operand != "weight")
+        return not all(isinstance(rule, Sampled) for rule in of_maps)
+
     @property
     def has_memory(self) -> bool:
         """True if a layer's backward pass reuses gradients of earlier steps."""
@@ -147,6 +156,22 @@ class Strategy:
     def weight_texts(self) -> tuple[str, str]:
         """The rules of output and grad_input in words."""
         return str(self.output), str(self.grad_input)
+
+    @property
+    def weight_patterns(self) -> WeightPatterns | None:
+        """The N:M by magnitude of S(W) and of S(Wᵀ); None where another rule prunes the weight."""
+        n_and_m: list[int] = []
+        for gemm in ("output", "grad_input"):
+            rule, found = self.rule(gemm), (0, 1)
+            # S(W) serves dX too where the rule says so.
+            if rule is not None and rule.operand == "weight" and not rule.as_output:
+                pattern = rule.pattern(gemm)
+                if pattern is None or pattern.rule != "magnitude":
+                    return None
+                found = pattern.n, pattern.m
+            n_and_m += found
+        n, m, n_of_transposed, m_of_transposed = n_and_m
+        return (n, m, n_of_transposed, m_of_transposed) if n or n_of_transposed else None
 
     @property
     def gradient_decay(self) -> float:

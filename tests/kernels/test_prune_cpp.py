@@ -53,11 +53,15 @@ def _assert_same_gradient(values: Tensor, n: int, m: int, groups: int) -> None:
 @pytest.mark.parametrize("memory", LAYOUTS)
 @pytest.mark.parametrize(
     ("output", "grad_input"),
-    [((2, 4), (2, 4)), ((1, 4), (3, 4)), ((1, 2), None), (None, (2, 4)), ((3, 5), (2, 16))],
+    [
+        *(((2, 4), (2, 4)), ((1, 4), (3, 4)), ((3, 8), (2, 8)), ((3, 5), (2, 16))),
+        *(((1, 2), None), (None, (2, 4))),
+    ],
 )
 def test_weights_bit_for_bit(output, grad_input, memory):
     pairs = [(kind, kind) for kind in DTYPES] + [(torch.float32, kind) for kind in DTYPES[1:]]
-    shapes = (((8, 16, 3, 3), 1), ((6, 3, 7, 7), 1), ((12, 8, 1, 1), 2), ((65, 33, 5, 5), 5))
+    shapes = [((8, 16, 3, 3), 1), ((6, 3, 7, 7), 1), ((12, 8, 1, 1), 2), ((65, 33, 5, 5), 5)]
+    shapes += [((8, 110, 1, 1), 2), ((6, 13, 3, 3), 3), ((3, 139, 3, 3), 1), ((9, 64, 3, 3), 1)]
     for shape, groups in shapes:
         for stored, result in pairs:
             weight = awkward(shape, stored, memory)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fst
+from fst.ops.prune import add_residual
 from tests.cases import error
 from tests.networks import (
     assert_close,
@@ -48,6 +49,24 @@ def test_a_shared_layer_decays_once(calls):
     difference = layer.weight.grad - plain.weight.grad
     expected = 0.5 * (layer.weight - layer.effective_weight())
     assert error(difference, expected.detach()) <= 1e-12
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "weight in another order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 7), (6, 5, 3, 3), (40, 130, 3, 3), (0, 4, 1, 1)])
+def test_the_decay_s_pull_is_that_of_the_formula(shape, dtype, layout):
+    torch.manual_seed(0)
+    target, weight = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    mask = torch.rand(shape) > 0.5
+    if layout != "contiguous" and len(shape) == 4:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        if layout == "channels_last":
+            target, mask = (x.contiguous(memory_format=torch.channels_last) for x in (target, mask))
+    expected = target.double() + 0.25 * weight.double() * ~mask
+    version = target._version
+    add_residual(target, weight, mask, 0.25)
+    torch.testing.assert_close(target, expected.to(dtype))
+    assert target._version > version
 
 
 def test_every_step_decays():

@@ -11,9 +11,7 @@ from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
-from fst.rules.strategy import Strategy
-
-Patterns = tuple[tuple[int, int], tuple[int, int]]  # see `kernel_patterns`
+from fst.rules.strategy import WeightPatterns
 
 
 class PruneByKernel(Backend):
@@ -30,8 +28,8 @@ class PruneByKernel(Backend):
         if isinstance(operands, PruneWeight):
             if operands.mask is not None:
                 return "the mask is kept from an earlier step"
-            patterns = kernel_patterns(operands.strategy)
-            if patterns is None or max(m for _, m in patterns) > self.most_m:
+            patterns = operands.strategy.weight_patterns
+            if patterns is None or max(patterns) > self.most_m:
                 return f"it knows N:M by magnitude alone, M up to {self.most_m}"
         return ""
 
@@ -65,9 +63,9 @@ class PruneByCpp(PruneByKernel):
 
     def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
         weight, strategy, groups, dtype = operands[:4]
-        patterns = kernel_patterns(strategy)
+        patterns = strategy.weight_patterns
         assert patterns is not None  # not refused
-        pruned = cpp.prune_weight(weight, groups, (*patterns[0], *patterns[1]), dtype)
+        pruned = cpp.prune_weight(weight, groups, patterns, dtype)
         return from_kernel(operands, patterns, pruned)
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:
@@ -80,31 +78,16 @@ class PruneByCpp(PruneByKernel):
     prune_columns = prune_grad_output
 
 
-def kernel_patterns(strategy: Strategy) -> Patterns | None:
-    """(n, m) of S(W) and S(Wᵀ), n = 0 where that is not computed; None where no kernel can."""
-    found = []
-    for gemm in ("output", "grad_input"):
-        rule = strategy.rule(gemm)
-        if not is_of_weight(rule) or (gemm == "grad_input" and rule.as_output):
-            found.append((0, 1))
-            continue
-        pattern = rule.pattern(gemm)
-        if pattern is None or pattern.rule != "magnitude":
-            return None
-        found.append((pattern.n, pattern.m))
-    return (found[0], found[1]) if found[0][0] or found[1][0] else None
-
-
 def from_kernel(
-    operands: PruneWeight, patterns: Patterns, pruned: Sequence[Tensor]
+    operands: PruneWeight, patterns: WeightPatterns, pruned: Sequence[Tensor]
 ) -> PrunedWeight:
     """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as ``patterns`` names them."""
     weight, strategy, _, dtype = operands[:4]
-    output, grad_input = patterns
+    n_output, _, n_grad_input, _ = patterns
     results = iter(pruned)
-    first = next(results) if output[0] else weight.to(dtype)
+    first = next(results) if n_output else weight.to(dtype)
     transposed = first
-    if grad_input[0]:
+    if n_grad_input:
         transposed = next(results)
     elif not is_of_weight(strategy.grad_input):
         transposed = weight.to(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
-from fst.ops.backends.prune_cpp import kernel_patterns
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
 from fst.rules.masks import apply_mask
@@ -64,7 +63,7 @@ def _is_two_of_four_twice(operands: PruneWeight) -> bool:
     """
     weight = operands.weight
     whole = len(weight) // operands.groups % 4 == 0
-    twice = kernel_patterns(operands.strategy) == ((2, 4), (2, 4))
+    twice = operands.strategy.weight_patterns == (2, 4, 2, 4)
     return whole and twice and takes(weight, (0, 1))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from fst.backends import sources
 from fst.backends.registry import register_backend
 from fst.ops import triton
-from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel, kernel_patterns
+from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight
 
@@ -40,9 +40,9 @@ class PruneByTriton(PruneByKernel):
 
     def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
         weight, strategy, groups, dtype = operands[:4]
-        patterns = kernel_patterns(strategy)
+        patterns = strategy.weight_patterns
         assert patterns is not None  # not refused
-        pruned = triton.prune_weight(weight, groups, (*patterns[0], *patterns[1]), dtype)
+        pruned = triton.prune_weight(weight, groups, patterns, dtype)
         return from_kernel(operands, patterns, pruned)
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:

@@ -17,6 +17,8 @@ from fst.ops.cpp.lists import (
 )
 from fst.ops.cpp.pruning import (
     MOST_M,
+    add_residual,
+    adds_residual,
     prune_grad_output,
     prune_weight,
     refuses_grad_output,
@@ -35,6 +37,8 @@ __all__ = [
     "BACKEND",
     "MOST_M",
     "MOST_POSITIONS",
+    "add_residual",
+    "adds_residual",
     "draw_positions",
     "list_grad_input",
     "list_grad_weight",

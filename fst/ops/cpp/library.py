@@ -23,6 +23,7 @@ LAST = torch.channels_last
 FUNCTIONS = (
     "fst_prune_grad_output",
     "fst_prune_weight",
+    "fst_add_residual",
     "fst_measure_positions",
     "fst_draw_positions",
     "fst_list_grad_weight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from fst.ops.cpp.library import (
     KINDS,
+    LAST,
     call,
     check_dense,
     check_groups,
     integers,
+    is_plain,
     missing,
     operator,
     refuses_operands,
@@ -51,9 +54,8 @@ def refuses_grad_output(grad_output: Tensor, m: int, rule: str, rescale: str) ->
 def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     """Empty results of `prune_weight`."""
     n_output, _, n_grad_input, _ = patterns
-    pruned = [dtype] * (bool(n_output) + bool(n_grad_input))
-    kinds = pruned + [torch.bool] * bool(n_output)
-    return [torch.empty_like(weight, dtype=kind) for kind in kinds]
+    pruned = [torch.empty_like(weight, dtype=dtype) for n in (n_output, n_grad_input) if n]
+    return [*pruned, torch.empty_like(weight, dtype=torch.bool)] if n_output else pruned
 
 
 @operator(like=like_weight)
@@ -62,25 +64,49 @@ def prune_weight(
 ) -> list[Tensor]:
     """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weight` gives them."""
     check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
-    check_groups(groups, len(weight))
+    rows, channels, height, width = weight.shape
+    check_groups(groups, rows)
     if dtype not in RESULTS.get(weight.dtype, ()):
         raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
     n_output, m_output, n_grad_input, m_grad_input = patterns
     _check_pattern(n_output, m_output, least=0)
     _check_pattern(n_grad_input, m_grad_input, least=0)
     results = like_weight(weight, patterns, dtype)
-    if weight.numel():
-        rows, channels, taps = len(weight) // groups, weight.shape[1], weight[0, 0].numel()
-        pointers = iter([result.data_ptr() for result in results])
-        output = next(pointers) if n_output else None
-        grad_input = next(pointers) if n_grad_input else None
+    if rows and channels and height and width:
+        pointers = [result.data_ptr() for result in results]
+        output, mask = (pointers[0], pointers[-1]) if n_output else (None, None)
+        grad_input = pointers[bool(n_output)] if n_grad_input else None
         call(
             "fst_prune_weight",
-            *(weight.data_ptr(), KINDS[weight.dtype], KINDS[dtype], rows, channels, taps),
-            *(weight.stride(1) == 1, groups, *patterns),
-            *(output, next(pointers, None), grad_input),
+            *(weight.data_ptr(), KINDS[weight.dtype], KINDS[dtype], rows // groups, channels),
+            *(height * width, weight.stride(1) == 1, groups, *patterns),
+            *(output, mask, grad_input),
         )
     return results
+
+
+def adds_residual(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
+    """True if `add_residual` takes these: float32 and bool, in one order of their elements.
+
+    It is no operator, so no compiler can take it.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    given = target, weight, mask
+    kinds = [x.dtype for x in given] == [torch.float32, torch.float32, torch.bool]
+    if not kinds or missing() or not all(map(is_plain, given)):
+        return False
+    contiguous = all(x.is_contiguous() for x in given)
+    return contiguous or all(x.dim() == 4 and x.is_contiguous(memory_format=LAST) for x in given)
+
+
+def add_residual(target: Tensor, weight: Tensor, mask: Tensor, factor: float) -> None:
+    """target += factor·(W − S(W)) in place, see `fst.ops.prune.add_residual`."""
+    if target.numel():
+        pointers = (weight.data_ptr(), mask.data_ptr(), target.data_ptr())
+        number = ctypes.c_double(factor)
+        call("fst_add_residual", *pointers, target.numel(), ctypes.addressof(number))
+    torch.autograd.graph.increment_version(target)
 
 
 @operator(like=lambda grad_output: torch.empty_like(grad_output))
