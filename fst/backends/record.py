@@ -52,6 +52,7 @@ class Record:
         dense_calls: a call for which no backend but the dense one was chosen -> for how many steps
             nothing else is looked at.
         found_dense: the calls of the step under way of which that was found.
+        prepared: one of ``dense_calls`` -> what a layer keeps for it; of this process alone.
     """
 
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Record:
     dense_calls: dict[Hashable, int] = field(default_factory=dict)
     found_dense: set[Hashable] = field(default_factory=set)
     answers: dict[Hashable, Decision] = field(default_factory=dict)
+    prepared: dict[Hashable, Any] = field(default_factory=dict)
 
     def answer(self, asked: Hashable, decision: Decision) -> None:
         """Give the same answer to the same question, without looking at any backend again."""
@@ -95,6 +97,7 @@ class Record:
         self.shares.clear()
         self.dense_calls.clear()
         self.found_dense.clear()
+        self.prepared.clear()
 
     def end_step(self) -> None:
         """Know from now on which calls of the ended step were dense; forget it after some steps.
@@ -104,6 +107,7 @@ class Record:
         known = {key: left - 1 for key, left in self.dense_calls.items() if left > 1}
         if len(known) < len(self.dense_calls):  # the op looks again, at the zeros too
             self.answers.clear()
+            self.prepared.clear()
             self.shares = {name: (COUNTED, eighth) for name, (_, eighth) in self.shares.items()}
         self.dense_calls = known | dict.fromkeys(self.found_dense, DENSE_STEPS)
         self.found_dense.clear()

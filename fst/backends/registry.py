@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from fst.basics.errors import UsageError
@@ -64,6 +64,12 @@ class Backend:
     def run(self, operands: Any) -> Any:
         """The operation's result."""
         return getattr(self, operands.operation)(operands)
+
+    def prepare(self, operands: Any) -> Callable[[Any], Any] | None:
+        """Return `run` as a function of the first operand alone, for others of its form, which is
+        not checked again; None where there is nothing to save.
+        """
+        return None
 
     def reason_against(self, operands: Any) -> str:
         """`missing` or `refuses`, whichever says something."""

@@ -22,6 +22,7 @@ from fst.backends import choice
 from fst.basics.errors import UsageError
 from fst.basics.values import check_module
 from fst.layers import checks
+from fst.layers.prepared import prepare
 from fst.layers.remembered import LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
@@ -74,9 +75,19 @@ class SparseLayer(PrunableWeight):
         known = NOTHING
         if not torch.compiler.is_compiling():
             known = known_call(input, self._parameters.get("weight"), self.state.record)
-        if known.is_dense and self.strategy.only_samples:
+        if known.is_dense and (self.strategy.only_samples or self.is_too_small):
             return self.dense_class.forward(self, input)
         return self._sparse_forward(input, known)
+
+    @property
+    def is_too_small(self) -> bool:
+        """True if the strategy can leave nothing of the layer's groups out: depthwise layers."""
+        found = self.passing.too_small
+        if found is None or found[0] is not self.strategy:
+            filters, channels = self.weight.shape[:2]
+            found = self.strategy, self.strategy.keeps_all(channels, filters // self.conv_groups)
+            self.passing.too_small = found
+        return found[1]
 
     @abc.abstractmethod
     def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
@@ -90,39 +101,52 @@ class SparseLayer(PrunableWeight):
         """
         if torch.compiler.is_compiling():
             return self._traced_call(input, where)
-        checks.refuse_sharded_weight(self.layer_name, self.weight)
-        weight, dtype = self._operands(input, known)
+        prepared = self.state.record.prepared.get(known.key) if known.is_dense else None
+        if prepared is not None and prepared.fits(self, where):
+            self._begin_training_call()
+            return prepared.run(self, input)
+        own, bias = self.weight, self.bias
+        checks.refuse_sharded_weight(self.layer_name, own)
+        weight, dtype = self._operands(input, own, bias, known)
         passing = self.passing
         trains = self.training and torch.is_grad_enabled()
         if trains:
             self._begin_training_call()
         strategy, stored = self.acting, self.multiplies_parameter
-        input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
+        padded, geometry = padded_geometry(input, weight, *where, self.conv_groups)
         with choice.recording(self.state.record, is_dense=known.is_dense):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
             call = Call(geometry, strategy, self._decay_of_call(trains), *draws, trains, known)
-            if trains and stored and strategy.decay and self.weight.requires_grad:
+            if trains and stored and strategy.decay and own.requires_grad:
                 passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
-            return convolve_pruned(input, weight, self.bias, pruned, call)
+            if known.is_dense and trains and padded is input:
+                prepared = prepare(self, input, weight, dtype, call, where)
+                if prepared is not None:
+                    self.state.record.prepared[known.key] = prepared
+            return convolve_pruned(padded, weight, bias, pruned, call)
 
     def _traced_call(self, input: Tensor, where: Window) -> Tensor:
         """`_call` inside torch.compile, where a layer remembers nothing of a call."""
         if self.training:
             checks.refuse_untraceable(self.layer_name, self.strategy)
-        weight, dtype = self._operands(input)
+        weight, dtype = self._operands(input, self.weight, self.bias)
         input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
         decay = self._decay_of_call(self.training and torch.is_grad_enabled())
         pruned = self._prune(weight, dtype, trains=False)
         call = Call(geometry, self.acting, decay)
         return convolve_pruned(input, weight, self.bias, pruned, call)
 
-    def _operands(self, input: Tensor, known: KnownCall = NOTHING) -> tuple[Tensor, torch.dtype]:
-        """The weight (Cout, Cin/groups, kh, kw) and the dtype of the GEMMs; raises as the op."""
-        weight = self._as_conv(self._multiplied(self.weight))
+    def _operands(
+        self, input: Tensor, own: Tensor, bias: Tensor | None, known: KnownCall = NOTHING
+    ) -> tuple[Tensor, torch.dtype]:
+        """The weight (Cout, Cin/groups, kh, kw) made of the layer's own, and the dtype of the
+        GEMMs; raises as the op.
+        """
+        weight = self._as_conv(self._multiplied(own))
         if not known.is_dense:
-            check_tensors(input, weight, self.bias, self.conv_groups)
-        return weight, compute_dtype(input, weight, self.bias)
+            check_tensors(input, weight, bias, self.conv_groups)
+        return weight, compute_dtype(input, weight, bias)
 
     def _decay_of_call(self, trains: bool) -> float:
         """λ that the op adds to grad_weight: only a computed weight has no step of its own."""

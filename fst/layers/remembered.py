@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fst.backends.record import Record
 from fst.ops.prune import PrunedWeight
+from fst.rules.strategy import Strategy
 
 Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]
 
@@ -109,6 +110,7 @@ class PassingState:
         loaded_step: the step in which the weight was saved that `load_state_dict` has set since the
             last step; 0 if the state_dict does not say, None if it has set none.
         has_loaded_state: whether `fst.load_sparsity_state` has set the state since then.
+        too_small: a strategy, and whether the layer's groups are too small for it to prune.
     """
 
     calls: int = 0
@@ -119,6 +121,7 @@ class PassingState:
     frozen_block: FrozenBlock | None = None
     loaded_step: int | None = None
     has_loaded_state: bool = False
+    too_small: tuple[Strategy, bool] | None = None
 
     @property
     def frozen(self) -> Frozen | None:

@@ -32,12 +32,12 @@ from fst.rules.schedule import check_descends
 Layers = list[SparseLayer]
 
 
-def decay(layer: SparseLayer, scale: Tensor | None) -> None:
+def decay(layer: SparseLayer, weight: Tensor, scale: Tensor | None) -> None:
     """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
 
     ``scale``: by what the optimizer will divide the gradients, if it does.
     """
-    weight, strategy = layer.weight, layer.acting
+    strategy = layer.acting
     mask = layer.passing.decay_mask
     mask = layer.output_mask() if mask is None else mask
     assert mask is not None  # a decay needs a rule of the weight
@@ -194,11 +194,12 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
                 f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
                 "this one is computed from other parameters: use decay_mode='gradient'."
             )
-        if not strategy.decay or not layer.multiplies_parameter or id(weight) in seen:
+        decays = strategy.decay and layer.multiplies_parameter and not layer.is_too_small
+        if not decays or id(weight) in seen:
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))
-            decay(layer, scale)
+            decay(layer, weight, scale)
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
+from fst.backends import registry
 from fst.backends.choice import compute
 from fst.basics.errors import UsageError
 from fst.ops import cpp
@@ -62,6 +64,18 @@ def prune_weight(
         raise UsageError(UNTRACEABLE)
     found: PrunedWeight = compute(PruneWeight(weight, strategy, groups, dtype, generator, mask))
     return found
+
+
+def prepared_pruning(
+    weight: Tensor, strategy: Strategy, groups: int, backend: str
+) -> Callable[[Tensor], PrunedWeight] | None:
+    """`prune_weight` into the same dtype for weights of the form of ``weight``, which is not
+    checked again; None where ``backend`` has no such function.
+    """
+    if strategy.output is None and not is_of_weight(strategy.grad_input):
+        return lambda weight: PrunedWeight(weight, weight, None)
+    operands = PruneWeight(weight, strategy, groups, weight.dtype)
+    return registry.backend("prune_weight", backend).prepare(operands)
 
 
 def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:

@@ -163,8 +163,7 @@ class Strategy:
         n_and_m: list[int] = []
         for gemm in ("output", "grad_input"):
             rule, found = self.rule(gemm), (0, 1)
-            # S(W) serves dX too where the rule says so.
-            if rule is not None and rule.operand == "weight" and not rule.as_output:
+            if rule is not None and rule.operand == "weight" and not _is_from_output(rule, gemm):
                 pattern = rule.pattern(gemm)
                 if pattern is None or pattern.rule != "magnitude":
                     return None
@@ -172,6 +171,21 @@ class Strategy:
             n_and_m += found
         n, m, n_of_transposed, m_of_transposed = n_and_m
         return (n, m, n_of_transposed, m_of_transposed) if n or n_of_transposed else None
+
+    def keeps_all(self, channels: int, filters: int) -> bool:
+        """True if convolution groups of so many input and output channels are too small for any
+        rule to leave something out, as those of depthwise layers are for N:M.
+        """
+        if self.schedule is not None or self.is_random:
+            return False
+        for gemm, most in (("output", channels), ("grad_input", filters), ("grad_weight", filters)):
+            rule = self.rule(gemm)
+            if rule is None or _is_from_output(rule, gemm):
+                continue
+            pattern = rule.pattern(gemm)
+            if pattern is None or pattern.n < most:
+                return False
+        return True
 
     @property
     def gradient_decay(self) -> float:
@@ -201,3 +215,8 @@ class Strategy:
         decay = f"; decay {self.decay:g} ({self.decay_mode})" if self.decay else ""
         schedule = f"; {self.schedule}" if self.schedule else ""
         return f"{self.name} [{rules}{decay}{schedule}]"
+
+
+def _is_from_output(rule: Rule, gemm: str) -> bool:
+    """True where grad_input multiplies with S(W) as output does."""
+    return gemm == "grad_input" and rule.as_output

@@ -11,7 +11,7 @@ from torch import nn
 import fst
 from fst.api.report import LONG, backends_table, describe_layer, group_names
 from fst.basics.text import table
-from fst.layers import weights
+from fst.layers import modules, prepared
 from fst.ops import cpp
 
 
@@ -171,21 +171,23 @@ def test_a_frozen_weight_is_pruned_in_each_call_and_never_decays(strategy, monke
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
     model[0].requires_grad_(False)
     fst.convert(model, strategy)
-    pruned: list[tuple[int, ...]] = []
-    prune_weight = weights.prune_weight
+    calls: list[int] = []
+    convolve_pruned = modules.convolve_pruned
 
-    def counted(weight, *arguments, **options):
-        pruned.append(weight.data_ptr())
-        return prune_weight(weight, *arguments, **options)
+    def counted(input, weight, bias, pruned, call):
+        assert torch.count_nonzero(pruned.output) * 2 == pruned.output.numel()
+        calls.append(weight.data_ptr())
+        return convolve_pruned(input, weight, bias, pruned, call)
 
-    monkeypatch.setattr(weights, "prune_weight", counted)
+    for module in (modules, prepared):
+        monkeypatch.setattr(module, "convolve_pruned", counted)
     before = model[0].weight.clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(1, 8, 9, 9)).sum().backward()
         optimizer.step()
-    assert pruned.count(model[0].weight.data_ptr()) == 3
-    assert pruned.count(model[1].weight.data_ptr()) == 3
+    assert calls.count(model[0].weight.data_ptr()) == 3
+    assert calls.count(model[1].weight.data_ptr()) == 3
     assert torch.equal(model[0].weight, before) and model[0].weight.grad is None
     assert model[0].state.step == 0

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fst
 from fst.backends import record as records
+from fst.layers.prepared import PreparedCall
+from fst.ops import cpp
 from fst.ops.operands import GradInput, GradWeight, Output
 
 PRODUCTS = (Output, GradInput, GradWeight)
@@ -119,3 +121,101 @@ def test_evaluation_leaves_no_trace():
     optimizer = still(net)
     step(net, optimizer)
     assert not net[0].state.record.dense_calls
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[int]:
+    """Grows by one with each prepared call."""
+    found: list[int] = []
+    run = PreparedCall.run
+
+    def counted(self, layer, input):
+        found.append(1)
+        return run(self, layer, input)
+
+    monkeypatch.setattr(PreparedCall, "run", counted)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["srste", "fst_w", "wg", "sdgp", "asp"])
+def test_prepared_calls_compute_the_same(strategy, runs):
+    """The first step chooses, the second one prepares, the third one has all."""
+    net = converted(strategy)
+    optimizer = still(net)
+    attached = fst.attach(net, optimizer, total_steps=40, steps_per_epoch=4)
+    first = [step(net, optimizer) for _ in range(3)]
+    assert len(runs) == (0 if net[0].strategy.schedule or cpp.missing() else 2)
+    assert all(torch.equal(a, b) for found in first for a, b in zip(first[0], found, strict=True))
+    del attached
+
+
+def _in_other_order(net):
+    net[2].weight.data = net[2].weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def _with_other_padding(net):
+    net[2].padding = (2, 1)
+
+
+def _with_another_strategy(net):
+    net[2].strategy = fst.get_strategy("srste", n=1, m=4)
+
+
+def _in_evaluation(net):
+    net.eval()
+
+
+@pytest.mark.skipif(bool(cpp.missing()), reason="no kernel, no prepared pruning")
+@pytest.mark.parametrize(
+    "change", [_in_other_order, _with_other_padding, _with_another_strategy, _in_evaluation]
+)
+def test_a_changed_layer_is_looked_at_anew(change, runs):
+    nets = [converted("srste") for _ in range(2)]
+    for _ in range(3):
+        step(nets[0], still(nets[0]))
+    assert runs
+    runs.clear()
+    for net in nets:
+        change(net)
+    optimizers = [still(net) for net in nets]
+    found, expected = (step(*both) for both in zip(nets, optimizers, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert len(runs) == (0 if change is _in_evaluation else 1)  # the other layer's
+
+
+def test_a_weight_that_moves_is_pruned_anew():
+    net = converted("srste")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for _ in range(4):
+        step(net, optimizer)
+        inputs = torch.randn(2, 4, 6, 6)
+        plain = copy.deepcopy(net)
+        for layer in fst.sparse_layers(plain).values():
+            layer.weight.data = layer.effective_weight()
+        plain = fst.fold(plain)
+        torch.testing.assert_close(net(inputs), plain(inputs))
+
+
+@pytest.mark.parametrize("strategy", ["srste", "fst_w", "sdgp"])
+def test_depthwise_layers_have_nothing_to_prune_and_run_as_they_are(strategy, monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1))
+    fst.convert(net, strategy)
+    assert [layer.is_too_small for layer in net] == [True, False]
+    optimizer = still(net)
+    first = step(net, optimizer)
+    calls, own = [], nn.Conv2d.forward
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda *a: calls.append(a[0]) or own(*a))
+    again = step(net, optimizer)
+    assert calls == [net[0]]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_rules_that_reach_small_groups():
+    """Of a 3x3 kernel in im2col order, of transposable masks' tiles, and of random draws."""
+    assert fst.get_strategy("srste").keeps_all(2, 1)
+    assert not fst.get_strategy("srste").keeps_all(3, 1)
+    assert not fst.get_strategy("tsm").keeps_all(1, 1)
+    assert not fst.get_strategy("sampled").keeps_all(1, 1)
+    im2col = fst.Strategy("im2col", fst.NM("weight", 2, 4, group_order="im2col"))
+    assert not im2col.keeps_all(1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,7 +11,6 @@ from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
-from fst.rules.strategy import WeightPatterns
 
 
 class PruneByKernel(Backend):
@@ -65,8 +64,15 @@ class PruneByCpp(PruneByKernel):
         weight, strategy, groups, dtype = operands[:4]
         patterns = strategy.weight_patterns
         assert patterns is not None  # not refused
-        pruned = cpp.prune_weight(weight, groups, patterns, dtype)
-        return from_kernel(operands, patterns, pruned)
+        return from_kernel(operands, cpp.prune_weight(weight, groups, patterns, dtype))
+
+    def prepare(self, operands: PruneWeight) -> Callable[[Tensor], PrunedWeight]:
+        """`prune_weight` for weights of the form of this one."""
+        weight, strategy, groups, dtype = operands[:4]
+        patterns = strategy.weight_patterns
+        assert patterns is not None  # not refused
+        prune = cpp.WeightPruning(weight, groups, patterns, dtype)
+        return lambda weight: from_kernel(operands._replace(weight=weight), prune(weight))
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:
         pattern, across = operands.pattern, operands.across
@@ -78,16 +84,14 @@ class PruneByCpp(PruneByKernel):
     prune_columns = prune_grad_output
 
 
-def from_kernel(
-    operands: PruneWeight, patterns: WeightPatterns, pruned: Sequence[Tensor]
-) -> PrunedWeight:
-    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as ``patterns`` names them."""
+def from_kernel(operands: PruneWeight, pruned: Sequence[Tensor]) -> PrunedWeight:
+    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as the strategy's patterns name them."""
     weight, strategy, _, dtype = operands[:4]
-    n_output, _, n_grad_input, _ = patterns
-    results = iter(pruned)
-    first = next(results) if n_output else weight.to(dtype)
+    patterns, results = strategy.weight_patterns, iter(pruned)
+    assert patterns is not None  # a kernel has run
+    first = next(results) if patterns[0] else weight.to(dtype)
     transposed = first
-    if n_grad_input:
+    if patterns[2]:
         transposed = next(results)
     elif not is_of_weight(strategy.grad_input):
         transposed = weight.to(dtype)

@@ -43,7 +43,7 @@ class PruneByTriton(PruneByKernel):
         patterns = strategy.weight_patterns
         assert patterns is not None  # not refused
         pruned = triton.prune_weight(weight, groups, patterns, dtype)
-        return from_kernel(operands, patterns, pruned)
+        return from_kernel(operands, pruned)
 
     def prune_grad_output(self, operands: PruneMaps) -> Tensor:
         pattern = operands.pattern

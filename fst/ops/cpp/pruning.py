@@ -58,31 +58,43 @@ def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> 
     return [*pruned, torch.empty_like(weight, dtype=torch.bool)] if n_output else pruned
 
 
+class WeightPruning:
+    """`prune_weight` of weights of one shape, dtype and order, which are checked once."""
+
+    def __init__(
+        self, weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """Arguments as those of `prune_weight`; only the form of the weight counts."""
+        check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
+        rows, channels, height, width = weight.shape
+        check_groups(groups, rows)
+        if dtype not in RESULTS.get(weight.dtype, ()):
+            raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
+        n_output, m_output, n_grad_input, m_grad_input = patterns
+        _check_pattern(n_output, m_output, least=0)
+        _check_pattern(n_grad_input, m_grad_input, least=0)
+        self._patterns, self._dtype = patterns, dtype
+        self._sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
+        self._kinds, self._is_empty = (KINDS[weight.dtype], KINDS[dtype]), not weight.numel()
+
+    def __call__(self, weight: Tensor) -> list[Tensor]:
+        results = like_weight(weight, self._patterns, self._dtype)
+        if not self._is_empty:
+            pointers = [result.data_ptr() for result in results]
+            n_output, _, n_grad_input, _ = self._patterns
+            output, mask = (pointers[0], pointers[-1]) if n_output else (None, None)
+            grad_input = pointers[bool(n_output)] if n_grad_input else None
+            numbers = (*self._kinds, *self._sizes, *self._patterns)
+            call("fst_prune_weight", weight.data_ptr(), *numbers, output, mask, grad_input)
+        return results
+
+
 @operator(like=like_weight)
 def prune_weight(
     weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
 ) -> list[Tensor]:
     """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weight` gives them."""
-    check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
-    rows, channels, height, width = weight.shape
-    check_groups(groups, rows)
-    if dtype not in RESULTS.get(weight.dtype, ()):
-        raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
-    n_output, m_output, n_grad_input, m_grad_input = patterns
-    _check_pattern(n_output, m_output, least=0)
-    _check_pattern(n_grad_input, m_grad_input, least=0)
-    results = like_weight(weight, patterns, dtype)
-    if rows and channels and height and width:
-        pointers = [result.data_ptr() for result in results]
-        output, mask = (pointers[0], pointers[-1]) if n_output else (None, None)
-        grad_input = pointers[bool(n_output)] if n_grad_input else None
-        call(
-            "fst_prune_weight",
-            *(weight.data_ptr(), KINDS[weight.dtype], KINDS[dtype], rows // groups, channels),
-            *(height * width, weight.stride(1) == 1, groups, *patterns),
-            *(output, mask, grad_input),
-        )
-    return results
+    return WeightPruning(weight, groups, patterns, dtype)(weight)
 
 
 def adds_residual(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
@@ -90,14 +102,16 @@ def adds_residual(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
 
     It is no operator, so no compiler can take it.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or missing():
         return False
     given = target, weight, mask
-    kinds = [x.dtype for x in given] == [torch.float32, torch.float32, torch.bool]
-    if not kinds or missing() or not all(map(is_plain, given)):
+    if not all(map(is_plain, given)) or mask.dtype != torch.bool:
         return False
-    contiguous = all(x.is_contiguous() for x in given)
-    return contiguous or all(x.dim() == 4 and x.is_contiguous(memory_format=LAST) for x in given)
+    if target.dtype != torch.float32 or weight.dtype != torch.float32:
+        return False
+    if all(x.is_contiguous() for x in given):
+        return True
+    return all(x.dim() == 4 and x.is_contiguous(memory_format=LAST) for x in given)
 
 
 def add_residual(target: Tensor, weight: Tensor, mask: Tensor, factor: float) -> None:
