@@ -2,9 +2,10 @@
 
     python benchmarks/every_network.py --size 64 --batch 8 --out table.md
 
-A strategy's column is plain time / converted time, of medians of rounds in which all take turns,
-and in brackets how many products leave something out. "control" is the same ratio for a second copy
-of the plain network: it shows how far the machine drifts.
+A strategy's column is the time of a plain step / that of a converted one, and in brackets how many
+products leave something out. Each converted step is compared with the plain steps just before and
+after it, because a machine's speed moves within seconds; the column has the median. "control" is
+the same ratio for a second copy of the plain network.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Measured(NamedTuple):
     """Steps of one network.
 
     Attributes:
-        plain: milliseconds.
-        ratios: plain time / that of each copy.
+        plain: milliseconds of its median step.
+        ratios: copy -> the median of plain time / its time.
         left_out: strategy -> " (N)", the number of products that leave something out.
     """
 
@@ -129,22 +130,23 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
         optimizers[key].step()
         return (time.perf_counter() - begin) * 1e3
 
-    taken: dict[str, list[float]] = {key: [] for key in models}
     try:
         for _ in range(2):
             [step(key) for key in models]
     except (RuntimeError, ValueError) as error:  # a network that needs larger images
         return str(error).splitlines()[0][:60]
-    order = collections.deque(models)
+    copies = collections.deque(key for key in models if key != "plain")
+    plains, found = [step("plain")], collections.defaultdict(list)
     for _ in range(arguments.rounds):
-        for key in order:
-            taken[key].append(step(key))
-        order.rotate(1)
-        order.reverse()
-    medians = {key: statistics.median(times) for key, times in taken.items()}
-    ratios = {key: medians["plain"] / time for key, time in medians.items() if key != "plain"}
+        for key in copies:
+            time_of_copy = step(key)
+            plains.append(step("plain"))
+            found[key].append((plains[-2] + plains[-1]) / 2 / time_of_copy)
+        copies.rotate(1)
+        copies.reverse()
+    ratios = {key: statistics.median(found[key]) for key in copies}
     left_out = {key: f" ({_products(models[key])})" for key in arguments.strategies}
-    return Measured(medians["plain"], ratios, left_out)
+    return Measured(statistics.median(plains), ratios, left_out)
 
 
 def _products(model: nn.Module) -> int:
