@@ -82,7 +82,7 @@ def test_the_trained_network_folds_verifies_and_exports(tmp_path: Path) -> None:
     assert (tmp_path / "model.onnx").is_file()
 
 
-@pytest.mark.parametrize("strategy", ["fst", "dense"])
+@pytest.mark.parametrize("strategy", ["fst", pytest.param("dense", marks=pytest.mark.exhaustive)])
 def test_own_loop_learns_and_folds(strategy: str) -> None:
     command = [sys.executable, "examples/own_loop.py", "--strategy", strategy, "--epochs", "3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -127,7 +127,9 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
     ("start", "options"),
     [
         (["timm_loop.py"], ["--epochs", "2"]),
-        (["timm_loop.py"], ["--epochs", "2", "--strategy", "dpf"]),
+        pytest.param(
+            ["timm_loop.py"], ["--epochs", "2", "--strategy", "dpf"], marks=pytest.mark.exhaustive
+        ),
         (["torchvision_loop.py"], ["--epochs", "3"]),
         (["accelerate_loop.py"], ["--out", "saved"]),
         (["lightning_module.py"], ["--out", "saved"]),

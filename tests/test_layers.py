@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import fst
 from fst.rules.rule import Rule
 
@@ -96,6 +98,7 @@ def test_no_module_is_hidden() -> None:
     assert not packages & set(fst.__all__)
 
 
+@pytest.mark.system
 def test_names_are_imported_at_their_first_use() -> None:
     """`import fst` imports no torch; the first name, dir() or * brings all names and modules."""
     code = """

@@ -220,6 +220,7 @@ def test_each_output_is_compared_by_its_own_scale(damage, message, tmp_path, mon
         fst.export(Outputs(two_scores), tmp_path / "m.pt2", torch.randn(2, 3, 4, 4))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.system
 def test_a_fault_of_the_runtime_is_not_the_files(converted, tmp_path, monkeypatch):
     """Where outputs differ with the runtime's optimisations alone, the report says so."""

@@ -72,7 +72,7 @@ def without_gradients() -> Iterator[None]:
     [
         "resnet18",
         "mobilenet_v2",
-        *(pytest.param(name, marks=pytest.mark.system) for name in ("resnet50", "vgg16_bn")),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("resnet50", "vgg16_bn")),
     ],
 )
 def test_networks_of_torchvision(name: str, by_zeros: None) -> None:

@@ -308,6 +308,7 @@ def test_a_signal_during_the_imports_ends_a_command_in_one_line(start, number, t
         assert said.startswith("stopped")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.system
 def test_verify_needs_torch_alone(tmp_path):
     torch.save({"w": torch.eye(8)[:, :, None, None]}, tmp_path / "w.pth")

@@ -20,7 +20,7 @@ ROOT = FOLDER.parents[1]
     "name",
     [
         pytest.param("test_network.py", marks=pytest.mark.exhaustive),
-        "test_operators.py",
+        pytest.param("test_operators.py", marks=pytest.mark.exhaustive),
         pytest.param("test_prune_gradient.py", marks=pytest.mark.exhaustive),
         "test_prune_weight.py",
     ],

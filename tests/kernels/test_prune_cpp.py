@@ -244,7 +244,10 @@ def _gradients(strategy: str, compiled: bool = False) -> tuple[torch.nn.Module, 
 
 
 @COMPILED
-@pytest.mark.parametrize("strategy", ["fst", "sdgp", pytest.param("gx", marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "strategy",
+    ["fst", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("sdgp", "gx"))],
+)
 def test_layers_use_them_by_default_and_say_so(strategy):
     """Eager and compiled, with the gradients that the operators give."""
     model, gradients = _gradients(strategy)

@@ -68,6 +68,7 @@ def test_report(tmp_path, capsys):
     assert "backends chosen" in text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.system
 def test_the_roofline_script_times_every_backend(monkeypatch, capsys):
     """One thread's matrix product and copy are the bound."""
@@ -111,7 +112,7 @@ def test_a_model_by_name_needs_no_mmengine(tmp_path):
     ("number", "status"),
     [
         pytest.param(signal.SIGTERM, 143, marks=pytest.mark.system),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.system),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive),
     ],
     ids=["term", "int"],
 )

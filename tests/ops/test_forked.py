@@ -71,6 +71,7 @@ def main() -> None:
     print(in_child(step))
 
 
+@pytest.mark.system
 @pytest.mark.skipif(bool(cpp.missing()), reason="the C++ kernels are missing")
 def test_a_forked_process_computes_in_one_thread_and_refuses_more():
     """PyTorch's own operators hang in more, where the parent has used its threads."""

@@ -42,6 +42,7 @@ def test_inductor_computes_what_eager_does():
     _assert_close(actual, expected)
 
 
+@pytest.mark.exhaustive
 def test_inductor_takes_the_block_of_a_vit():
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

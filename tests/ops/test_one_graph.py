@@ -51,7 +51,7 @@ def test_a_network_is_one_graph(row):
     _assert_compiled_equals_eager(net, batch(dtype=torch.float32))
 
 
-@pytest.mark.parametrize("name", ["fst", "sdgp"])
+@pytest.mark.parametrize("name", ["fst", pytest.param("sdgp", marks=pytest.mark.exhaustive)])
 @pytest.mark.system
 def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
     models = pytest.importorskip("torchvision.models")
@@ -68,7 +68,10 @@ def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
     ("strategy", "named", "advised"),
     [
         (fst.get_strategy("tsm"), "interval=40", fst.get_strategy("tsm", interval=1)),
-        (fst.get_strategy("fst", phase="random"), "phase='random'", fst.get_strategy("fst")),
+        pytest.param(
+            *(fst.get_strategy("fst", phase="random"), "phase='random'", fst.get_strategy("fst")),
+            marks=pytest.mark.exhaustive,
+        ),
         (fst.get_strategy("resprop"), "previous step's gradients", None),
         (fst.get_strategy("rigl"), "masks that 'rigl' changes", None),
     ],
@@ -89,6 +92,7 @@ def test_what_cannot_be_traced_is_refused_as_by_uncompiled_code(strategy, named,
         torch.compile(other, backend="aot_eager")(batch(dtype=torch.float32)).sum().backward()
 
 
+@pytest.mark.system
 def test_what_cannot_be_trained_compiled_is_evaluated_compiled():
     torch._dynamo.reset()
     net = small_net(double=False)

@@ -99,7 +99,11 @@ def test_gradcheck(shape):
 
 
 @pytest.mark.parametrize(
-    "name", ["fst", *(pytest.param(n, marks=pytest.mark.system) for n in ("fst_w", "sampled"))]
+    "name",
+    [
+        pytest.param("fst", marks=pytest.mark.system),
+        *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("fst_w", "sampled")),
+    ],
 )
 def test_a_block_of_a_vision_transformer_is_one_graph(name):
     """Scaled dot product attention stays torch's own."""

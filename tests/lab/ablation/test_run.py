@@ -44,6 +44,7 @@ def test_a_failing_setting_leaves_the_others_alone(write_grid, ablate, tmp_path,
     assert not calls("after")
 
 
+@pytest.mark.system
 def test_a_finished_run_is_kept_and_a_failed_one_tried_again(write_grid, ablate, calls, tmp_path):
     grid = write_grid(settings={"fails": DENSE, "dense": DENSE})
     ablate(grid)
@@ -118,6 +119,7 @@ def counted(tmp_path):
     }, [note.partition(" (")[0] for note in notes if "another config" in note]
 
 
+OTHER_RATE = "optim_wrapper.optimizer.lr=1"
 LEFT_OUT = "trained with another config, left out"
 
 
@@ -125,11 +127,16 @@ LEFT_OUT = "trained with another config, left out"
     ("first", "then", "kept", "left_out"),
     [
         (["--epochs", "9"], ["--epochs", "2", "--seeds", "1", "2", "--rerun"], [1, 2], [0]),
-        (["--epochs", "9"], ["--epochs", "9", "--seeds", "2"], [0, 1, 2], []),
-        (["--epochs", "9"], ["--report-only"], [0, 1], []),
         (["--epochs", "9"], ["--report-only", "--epochs", "2"], [], [0, 1]),
-        (["--epochs", "9"], ["--report-only", "--seeds", "1"], [1], []),
-        ([], ["--report-only", "--cfg-options", "optim_wrapper.optimizer.lr=1"], [], [0, 1]),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                (["--epochs", "9"], ["--epochs", "9", "--seeds", "2"], [0, 1, 2], []),
+                (["--epochs", "9"], ["--report-only"], [0, 1], []),
+                (["--epochs", "9"], ["--report-only", "--seeds", "1"], [1], []),
+                ([], ["--report-only", "--cfg-options", OTHER_RATE], [], [0, 1]),
+            )
+        ),
     ],
 )
 def test_runs_of_another_config_do_not_count(
@@ -142,6 +149,7 @@ def test_runs_of_another_config_do_not_count(
     assert counted(tmp_path) == ({"dense": kept}, notes)
 
 
+@pytest.mark.exhaustive
 def test_settings_of_another_config_do_not_count(write_grid, ablate, tmp_path, capsys):
     """Among them one whose schedule the options of the last command do not fit."""
     warm = {"param_scheduler": [{"type": "LinearLR", "end": 3}], "train_cfg.max_epochs": 4}

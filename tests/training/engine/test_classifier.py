@@ -159,6 +159,7 @@ def test_accuracy():
         Accuracy().evaluate(3)
 
 
+@pytest.mark.system
 def test_compiled_architecture(train):
     torch._dynamo.reset()
     counters.clear()

@@ -213,6 +213,7 @@ def images_of(dataset):
     return images, torch.bincount(dataset.labels).tolist()
 
 
+@pytest.mark.system
 def test_a_split_for_choices_is_disjoint_and_balanced(shared_data):
     """Of CIFAR-10, behind the images that the subset's trainings see."""
     root = str(shared_data / "cifar10")

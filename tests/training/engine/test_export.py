@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
 
+@pytest.mark.system
 def test_a_run_is_exported(train, write_config, tmp_path, capsys):
     config, checkpoint = write_config(), str(train() / "epoch_2.pth")
     folded = str(tmp_path / "folded.pth")

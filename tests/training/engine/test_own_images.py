@@ -61,7 +61,7 @@ def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_pat
     assert cli.test([config, checkpoint, "--work-dir", str(tmp_path / "test"), *options]) == 0
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.system)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_an_image_that_is_broken_inside_is_named_in_one_line(
     images, config, tmp_path, capsys, workers
 ):
@@ -151,6 +151,7 @@ def test_epochs_set_the_training_and_its_schedules(images, config, tmp_path):
     assert "sets both" not in log
 
 
+@pytest.mark.system
 def test_epochs_alone_are_said_before_the_training(images, config, tmp_path):
     """The schedules of the config last 30 epochs, its training one."""
     work_dir = tmp_path / "run"

@@ -29,6 +29,7 @@ def files(network: str) -> list[str]:
     return [str(TRAINED / f"{network}{suffix}") for suffix in (".py", ".pth")]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("network", "suffix"),
     [(NETWORKS[0], ".pt"), pytest.param(NETWORKS[1], ".pt2", marks=pytest.mark.system)],
