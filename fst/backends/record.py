@@ -63,7 +63,10 @@ class Record:
     dense_calls: dict[Hashable, int] = field(default_factory=dict)
     found_dense: set[Hashable] = field(default_factory=set)
     answers: dict[Hashable, Decision] = field(default_factory=dict)
-    prepared: dict[Hashable, Any] = field(default_factory=dict)
+    prepared: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "prepared": {}}
 
     def answer(self, asked: Hashable, decision: Decision) -> None:
         """Give the same answer to the same question, without looking at any backend again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -194,6 +195,18 @@ def test_a_weight_that_moves_is_pruned_anew():
             layer.weight.data = layer.effective_weight()
         plain = fst.fold(plain)
         torch.testing.assert_close(net(inputs), plain(inputs))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_prepare_their_own_calls(copied):
+    net = converted("srste")
+    optimizer = still(net)
+    expected = [step(net, optimizer) for _ in range(3)][-1]
+    again = copied(net)
+    assert not again[2].state.record.prepared
+    for _ in range(2):
+        found = step(again, still(again))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("strategy", ["srste", "fst_w", "sdgp"])
