@@ -73,10 +73,10 @@ def build_wheel(sdist: Path, folder: Path, **variables: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> Path:
-    """Compiled with fewer optimizations than a user's, in less than half of the time."""
+    """Compiled without optimization, in a quarter of the time that a user's takes."""
     folder = tmp_path_factory.mktemp("wheel")
     compiler = folder / "c++"
-    compiler.write_text(f'#!/bin/sh\nexec "{shutil.which("c++")}" "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\nexec "{shutil.which("c++")}" "$@" -O0\n')
     compiler.chmod(0o755)
     return build_wheel(sdist, folder, CXX=str(compiler))
 
