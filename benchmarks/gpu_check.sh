@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything about GPUs that is open, in three calls: what is true, where kernels help, the rest.
+# Everything about GPUs that is open, in two calls: what is true and what it costs, then the rest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
@@ -9,15 +9,14 @@ BATCH=${BATCH:-256}
 
 usage() {
     cat <<'TEXT'
-usage: benchmarks/gpu_check.sh 1|2|3
+usage: benchmarks/gpu_check.sh 1|2
 
 Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis; nothing is
 installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
 OUT/callN.tgz. Most valuable first:
 
-  1  truth    versions; training steps of ResNet-18 and -50; tests of every kernel
-  2  worth    steps with kernels; steps of VGG16-SSD
-  3  rest     compiled steps, bandwidth of pruning, machine code
+  1  truth    versions; steps of ResNet-18, with kernels too, and -50; tests of every kernel
+  2  rest     compiled steps; steps of VGG16-SSD; bandwidth of pruning; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
 TEXT
@@ -60,30 +59,27 @@ tests() { # NAME SECONDS PROCESSES TESTS...
 
 call_1() {
     run versions 60 "$PYTHON" -m torch.utils.collect_env
-    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense fst sdgp \
+    local kernels=prune_weight=triton,prune_grad_output=triton
+    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
         --measure steps memory
-    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense fst \
+    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies srste sdgp \
+        --measure steps --force-backends "$kernels"
+    tests tests 150 14 tests/kernels
+    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense srste fst sdgp \
         --measure steps memory
-    tests tests 200 14 tests/kernels
 }
 
 call_2() {
-    local kernels=prune_weight=triton
-    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies fst --measure steps \
-        --force-backends "$kernels"
+    steps compiled_resnet18 200 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
+        --measure steps compiled
+    run pruning 100 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
+        --out "$LOGS/pruning.json"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
     if "$PYTHON" -c 'import mmdet' 2>/dev/null; then
         of_ssd=(configs/detection/fst_ssd300_voc0712.py)
     fi
-    steps steps_ssd 130 "${of_ssd[@]}" --batch 32 --strategies dense fst \
-        --measure steps memory
-}
-
-call_3() {
-    steps compiled_resnet18 240 resnet18 --batch "$BATCH" --strategies dense fst \
-        --measure steps compiled memory
-    run pruning 120 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
-        --out "$LOGS/pruning.json"
+    steps steps_ssd 100 "${of_ssd[@]}" --batch 32 --strategies dense srste fst \
+        --measure steps
     run compiled 60 "$PYTHON" benchmarks/gpu/compiled.py --out "$LOGS/compiled.json"
 }
 
@@ -92,7 +88,7 @@ case ${1:-} in
     usage
     exit 0
     ;;
-[123]) ;;
+[12]) ;;
 *)
     usage >&2
     exit 2
