@@ -15,7 +15,7 @@ Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis
 installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
 OUT/callN.tgz. Most valuable first:
 
-  1  truth    versions; steps of ResNet-18, with kernels too, and -50; tests of every kernel
+  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of every kernel
   2  rest     compiled steps; steps of VGG16-SSD; bandwidth of pruning; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
@@ -60,13 +60,11 @@ tests() { # NAME SECONDS PROCESSES TESTS...
 call_1() {
     run versions 60 "$PYTHON" -m torch.utils.collect_env
     local kernels=prune_weight=triton,prune_grad_output=triton
-    steps steps_resnet18 100 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps memory
-    steps steps_kernels 120 resnet18 --batch "$BATCH" --strategies srste sdgp \
-        --measure steps --force-backends "$kernels"
-    tests tests 150 14 tests/kernels
+    steps steps_resnet18 130 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
+        --measure steps memory --force-backends "$kernels"
     steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps memory
+        --measure steps memory --force-backends "$kernels"
+    tests tests 150 14 tests/kernels
 }
 
 call_2() {
@@ -103,7 +101,7 @@ LOGS=$SCRATCH/call$1
 FAILED=()
 mkdir -p "$LOGS" "$OUT"
 trap 'tar czf "$OUT/call$1.tgz" -C "$SCRATCH" "call$1"; rm -rf "$SCRATCH"' EXIT
-export PYTHONPATH=. PYTHONUNBUFFERED=1 FST_CACHE_DIR=$SCRATCH/cache
+export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 FST_CACHE_DIR=$SCRATCH/cache
 export TORCHINDUCTOR_COMPILE_THREADS=12 MAX_JOBS=12
 SECONDS=0
 "call_$1"
