@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from fst.training.engine.checks import check_config
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config, read_config, read_sparsity
 from fst.training.engine.data import build_dataloader
-from fst.training.engine.model import build_model, sparse_root
+from fst.training.engine.model import build_model, initialise, sparse_root
 from fst.training.engine.trained import load_weights
 
 SPLITS = ("train", "val", "test")
@@ -157,7 +156,7 @@ def from_config(
     if checkpoint:
         load_weights(model, loaded, checkpoint, sparsity["strategy"])
     else:
-        _initialise(model)
+        initialise(model)
     model = model.to(device).train()
     loader = build_dataloader(_loader_config(config[key], batch_size), seed=seed)
     # a detector's preprocessor prepares annotations in training alone
@@ -180,17 +179,6 @@ def _sparsity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's sparsity, as fields of `ModelUnderTest`."""
     strategy, selectors = read_sparsity(config)
     return {"strategy": strategy, "selectors": selectors}
-
-
-def _initialise(model: BaseModel) -> None:
-    """As training does, which may fetch a backbone's weights; without a line per parameter."""
-    logger = MMLogger.get_current_instance()
-    level = logger.level
-    logger.setLevel("WARNING")
-    try:
-        model.init_weights()
-    finally:
-        logger.setLevel(level)
 
 
 def _loader_config(config: Any, batch_size: int | None) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def from_config(
     from fst.training.engine.classifier import Classifier
     from fst.training.engine.config import load_config, read_sparsity
     from fst.training.engine.data_root import datasets_of
-    from fst.training.engine.model import build_model, sparse_root
+    from fst.training.engine.model import build_model, initialise, sparse_root
 
     config = load_config(path, options)
     is_detector = config.get("default_scope") == "mmdet"
@@ -167,6 +167,7 @@ def from_config(
         what = "the training pipeline has no Resize with a scale"
         what = what if is_detector else "a classifier's config names no size"
         raise ValueError(f"size=None: {what}; give one.")
+    initialise(model, fetches=False)
     batch = (sample.random_batch if is_detector else _random_batch)(model, batch_size, *size)
     data = model.data_preprocessor(batch, training=False)
     strategy, selection = read_sparsity(config)

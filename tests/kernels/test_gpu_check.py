@@ -45,9 +45,7 @@ def stand_in(tmp_path: Path) -> Path:
 
 def test_help_lists_every_call(tmp_path):
     listed = re.findall(r"^  (\d) +\w+", _run("--help", OUT=tmp_path).stdout, re.MULTILINE)
-    assert (
-        listed == re.findall(r"^call_(\d)\(\)", SCRIPT.read_text(), re.MULTILINE) == ["1", "2"]
-    )
+    assert listed == re.findall(r"^call_(\d)\(\)", SCRIPT.read_text(), re.MULTILINE) == ["1", "2"]
 
 
 def test_wrong_use_and_no_gpu_are_errors(tmp_path):

@@ -34,6 +34,13 @@ def test_the_size_is_that_of_the_training_pipeline():
     assert sample.input_size(pipeline[:1]) is None
 
 
+def test_every_weight_is_initialised_without_a_download(monkeypatch):
+    """MMDetection's L2Norm has what its memory had until then."""
+    monkeypatch.setattr("mmengine.runner.checkpoint.load_from_http", None)
+    model = from_config("fst::configs/detection/dense_ssd300_voc0712.py", 1).model
+    assert (model.neck.l2_norm.weight == 20).all()
+
+
 def test_ssd_is_sparse_but_for_the_first_grad_input_and_tiny_maps(write_config):
     step = from_config(write_config("ssd"), 2)
     assert step.batch_shape == (2, 3, 96, 96) and step.root(step.model) is step.model
