@@ -23,6 +23,12 @@ def machine(header: Mapping[str, Any]) -> str:
     return f"{header['device']}, {header['instruction set']}, torch {header['torch']}"
 
 
+def operations_page() -> Path:
+    """The page of zeros.py for the instruction set of torch and of the C++ kernels."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return RESULTS / f"cpu_zeros_ops{'_avx512' if wide else ''}.md"
+
+
 def goal_of(goals: Goals) -> float:
     """The goal for the instruction set of torch and of the C++ kernels."""
     return goals[torch.backends.cpu.get_cpu_capability() == "AVX512"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from page import BOLD, OUT, RESULTS, ROOT, Goals, goal_cell, machine
+from page import BOLD, OUT, RESULTS, ROOT, Goals, goal_cell, machine, operations_page
 from torch.profiler import ProfilerActivity, profile
 
 from fst.backends.timing import Timing
@@ -180,7 +180,8 @@ def page(threads: int) -> str:
         "pruned. All steps of a network run in turns, in both orders; times are medians with",
         f"quartiles. {BOLD} `python benchmarks/cpu/steps.py --threads {threads}`",
         "",
-        "Nothing is saved outside the products; [inside them, as much as this](cpu_zeros_ops.md).",
+        "Nothing is saved outside the products; "
+        f"[inside them, as much as this]({operations_page().name}).",
     ]
     for name, run in found.items():
         lines += ["", f"## {NETWORKS[name].title}", "", *rows(NETWORKS[name], run)]

@@ -7,7 +7,7 @@ FOLDER is where SparseProp was built; without it the page has dashes there:
     pip install --no-deps --target FOLDER git+https://github.com/IST-DASLab/sparseprop
 
 All programs of a layer run in turns, in both orders; a layer's ratio is one of medians. The page is
-docs/results/cpu_zeros_ops.md, all times in milliseconds are in benchmarks/out/zeros.json.
+docs/results/cpu_zeros_ops.md, or cpu_zeros_ops_avx512.md, as torch's instruction set is; all times in milliseconds are in benchmarks/out/zeros.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import zeros_page
 from measured import MATRIX, NETWORK, ONE, STRATEGY, THREE, Found, Group, Times
-from page import OUT, RESULTS
+from page import OUT, operations_page
 from products import Layer, SparseProp, programs
 
 from fst import get_strategy
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--layers", type=positive, help="the first ones of each group alone")
     parser.add_argument("--sparseprop", type=Path, metavar="FOLDER")
-    parser.add_argument("--page", type=Path, default=RESULTS / "cpu_zeros_ops.md")
+    parser.add_argument("--page", type=Path, default=operations_page())
     options = parser.parse_args()
     if reason := missing():
         raise SystemExit(f"error: {reason}")

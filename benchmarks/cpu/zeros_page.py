@@ -11,7 +11,6 @@ from measured import MATRIX, STRATEGY, Found, Group
 from page import BOLD, goal_cell, goal_of, is_reached, machine
 from products import AGAIN, BOTH
 
-from fst.basics.machine import instructions
 from fst.basics.text import counted_as, table
 from fst.cli.environment import surroundings
 from fst.lab.benchmark import PLAIN
@@ -23,7 +22,6 @@ def page(found: dict[int, Found], options: argparse.Namespace, sparseprop: str |
     """The page; goals are for the first number of threads, ``sparseprop`` is its version."""
     header, batch = surroundings(torch.device("cpu")), options.batch
     first = next(iter(found.values()))
-    has_wide = "avx512f" in instructions()
     command = ["python", "benchmarks/cpu/zeros.py", "--threads", *map(str, found)]
     command += ["--batch", str(batch), "--rounds", str(options.rounds)]
     command += ["--layers", str(options.layers)] if options.layers else []
@@ -35,7 +33,6 @@ def page(found: dict[int, Found], options: argparse.Namespace, sparseprop: str |
             f"{machine(header)}, float32, channels_last, batch {batch}, "
             f"commit {header.get('commit', 'unknown')}.",
             "Torch and the C++ kernels choose the instruction set themselves.",
-            "" if has_wide else "No processor with AVX-512 was at hand: this one has none.",
         ),
         "",
         f"    {' '.join(command)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -65,6 +66,8 @@ triton_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _triton_missing() -> str:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET", "0") == "0" and (reason := device_missing()):
+        return reason  # before a process on a CPU imports triton for nothing
     import triton
 
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])

@@ -396,15 +396,10 @@ def test_an_unverified_backend_is_never_chosen_by_itself(timed):
         backends.register_backend(Toy("new"))
 
 
-def test_no_gpu_kernel_is_verified_and_the_table_says_so():
-    unverified = {
-        (operation, backend.name)
-        for operation in backends.OPERATIONS
-        for backend in backends.backends(operation)
-        if not backend.verified
-    }
-    assert unverified == {("prune_weight", "triton"), ("prune_grad_output", "triton")}
-    assert "unverified" in backends.describe()
+def test_every_backend_is_verified_but_those_of_others_and_the_table_says_so():
+    assert "unverified" not in backends.describe()
+    backends.register_backend(Toy("new", verified=False))
+    assert backends.describe().count("unverified") == 1
 
 
 def test_an_impossible_name_in_the_environment_is_said_even_where_it_would_not_run(monkeypatch):

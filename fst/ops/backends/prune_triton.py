@@ -1,7 +1,8 @@
-"""Pruning by the Triton kernels for GPUs, which have not run on a GPU yet."""
+"""Pruning by the Triton kernels for GPUs."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fst.backends import sources
@@ -21,7 +22,6 @@ class PruneByTriton(PruneByKernel):
         "prune_weight": "one launch for each weight, which is read once",
         "prune_grad_output": "one read, one write; rescaling reads twice",
     }
-    verified = False
 
     def missing(self) -> str:
         return sources.triton_missing()
@@ -37,6 +37,13 @@ class PruneByTriton(PruneByKernel):
             return "it prunes along channels alone"
         fits = triton.takes_grad_output(m, kind, rescale, operands.maps.dtype)
         return "" if fits else f"it knows no {kind} of groups of {m} in {operands.maps.dtype}"
+
+    def useless(self, operands: PruneWeight | PruneMaps) -> str:
+        return "" if operands.device.type == "cuda" else "Triton's interpreter saves no time"
+
+    def expected(self, operands: PruneWeight | PruneMaps) -> float:
+        """A seed draws as without Triton; compiled code fuses PyTorch's operators."""
+        return 0.5 if operands.draws or torch.compiler.is_compiling() else 2.0
 
     def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
         weight, strategy, groups, dtype = operands[:4]
