@@ -7,7 +7,8 @@ FOLDER is where SparseProp was built; without it the page has dashes there:
     pip install --no-deps --target FOLDER git+https://github.com/IST-DASLab/sparseprop
 
 All programs of a layer run in turns, in both orders; a layer's ratio is one of medians. The page is
-docs/results/cpu_zeros_ops.md, or cpu_zeros_ops_avx512.md, as torch's instruction set is; all times in milliseconds are in benchmarks/out/zeros.json.
+docs/results/cpu_zeros_ops.md, or cpu_zeros_ops_avx512.md, as torch's instruction set is. All times
+in milliseconds are in benchmarks/out/zeros.json.
 """
 
 from __future__ import annotations
