@@ -29,7 +29,7 @@ DENSE = "dense"  # the backend that leaves nothing out
 LEAST_GAIN = 1.05
 LEAST_SAVED = 0.5  # ms beside the dense backend: a call of the op costs more than the library's
 REPEATS = 11
-LONG = 20.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
+LONG = 12.0  # milliseconds of one candidate's calls, after which fewer repeats are enough
 TIMED_SAMPLES = 8  # of a batch: a vector of images; AVX-512 has twice as many
 MOST_DECIDED = 8192
 CAPTURED = "not measured: a graph is captured"
@@ -85,7 +85,7 @@ class Operands(Protocol):
     def fresh(self) -> Any:
         """The same operands, of which a timed run can take nothing that another one has left."""
 
-    def part(self, samples: int) -> tuple[Any, float]:
+    def part(self, count: int) -> tuple[Any, float]:
         """The operands of the first samples, where times may be measured on some of them, and how
         many times as much the whole is.
         """

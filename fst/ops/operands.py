@@ -13,6 +13,7 @@ from fst.ops.geometry import Geometry, gradients, output_shape, positions_of
 from fst.ops.positions import draw
 from fst.ops.positions.lists import Lists
 from fst.rules.rule import Lattice, Pattern, Rule
+from fst.rules.sampled import samples
 from fst.rules.strategy import Strategy
 
 Gradients = tuple[Tensor | None, Tensor, Tensor | None]  # dX, dW, db
@@ -61,8 +62,8 @@ class Output(NamedTuple):
     def fresh(self) -> Output:
         return self
 
-    def part(self, samples: int) -> tuple[Output, float]:
-        some = self.input[:samples]
+    def part(self, count: int) -> tuple[Output, float]:
+        some = self.input[:count]
         return self._replace(input=some), len(self.input) / len(some)
 
 
@@ -121,13 +122,15 @@ class GradInput(NamedTuple):
             return self
         return self._replace(lists=self.lists.fresh())
 
-    def part(self, samples: int) -> tuple[GradInput, float]:
-        if self.lists is not None:
-            return self, 1.0
-        maps = self.grad_output[:samples]
+    def part(self, count: int) -> tuple[GradInput, float]:
+        maps = self.grad_output[:count]
         shape = torch.Size((len(maps), *self.input_shape[1:]))
-        input = None if self.input is None else self.input[:samples]
-        some = self._replace(grad_output=maps, input=input, input_shape=shape)
+        input = None if self.input is None else self.input[:count]
+        lists = None if self.lists is None else self.lists.part(count)
+        some = self._replace(grad_output=maps, input=input, input_shape=shape, lists=lists)
+        if self.lists is not None and self.lists.is_drawn:
+            assert lists is not None and samples(self.rule)
+            lists.of(self.rule, some.kept)
         return some, len(self.grad_output) / len(maps)
 
 
@@ -220,11 +223,10 @@ class GradWeight(NamedTuple):
     def fresh(self) -> GradWeight:
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
-    def part(self, samples: int) -> tuple[GradWeight, float]:
-        if self.lists is not None:
-            return self, 1.0
-        maps = self.grad_output[:samples]
-        some = self._replace(grad_output=maps, input=self.input[:samples])
+    def part(self, count: int) -> tuple[GradWeight, float]:
+        maps = self.grad_output[:count]
+        lists = None if self.lists is None else self.lists.part(count)
+        some = self._replace(grad_output=maps, input=self.input[:count], lists=lists)
         return some, len(self.grad_output) / len(maps)
 
 
@@ -278,7 +280,7 @@ class PruneWeight(NamedTuple):
     def fresh(self) -> PruneWeight:
         return self
 
-    def part(self, samples: int) -> tuple[PruneWeight, float]:
+    def part(self, count: int) -> tuple[PruneWeight, float]:
         return self, 1.0
 
 
@@ -322,5 +324,5 @@ class PruneMaps(NamedTuple):
     def fresh(self) -> PruneMaps:
         return self
 
-    def part(self, samples: int) -> tuple[PruneMaps, float]:
+    def part(self, count: int) -> tuple[PruneMaps, float]:
         return self, 1.0

@@ -46,7 +46,7 @@ class Number(NamedTuple):
     def fresh(self) -> Number:
         return self
 
-    def part(self, samples: int) -> tuple[Number, float]:
+    def part(self, count: int) -> tuple[Number, float]:
         return self, 1.0
 
 

@@ -117,7 +117,7 @@ ON_A_GPU = ("fst", "sdgp", "srste", "wg", "gx", "tsm", "meprop")
     ("name", "autocast"),
     [*((name, name == "fst") for name in ON_A_GPU), ("fst", False), ("sdgp", True)],
 )
-@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("kernels", ["torch", "triton", "by itself"])
 def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monkeypatch):
     """On CUDA tensors without data: the branches that only a GPU takes."""
     monkeypatch.setenv("FST_AUTOTUNE", "0")
@@ -130,11 +130,12 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
         "sdgp": ("prune_weight", "prune_grad_output"),
         "srste": ("prune_weight",),
         "wg": ("prune_weight",),
-        "gx": ("prune_grad_output",),
+        "gx": ("prune_weight", "prune_grad_output"),
     }
-    if kernels and name not in operations:
+    chooses = kernels == "by itself"
+    if not chooses and name not in operations:
         pytest.skip("no kernel computes any of its operations")
-    forced = dict.fromkeys(operations[name], "triton") if kernels else {}
+    forced = {} if chooses else dict.fromkeys(operations[name], kernels)
     with FakeTensorMode(), warnings.catch_warnings(), fst.backends.force(**forced):
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         layers = nn.Sequential(
@@ -151,4 +152,4 @@ def test_layers_on_a_gpu_never_wait(name, kernels, autocast, triton_usable, monk
     backends = {
         decision.backend for layer in layers for decision in layer.state.record.decisions.values()
     }
-    assert ("triton" in backends) == kernels
+    assert ("triton" in backends) == (kernels != "torch" and name in operations)

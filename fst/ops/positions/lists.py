@@ -44,9 +44,18 @@ class Lists:
 
     def fresh(self, *, with_sums: bool = True) -> Lists:
         """The same, before anything was drawn."""
-        with_sums = with_sums and self._with_sums
+        return self._of(*self._maps, with_sums and self._with_sums)
+
+    def part(self, count: int) -> Lists:
+        """Lists of the first samples, before anything was drawn."""
+        grad_output, input = self._maps
+        some = None if input is None else input[:count]
+        return self._of(grad_output[:count], some, self._with_sums)
+
+    def _of(self, grad_output: Tensor, input: Tensor | None, with_sums: bool) -> Lists:
         input_size, kernel, geometry = self._where
-        return Lists(*self._maps, input_size, kernel, geometry, self._start, with_sums=with_sums)
+        where = (input_size, kernel, geometry, self._start)
+        return Lists(grad_output, input, *where, with_sums=with_sums)
 
     def sums(self, rule: Sampled) -> Tensor:
         """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
