@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fst
 from fst import backends
+from fst.backends.choice import TIMED_SAMPLES
 from fst.ops.backends import lists_cpp
 from tests.cases import Case
 
@@ -75,6 +76,48 @@ def test_every_operation_is_computed_by_each_of_its_backends(operation, name, mo
     if name != "dense" or operation == "output":
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_listed_positions_are_timed_on_some_samples_and_computed_on_all(monkeypatch, tmp_path):
+    """Both gradients: dX by the list that dW has drawn."""
+    if lists_cpp.LISTS_CPP.missing():
+        pytest.skip(lists_cpp.LISTS_CPP.missing())
+    monkeypatch.setenv("FST_AUTOTUNE", "1")
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
+    seen = {"list_grad_weight": set(), "list_grad_input": set()}
+
+    def spied(name):
+        compute = getattr(lists_cpp.ListsByCpp, name)
+
+        def compute_and_note(self, first, *others):
+            maps = first if isinstance(first, Tensor) else first.grad_output
+            seen[name].add(len(maps))
+            return compute(self, first, *others)
+
+        return compute_and_note
+
+    for name in seen:
+        monkeypatch.setattr(lists_cpp.ListsByCpp, name, spied(name))
+    case = Case("op", (8, 8), (6, 6), padding=1, batch=40)
+    operands = case.operands(torch.float32)
+    leaves = [t.clone().requires_grad_() for t in (operands.input, operands.weight)]
+    strategy = fst.get_strategy("sampled", grad_input=0.5)
+
+    def gradients(**preferred):
+        generator = torch.Generator().manual_seed(0)
+        with backends.prefer(**preferred):
+            output = fst.sparse_conv2d(
+                *leaves, **case.arguments, strategy=strategy, generator=generator
+            )
+            return torch.autograd.grad(output, leaves, operands.grad_output)
+
+    gradients()
+    for sizes in seen.values():
+        assert min(sizes) in (TIMED_SAMPLES, 2 * TIMED_SAMPLES)  # with AVX-512
+    for sizes in seen.values():
+        sizes.clear()
+    gradients(grad_weight="cpp", grad_input="cpp")
+    assert list(seen.values()) == [{40}, {40}]
 
 
 def test_a_refusal_of_the_op_says_why():
