@@ -72,7 +72,7 @@ def bound(
     return 1e3 * max(compute, memory)
 
 
-def other_backends(layer: LayerTimes, unverified: bool) -> list[tuple[str, str]]:
+def other_backends(layer: LayerTimes) -> list[tuple[str, str]]:
     """Operation and backend, one at a time: those that can run here and were not chosen."""
     chosen = {
         (operation, decision.backend)
@@ -85,9 +85,7 @@ def other_backends(layer: LayerTimes, unverified: bool) -> list[tuple[str, str]]
         (operation, backend.name)
         for operation in sorted(asked)
         for backend in backends(operation)
-        if (operation, backend.name) not in chosen
-        and (backend.verified or unverified)
-        and not backend.missing()
+        if (operation, backend.name) not in chosen and not backend.missing()
     ]
 
 
@@ -127,7 +125,6 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="+", default=["fst"], help="(fst)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(float32)")
     parser.add_argument("--repeats", type=positive, default=9, help="rounds (9)")
-    parser.add_argument("--unverified", action="store_true", help="unverified backends too")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, options.dtype)
@@ -155,7 +152,7 @@ def main() -> int:
 
         chosen = timed()
         rows += rows_of(chosen, strategies, dtype, rates)
-        for operation, backend in other_backends(chosen, options.unverified):
+        for operation, backend in other_backends(chosen):
             title = f"{operation}={backend}"
             try:
                 with prefer(**{operation: backend}):

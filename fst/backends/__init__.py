@@ -1,8 +1,7 @@
 """Which implementation computes an operation behind `fst.sparse_conv2d`, and why.
 
 A `Backend` is one implementation; `choose` picks one for the operands at hand. The semantics never
-depend on it. A backend that is not ``verified`` has not yet run on the device it is made for; it
-runs only where it is asked for by `force`.
+depend on it.
 """
 
 from fst.backends.choice import choose, compute, decisions, forget_decisions

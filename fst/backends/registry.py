@@ -24,14 +24,11 @@ class Backend:
         name: unique within an operation.
         computes: operation -> the way it is computed, in words.
         is_timed: True where its gain depends on shares of zeros: then times decide on CPUs too.
-        verified: True once the backend was compared with the reference on its kind of device.
-            Others run only where they are forced.
     """
 
     name: ClassVar[str]
     computes: ClassVar[Mapping[str, str]]
     is_timed: ClassVar[bool] = False
-    verified: ClassVar[bool] = True
 
     def missing(self) -> str:
         """The reason why the backend cannot run in this process; "" if it can."""
@@ -127,7 +124,7 @@ def known(operation: str, name: str) -> Backend | None:
 
 @contextlib.contextmanager
 def force(**names: str) -> Iterator[None]:
-    """Use these backends whatever is faster, unverified ones included, inside a ``with`` block.
+    """Use these backends whatever is faster, inside a ``with`` block.
 
     The environment variable FST_BACKENDS does the same for a process.
 
@@ -192,7 +189,7 @@ def demands() -> tuple[object, ...]:
 def candidates(operands: Any) -> tuple[list[Backend], str]:
     """The backends that may compute these operands, and the reasons against the others, in words.
 
-    The demanded backend alone, else the verified ones that can compute them and may gain.
+    The demanded backend alone, else those that can compute them and may gain.
 
     Raises:
         RuntimeError: the forced backend refuses the operands; the message has every backend's
@@ -206,23 +203,23 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
         if forced:
             raise UsageError(_refusals(operation, name, operands))
     found, reasons = [], []
-    for verified in _verified(operation):
-        backend = _BACKENDS[operation, verified]
+    for candidate in _names(operation):
+        backend = _BACKENDS[operation, candidate]
         if backend.applies(operands):
             reason = backend.missing() or backend.useless(operands) or backend.refuses(operands)
             if reason:
                 reasons.append(f"{backend.name}: {reason}")
             else:
                 found.append(backend)
-    return found, "; ".join(reasons) or "no other verified backend can run here"
+    return found, "; ".join(reasons) or "no other backend can run here"
 
 
-def _verified(operation: str) -> tuple[str, ...]:
-    """Names of an operation's verified backends; torch.compile takes the result as a constant."""
-    return tuple(b.name for (of, _), b in _BACKENDS.items() if of == operation and b.verified)
+def _names(operation: str) -> tuple[str, ...]:
+    """Names of an operation's backends; torch.compile takes the result as a constant."""
+    return tuple(name for of, name in _BACKENDS if of == operation)
 
 
-_verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refusals(operation: str, name: str, operands: Any) -> str:
@@ -262,10 +259,9 @@ def _check_usable(operation: str, name: str) -> None:
 
 
 def describe() -> str:
-    """Table of all backends: state, and whether they can run here."""
-    states = {True: "verified", False: "unverified"}
+    """Table of all backends, and whether they can run here."""
     rows = [
-        (operation, b.name, states[b.verified], b.missing() or "available", b.computes[operation])
+        (operation, b.name, b.missing() or "available", b.computes[operation])
         for (operation, _), b in sorted(_BACKENDS.items())
     ]
-    return table(("operation", "backend", "state", "here", "computes"), rows)
+    return table(("operation", "backend", "here", "computes"), rows)

