@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _autotunes(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FST_AUTOTUNE", "1")
     monkeypatch.delenv("FST_BACKENDS", raising=False)

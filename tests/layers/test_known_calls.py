@@ -20,7 +20,7 @@ PRODUCTS = (Output, GradInput, GradWeight)
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _autotunes(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FST_AUTOTUNE", "1")  # layers far too small to gain
 
