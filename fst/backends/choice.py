@@ -223,6 +223,9 @@ def _decide(operands: Operands, found: dict[str, Backend], reasons: str) -> Deci
         name = _expected([*found.values()], operands).name
         return Decision(operation, "", name, "not measured: it draws random numbers", {})
     key, tuning = operands.key(), timed(device, found)
+    if tuning and 1 in key.zeros:  # such times say nothing about other shares of zeros
+        name = _expected([*found.values()], operands).name
+        return Decision(operation, key.text(operation), name, "not measured: all is zero", {})
     settings = tuple(cache.settings(device).values())
     quick = (operation, key, tuple(found), device, settings, tuning)
     record = _RUNNING.record if tuning else None

@@ -119,15 +119,19 @@ class Record:
         """The share of zeros of an operand in eighths, counted in every 16th call that ``trains``.
 
         It moves to another eighth only where it has clearly left its own, so that no choice flips
-        from step to step. Evaluation leaves no trace: a resumed run may evaluate less often.
+        from step to step. An operand that is wholly zero, as gradients in a residual branch are in
+        the first step where its last batch norm begins at zero, is counted again in the next call.
+        Evaluation leaves no trace: a resumed run may evaluate less often.
         """
         calls, eighth = self.shares.get(operand, (COUNTED, -1))
         if not trains:
             return (nearest_eighth(count()) if eighth < 0 else eighth) / STEPS
         if calls >= COUNTED:
             calls, found = 0, count()
-            if eighth < 0 or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:
+            if eighth in (-1, STEPS) or abs(eighth / STEPS - found) > 0.5 / STEPS + MARGIN:
                 eighth = nearest_eighth(found)
+            if eighth == STEPS:
+                calls = COUNTED - 1
         self.shares[operand] = (calls + 1, eighth)
         return eighth / STEPS
 
@@ -151,5 +155,5 @@ class Record:
 
 
 def nearest_eighth(share: float) -> int:
-    """A share of zeros as a number of eighths."""
-    return round(share * STEPS)
+    """A share of zeros as a number of eighths; all of them only where nothing else is there."""
+    return min(round(share * STEPS), STEPS - (share < 1))

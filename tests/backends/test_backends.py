@@ -37,12 +37,13 @@ class Number(NamedTuple):
     size: int = 1
     names: tuple[str, ...] = ("first", "second")
     draws: bool = False
+    zeros: tuple[float, ...] = ()
 
     operation = "number"
     device = CPU
 
     def key(self) -> LayerKey:
-        return LayerKey.of(torch.empty(2, self.size))
+        return LayerKey.of(torch.empty(2, self.size), zeros=self.zeros)
 
     def fresh(self) -> Number:
         return self
@@ -225,6 +226,20 @@ def test_a_share_of_zeros_flips_no_choice():
     found = [record.share("input", lambda s=s: count(s)) for s in shares for _ in range(16)]
     assert counted == shares
     assert found[::16] == [0.375, 0.375, 0.375, 0.375, 0.625, 0.625]
+
+
+def test_an_operand_that_is_wholly_zero_is_not_timed_and_counted_again(timed):
+    """The first gradients of a residual branch whose last batch norm begins at zero."""
+    record, shares = Record(), iter([1.0, 1.0, 0.97, 0.5])
+    found = [record.share("input", lambda: next(shares)) for _ in range(4)]
+    assert found == [1, 1, 0.875, 0.875]  # the fourth call counts nothing
+    timed[0]["second"] = 0.01
+    with recording(record):
+        assert compute(Number(zeros=(1.0,))) == "first"
+        assert (timed[1], record.times, record.choices) == ([], {}, {})
+        assert "all is zero" in record.decisions["number"].reason
+        assert compute(Number(zeros=(0.5,))) == "second"
+    assert len(timed[1]) == 1
 
 
 def test_times_under_other_settings_of_the_libraries_are_others(monkeypatch):
