@@ -46,8 +46,7 @@ WHY = (
     "Why some goals are missed: "
     "[where the time goes](../deploy.md#where-the-time-of-a-packed-model-goes)."
 )
-
-WIDE = "With AVX-512 [a packed ResNet-18](inference_avx512.md) gains less."
+WIDE = "With AVX-512: [a packed ResNet-18](inference_avx512.md)."
 
 
 @dataclass(frozen=True)

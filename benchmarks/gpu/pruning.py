@@ -30,6 +30,8 @@ from torch import Tensor
 import fst
 from fst import NM, Strategy
 from fst.backends import cache, sources
+from fst.backends.timing import geometric_mean
+from fst.basics.text import table
 from fst.lab.benchmark import compare
 from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
@@ -70,7 +72,22 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"header": header, "rows": rows}, indent=1))
+    print(summary(rows))
     print(f"written: {options.out}")
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """The shares of a copy's bandwidth: geometric mean over the shapes of maps, and their range."""
+    shares: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if "shape" in row and row["candidate"] != "copy":
+            layouts = shares.setdefault(row["candidate"], {})
+            layouts.setdefault(row["memory_format"], []).append(row["share_of_copy"])
+    cells = [
+        (name, *(f"{geometric_mean(of):.0%} ({min(of):.0%} to {max(of):.0%})" for of in found))
+        for name, found in ((name, layouts.values()) for name, layouts in shares.items())
+    ]
+    return table(("candidate", "channels_last", "contiguous"), cells, markdown=True)
 
 
 def parser() -> argparse.ArgumentParser:
