@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader
 import fst
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.machine import keep_freed_memory
 from fst.basics.values import check_number
 from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
@@ -175,6 +176,8 @@ def timed(path: Path, runs: Mapping[str, PlannedRun]) -> Times:
 def measure(runs: Mapping[str, PlannedRun]) -> Times:
     """Time a training step of each run, with its data, model and optimizer, in turns."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()  # as a training does
     loaders: list[tuple[Any, DataLoader, Iterator[Any]]] = []
     steps: dict[str, Callable[[], object]] = {}
     iterations = {}

@@ -25,7 +25,7 @@ from torch import nn
 import fst
 from fst.backends.timing import geometric_mean
 from fst.basics.arguments import positive
-from fst.basics.machine import processor
+from fst.basics.machine import keep_freed_memory, processor
 from fst.basics.text import table
 from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
@@ -65,6 +65,7 @@ def main() -> None:
     """Print a table, a row for each network as it is measured."""
     arguments = _parser().parse_args()
     torch.manual_seed(0)
+    keep_freed_memory()
     isa, kernels = torch.backends.cpu.get_cpu_capability(), cpp.missing() or "compiled"
     head = (
         f"{processor()}, {isa}, {torch.get_num_threads()} threads, torch {torch.__version__}, "

@@ -27,9 +27,9 @@ from products import Layer, SparseProp, programs
 from fst import get_strategy
 from fst.backends.timing import Function, compare
 from fst.basics.arguments import positive
+from fst.basics.machine import keep_freed_memory
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.benchmark import PLAIN, layer_shapes
-from fst.lab.benchmark.cli import keep_freed_memory
 from fst.lab.model import Training, from_name
 from fst.ops.cpp import missing
 from fst.ops.cpp.zeros_weight import zeros_lists

@@ -36,6 +36,7 @@ from fst.backends.record import STEPS
 from fst.backends.timing import Timing, sample
 from fst.baselines.channel_removal import channel_groups, channel_maxima, remove_channels
 from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.basics.machine import keep_freed_memory
 from fst.basics.values import one_of
 from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
@@ -43,7 +44,6 @@ from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.configs import write_config
 from fst.lab.analysis.macs import count_macs
 from fst.lab.benchmark import PLAIN, Training
-from fst.lab.benchmark.cli import keep_freed_memory
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
 from fst.layers.modules import SparseLayer, sparse_layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from fst import get_strategy
 from fst.backends import registry
 from fst.backends.timing import processor_time
 from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
+from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import surroundings
 from fst.cli.options.lab import bench
 from fst.cli.options.parsing import takes
@@ -140,18 +140,3 @@ def _backends(text: str) -> dict[str, str]:
             return names
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"--force-backends {text}: {error}") from error
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory, as jemalloc and CUDA's caching allocator do.
-
-    Else every large tensor is paged in anew, which costs up to a third of a small layer's time and
-    varies with what ran before. Returns whether it was done.
-    """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # malloc.h
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26))
-    return all([mallopt(option, value) == 1 for option, value in settings])

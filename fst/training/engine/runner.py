@@ -16,6 +16,7 @@ from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
 
+from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import code
 from fst.files.checkpoint import load_checkpoint_safely, replacing, state_dict_of
 from fst.training.engine.checkpoint import (
@@ -58,7 +59,9 @@ class Runner(mmengine.runner.Runner):
         self.logger.info(code())
 
     def setup_env(self, env_cfg: dict[str, Any]) -> None:
-        """Also starts gloo where there is no GPU."""
+        """Where there is no GPU, also starts gloo, and keeps freed memory."""
+        if not torch.cuda.is_available():
+            keep_freed_memory()
         if self.distributed and not is_distributed() and not torch.cuda.is_available():
             torch.distributed.init_process_group("gloo")
         super().setup_env(env_cfg)
