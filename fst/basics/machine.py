@@ -37,7 +37,8 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory, as jemalloc and CUDA's caching allocator do.
 
     Else every large tensor is paged in anew, which costs up to a third of a small layer's time and
-    varies with what ran before. Returns whether it was done.
+    varies with what ran before. The process holds more memory, for the gaps between what it uses.
+    Returns whether it was done.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # malloc.h
     try:

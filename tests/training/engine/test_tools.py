@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -307,3 +308,32 @@ def test_command_line(repo, run_python, tmp_path):
     command = (*torchrun, repo / "tools" / "train.py", config, "--launcher", "pytorch")
     run_python(*command, *options, "train_dataloader.dataset.subset=128")
     assert (tmp_path / "w" / "epoch_1.pth").exists()
+
+
+AFTERWARDS = """
+import resource, sys, torch
+from fst.cli.commands import main
+
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+main(sys.argv[1:])
+print("pages", pages(), pages())
+"""
+
+
+@pytest.mark.system
+def test_a_training_keeps_freed_memory(repo, run_python, tmp_path):
+    """Large tensors are not paged in anew, as they are with glibc's own settings."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library's allocator")
+    program = tmp_path / "train.py"
+    program.write_text(AFTERWARDS)
+    command = ("train", repo / "configs" / "demo_digits.py", "--work-dir", tmp_path / "w")
+    options = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
+    output = run_python(program, *command, "--cfg-options", *options).stdout
+    first, later = map(int, output.split()[-2:])
+    assert later < 20 * 2**14 / 4 and later <= first
