@@ -59,7 +59,7 @@ class Runner(mmengine.runner.Runner):
         self.logger.info(code())
 
     def setup_env(self, env_cfg: dict[str, Any]) -> None:
-        """Where there is no GPU, also starts gloo, and keeps freed memory."""
+        """Also starts gloo and keeps freed memory, where there is no GPU."""
         if not torch.cuda.is_available():
             keep_freed_memory()
         if self.distributed and not is_distributed() and not torch.cuda.is_available():
