@@ -9,7 +9,7 @@ import platform
 import re
 from pathlib import Path
 
-BUSY = 1.5  # threads that want to run, for each processor
+BUSY = 1.25  # threads that want to run, for each processor
 
 
 @functools.cache
