@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import Call, convolve_pruned, linear_as_conv
+from fst.ops.geometry import LINEAR, Geometry
 from fst.ops.prune import prune_weight
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import default_strategy
@@ -42,15 +43,9 @@ def sparse_conv2d(
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
     """
-    if not isinstance(strategy, Strategy):
-        strategy = default_strategy(strategy)
     groups = check_tensors(input, weight, bias, groups)
-    dtype = compute_dtype(input, weight, bias)
     input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
-    with torch.no_grad():
-        pruned = prune_weight(weight, strategy, groups, dtype, generator)
-    call = Call(geometry, strategy, strategy.gradient_decay, generator)
-    return convolve_pruned(input, weight, bias, pruned, call)
+    return _pruned(input, weight, bias, geometry, strategy, generator)
 
 
 def sparse_linear(
@@ -78,8 +73,25 @@ def sparse_linear(
     """
 
     def convolution(image: Tensor) -> Tensor:
-        return sparse_conv2d(
-            image, weight[:, :, None, None], bias, strategy=strategy, generator=generator
-        )
+        kernel = weight[:, :, None, None]
+        check_tensors(image, kernel, bias, 1)
+        return _pruned(image, kernel, bias, LINEAR, strategy, generator)
 
     return linear_as_conv(input, weight, convolution)
+
+
+def _pruned(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    strategy: str | Strategy,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if not isinstance(strategy, Strategy):
+        strategy = default_strategy(strategy)
+    dtype = compute_dtype(input, weight, bias)
+    with torch.no_grad():
+        pruned = prune_weight(weight, strategy, geometry.groups, dtype, generator)
+    call = Call(geometry, strategy, strategy.gradient_decay, generator)
+    return convolve_pruned(input, weight, bias, pruned, call)

@@ -27,6 +27,7 @@ from fst.layers.remembered import LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
 from fst.ops.conv import NOTHING, Call, KnownCall, convolve_pruned, known_call, linear_as_conv
+from fst.ops.geometry import LINEAR, Geometry
 from fst.rules.strategy import Strategy
 
 Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
@@ -113,7 +114,7 @@ class SparseLayer(PrunableWeight):
         if trains:
             self._begin_training_call()
         strategy, stored = self.acting, self.multiplies_parameter
-        padded, geometry = padded_geometry(input, weight, *where, self.conv_groups)
+        padded, geometry = self._geometry(input, weight, where)
         with choice.recording(self.state.record, is_dense=known.is_dense):
             pruned = self._prune(weight, dtype, trains=trains)
             draws = self._draws(input.device, trains)
@@ -125,6 +126,10 @@ class SparseLayer(PrunableWeight):
                 if prepared is not None:
                     self.state.record.prepared[known.key] = prepared
             return convolve_pruned(padded, weight, bias, pruned, call)
+
+    def _geometry(self, input: Tensor, weight: Tensor, where: Window) -> tuple[Tensor, Geometry]:
+        """The input, padded as far as the geometry does not say it, and the geometry."""
+        return padded_geometry(input, weight, *where, self.conv_groups)
 
     def _traced_call(self, input: Tensor, where: Window) -> Tensor:
         """`_call` inside torch.compile, where a layer remembers nothing of a call."""
@@ -248,6 +253,9 @@ class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be
 
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
+
+    def _geometry(self, input: Tensor, weight: Tensor, where: Window) -> tuple[Tensor, Geometry]:
+        return input, LINEAR
 
     def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
         """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""

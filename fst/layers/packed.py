@@ -27,7 +27,7 @@ from fst.ops.cpp.zeros_weight import (
     kept_output,
     refuses_zeros,
 )
-from fst.ops.geometry import Geometry, empty_maps, is_channels_last, output_shape
+from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
 
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
@@ -104,7 +104,7 @@ class PackedLayer(nn.Module):
     @property
     def geometry(self) -> Geometry:
         """Of the convolution; a linear layer is one of 1x1."""
-        return Geometry((1, 1), (0, 0), (1, 1), 1)
+        return LINEAR
 
     def folded(self) -> Folded:
         """The weight and the bias, batch norm included."""

@@ -21,6 +21,17 @@ class Geometry(NamedTuple):
     dilation: tuple[int, int]
     groups: int
 
+    is_linear = False
+
+
+class LinearGeometry(Geometry):
+    """Of a linear layer as a 1x1 convolution: its dense products are matrix products."""
+
+    is_linear = True
+
+
+LINEAR = LinearGeometry((1, 1), (0, 0), (1, 1), 1)
+
 
 def geometry_of(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
@@ -86,12 +97,15 @@ def share_of_mean(sums: Tensor, mean: Tensor, groups: int) -> Tensor:
 
 
 def _matrices(weight: Tensor, geometry: Geometry, *maps: Tensor) -> list[Tensor] | None:
-    """Maps (N, C, 1, L) as matrices (N·L, C), views, if their products are those of a linear layer.
+    """Maps (N, C, H, W) as matrices (N·H·W, C), views, for the products of a linear layer.
 
     PyTorch computes linear layers by matrix products, which on a CPU are faster than a convolution
-    of maps that are one pixel. None for any other product, and where values would have to move.
+    of maps that are one pixel high. None for any other product, and where values would have to
+    move.
     """
-    if maps[0].shape[2] != 1 or weight.shape[2:] != (1, 1) or maps[0].device.type != "cpu":
+    if maps[0].device.type != "cpu" or weight.shape[2:] != (1, 1):
+        return None
+    if maps[0].shape[2] != 1 and not geometry.is_linear:
         return None
     stride, padding, _, groups = geometry
     if stride != (1, 1) or padding != (0, 0) or groups != 1:

@@ -74,14 +74,28 @@ def test_dense_equals_torch(shape, bias):
         assert a is e is None or error(a, e) <= 1e-12
 
 
-@pytest.mark.parametrize("shape", [(5, 12), (3, 7, 12), (1, 1, 12), (0, 12), (64, 200)], ids=str)
+TOKENS = [(5, 12), (3, 7, 12), (1, 1, 12), (0, 12), (64, 200), (2, 6, 5, 200), (2, 1, 5, 3, 8)]
+
+
+@pytest.mark.parametrize("shape", TOKENS, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_dense_is_torchs_own_arithmetic(shape, bias):
-    """Matrix products, as in a linear layer, and not a convolution of maps of one row."""
+    """Matrix products, as in a linear layer, and not a convolution."""
     operands = _operands(shape, dtype=torch.float32, bias=bias)
     actual = _run(fst.sparse_linear, operands, strategy="dense")
+    layer = torch.nn.Linear(shape[-1], 9, bias=bias)
+    model = torch.nn.Sequential(layer)
+    fst.convert(model, "dense", layers="linear")
+
+    def converted(input, *values):
+        for name, value in zip(("weight", "bias"), values, strict=True):
+            layer._parameters[name] = value if value is None else torch.nn.Parameter(value.detach())
+        return model(input)
+
+    output, grad_input, *_ = _run(converted, operands)
     for a, e in zip(actual, _run(F.linear, operands), strict=True):
         assert a is e is None or torch.equal(a, e)
+    assert torch.equal(output, actual[0]) and torch.equal(grad_input, actual[1])
 
 
 def test_an_output_may_be_changed_in_place():

@@ -19,7 +19,7 @@ from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
 from fst.ops.arguments import padded_geometry
 from fst.ops.conv import Call, as_maps, convolve_pruned, linear_as_conv
-from fst.ops.geometry import Geometry, output_shape
+from fst.ops.geometry import LINEAR, Geometry, output_shape
 from fst.ops.prune import PrunedWeight, prune_weight
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import GEMMS, Strategy
@@ -124,8 +124,7 @@ def _shape_of(module: nn.Module, input: Tensor) -> LayerShape:
     if isinstance(module, nn.Linear):
         *samples, height, width = as_maps(input.shape[:-1])
         channels = (module.in_features, module.out_features)
-        plain = Geometry((1, 1), (0, 0), (1, 1), 1)
-        return LayerShape(*channels, (1, 1), plain, math.prod(samples), height, width, True)
+        return LayerShape(*channels, (1, 1), LINEAR, math.prod(samples), height, width, True)
     image, geometry = padded_input(module, input)
     kernel = (module.kernel_size[0], module.kernel_size[1])
     batch, _, height, width = image.shape
