@@ -69,7 +69,7 @@ def prepare(
     """
     strategy, record = layer.strategy, layer.state.record
     moves = strategy.schedule is not None or strategy.keeps_masks or strategy.has_memory
-    if moves or strategy.is_random or not layer.multiplies_parameter:
+    if moves or strategy.prunes_at_random or not layer.multiplies_parameter:
         return None
     if not input.dtype == weight.dtype == dtype or layer.passing.frozen is not None:
         return None

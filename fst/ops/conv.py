@@ -122,12 +122,10 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
     call: Call = ctx.call
     need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
     weight, weight_grad_input, decay_mask, input = ctx.saved_tensors
-    is_known = call.known.is_dense and not call.strategy.prunes_maps
-    if is_known and need_weight and not registry.demands():
-        wanted = (need_input, True, need_bias and not samples(call.strategy.grad_weight))
-        products = gradients(grad_output, input, weight_grad_input, call.geometry, wanted)
-    else:
-        with choice.recording(ctx.record, is_dense=call.known.is_dense):
+    with choice.recording(ctx.record, is_dense=call.known.is_dense):
+        if call.known.is_dense and need_weight and not registry.demands():
+            products = _dense_products(ctx, grad_output, input, weight_grad_input)
+        else:
             products = _products(ctx, grad_output, input, weight_grad_input)
     grad_input, grad_weight, grad_bias = products
     if need_bias and grad_bias is None:
@@ -137,6 +135,21 @@ def _gradients(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | N
             grad_weight = grad_weight.to(weight.dtype)
         if decay_mask is not None:
             add_residual(grad_weight, weight, decay_mask, call.decay)
+    return grad_input, grad_weight, grad_bias
+
+
+def _dense_products(
+    ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """`_products` where all of them are known to be the library's."""
+    need_input, _, need_bias = ctx.needs_input_grad[:3]
+    geometry, rule = ctx.call.geometry, ctx.call.strategy.grad_weight
+    dy_input, dy_weight = _pruned_twice(grad_output, ctx.call, need_input, True)
+    bias = need_bias and dy_weight is grad_output and not samples(rule)
+    if not need_input or dy_input is dy_weight:
+        return gradients(dy_weight, input, weight, geometry, (need_input, True, bias))
+    _, grad_weight, grad_bias = gradients(dy_weight, input, weight, geometry, (False, True, bias))
+    grad_input = gradients(dy_input, input, weight, geometry, (True, False, False))[0]
     return grad_input, grad_weight, grad_bias
 
 

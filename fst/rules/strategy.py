@@ -140,13 +140,6 @@ class Strategy:
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
 
-    @cached_property
-    def prunes_maps(self) -> bool:
-        """True if a rule changes values of grad_output or of the input."""
-        rules = (self.grad_input, self.grad_weight)
-        of_maps = (rule for rule in rules if rule is not None and rule.operand != "weight")
-        return not all(isinstance(rule, Sampled) for rule in of_maps)
-
     @property
     def has_memory(self) -> bool:
         """True if a layer's backward pass reuses gradients of earlier steps."""
@@ -203,6 +196,12 @@ class Strategy:
         """True if any rule draws random numbers."""
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
+
+    @cached_property
+    def prunes_at_random(self) -> bool:
+        """True if a rule draws what it prunes, and not only output positions."""
+        rules = (self.rule(gemm) for gemm in GEMMS)
+        return any(r is not None and r.is_random and not isinstance(r, Sampled) for r in rules)
 
     @cached_property
     def draws_masks(self) -> bool:

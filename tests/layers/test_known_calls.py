@@ -60,7 +60,10 @@ def asked(monkeypatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["srste", "fst_w", "fst_sampled", "sdgp", "acdc"])
+KNOWN = ["srste", "fst_w", "fst_sampled", "sdgp", "sdgp,prune_grad_weight=True", "acdc"]
+
+
+@pytest.mark.parametrize("strategy", KNOWN)
 def test_a_known_call_asks_nothing_and_computes_the_same(strategy, asked):
     net = converted(strategy)
     optimizer = still(net)
@@ -138,7 +141,7 @@ def runs(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["srste", "fst_w", "wg", "sdgp", "asp"])
+@pytest.mark.parametrize("strategy", ["srste", "fst_w", "wg", "sdgp", "fst_sampled", "asp"])
 def test_prepared_calls_compute_the_same(strategy, runs):
     """The first step chooses, the second one prepares, the third one has all."""
     net = converted(strategy)
