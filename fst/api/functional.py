@@ -45,7 +45,7 @@ def sparse_conv2d(
     """
     groups = check_tensors(input, weight, bias, groups)
     input, geometry = padded_geometry(input, weight, stride, padding, dilation, groups)
-    return _pruned(input, weight, bias, geometry, strategy, generator)
+    return _convolve(input, weight, bias, geometry, strategy, generator)
 
 
 def sparse_linear(
@@ -75,12 +75,12 @@ def sparse_linear(
     def convolution(image: Tensor) -> Tensor:
         kernel = weight[:, :, None, None]
         check_tensors(image, kernel, bias, 1)
-        return _pruned(image, kernel, bias, LINEAR, strategy, generator)
+        return _convolve(image, kernel, bias, LINEAR, strategy, generator)
 
     return linear_as_conv(input, weight, convolution)
 
 
-def _pruned(
+def _convolve(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -88,6 +88,7 @@ def _pruned(
     strategy: str | Strategy,
     generator: torch.Generator | None,
 ) -> Tensor:
+    """`sparse_conv2d` of tensors that are checked, and padded as far as ``geometry`` needs it."""
     if not isinstance(strategy, Strategy):
         strategy = default_strategy(strategy)
     dtype = compute_dtype(input, weight, bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,11 @@ class Geometry(NamedTuple):
     groups: int
 
     is_linear = False
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What times depend on: a linear layer's numbers are those of a 1x1 convolution too."""
+        return *self, self.is_linear
 
 
 class LinearGeometry(Geometry):

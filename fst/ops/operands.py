@@ -55,7 +55,7 @@ class Output(NamedTuple):
         return self.input.device
 
     def key(self) -> LayerKey:
-        options = (self.bias is not None, *self.geometry, self.geometry.is_linear)
+        options = (self.bias is not None, *self.geometry.form)
         zeros = (self.zeros.weight, self.zeros.input)
         return LayerKey.of(self.input, self.weight, options=options, zeros=zeros)
 
@@ -113,14 +113,7 @@ class GradInput(NamedTuple):
         # A list that grad_weight has drawn is free here: the times are others than with a draw.
         is_drawn = self.lists is not None and self.lists.is_drawn
         rule = None if self.rule is None else str(self.rule)
-        options = (
-            rule,
-            self.kept,
-            is_drawn,
-            tuple(self.input_shape),
-            *self.geometry,
-            self.geometry.is_linear,
-        )
+        options = (rule, self.kept, is_drawn, tuple(self.input_shape), *self.geometry.form)
         zeros = (self.zeros.weight, self.zeros.grad_output)
         return LayerKey.of(self.grad_output, self.weight, options=options, zeros=zeros)
 
@@ -213,7 +206,7 @@ class GradWeight(NamedTuple):
 
     def key(self) -> LayerKey:
         rule = None if self.rule is None else str(self.rule)
-        options = (rule, self.kept, self.phase, self.joint, *self.geometry, self.geometry.is_linear)
+        options = (rule, self.kept, self.phase, self.joint, *self.geometry.form)
         operands, zeros = (self.grad_output, self.input, self.weight), self.zeros[1:]
         return LayerKey.of(*operands, options=options, zeros=zeros)
 

@@ -334,6 +334,7 @@ def test_a_training_keeps_freed_memory(repo, run_python, tmp_path):
     program.write_text(AFTERWARDS)
     command = ("train", repo / "configs" / "demo_digits.py", "--work-dir", tmp_path / "w")
     options = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
-    output = run_python(program, *command, "--cfg-options", *options).stdout
+    on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
+    output = run_python(program, *command, "--cfg-options", *options, env=on_cpu).stdout
     first, later = map(int, output.split()[-2:])
     assert later < 20 * 2**14 / 4 and later <= first
