@@ -25,7 +25,7 @@ class Geometry(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What times depend on: a linear layer's numbers are those of a 1x1 convolution too."""
+        """Numbers on which times depend. The last one tells linear layers from 1x1 kernels."""
         return *self, self.is_linear
 
 
