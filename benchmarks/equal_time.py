@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 
 import fst
 from fst.backends.timing import Timing, compare
-from fst.basics.arguments import add_traceback, user_errors
+from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.basics.machine import keep_freed_memory
 from fst.basics.values import check_number
 from fst.cli.environment import surroundings
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
     parser.add_argument("--work-dir", type=Path, required=True, help="folder to write")
     parser.add_argument("--times", type=Path, help="of the steps (DIR/equal_time.json)")
     parser.add_argument("--seconds", type=float, help="of each training (as the baseline's)")
-    parser.add_argument("--epochs", type=int, help="of the baseline, instead of its config's")
+    parser.add_argument("--epochs", type=positive, help="of the baseline, instead of its config's")
     parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
     add_cfg_options(parser, "changes to the configs of all settings")
     add_traceback(parser)
