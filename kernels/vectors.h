@@ -131,4 +131,17 @@ inline vec activate(vec x, int64_t activation) {
   return x;
 }
 
+// Activates some vectors; the activation is a constant in each loop.
+template <int COUNT>
+inline __attribute__((always_inline)) void activate_all(vec* x, int64_t activation) {
+  const auto all = [&](auto known) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) x[i] = activate(x[i], known.value);
+  };
+  if (activation == RELU) all(std::integral_constant<int64_t, RELU>{});
+  if (activation == RELU6) all(std::integral_constant<int64_t, RELU6>{});
+  if (activation == SILU) all(std::integral_constant<int64_t, SILU>{});
+  if (activation == HARDSWISH) all(std::integral_constant<int64_t, HARDSWISH>{});
+}
+
 }  // namespace fst

@@ -1,365 +1,91 @@
-// Y and dX of a convolution from lists of what is not zero in the weight (zeros_weight.h).
-//
-// A task is a strip of V images, or of one image, as wide as a tile. It goes down the strip: rows of
-// the source are packed once each, tiles are summed block by block of channels, and are turned into
-// the layout of the result, where bias, residual and activation are applied.
+// Y and dX of a convolution from lists of what is not zero in the weight (zeros_product.h).
 
-#include "vectors.h"
-#include "zeros_weight.h"
+#include "zeros_product.h"
 
+namespace fst {
 namespace {
 
-using namespace fst;
+// Four values of a list, each of them in all lanes.
+struct Four {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256 values;  // twice: one load for four numbers, as loads are what limits the products
 
-constexpr int64_t TASKS = 4;  // at least, for each thread
-constexpr int64_t LINE = 64;  // bytes of a line of the cache
+  explicit Four(const float* from)
+      : values(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(from))) {}
+  template <int I>
+  vec at() const {
+    return _mm256_permute_ps(values, I * 0x55);
+  }
+#else
+  const float* values;
 
-// Elements of a map (images, channels, places), contiguous or channels_last.
-struct Layout {
-  int64_t of_image, of_channel, of_place, width;
-
-  Layout(int64_t images_apart, int64_t channels, int64_t places, int64_t width, bool last)
-      : of_image(images_apart), of_channel(last ? 1 : places), of_place(last ? channels : 1),
-        width(width) {}
+  explicit Four(const float* from) : values(from) {}
+  template <int I>
+  vec at() const {
+    return values[I] - vec{};
+  }
+#endif
 };
 
-struct Epilogue {
-  const float* bias;
-  const void* residual;
-  int64_t activation;
-};
-
-template <class T>
-struct Product {
-  using Int = typename T::Int;
-  const Int* from;
-  Int* to;
-  Plan p;
-  const Run* runs;
-  Entries entries;
-  Epilogue epilogue;
-  Layout source, result;
-
-  // One thread's memory, and what it has packed of a strip.
-  struct Strip {
-    float *x, *y;
-    int64_t *places, *columns;  // of lanes of the source, or -1; of vectors of X
-    int64_t image, column;      // of lane 0; first column of the strip, in vectors' units
-    int64_t origin, packed;     // the row that lies first in X; all rows before `packed` are there
-    const void** memory;        // of lines
-    Lines lines;                // of what is packed next
-  };
-
-  int64_t vectors() const { return p.over_pixels ? p.across.count * p.wide : p.line; }
-  int64_t numbers_y() const { return p.phases() * p.groups * p.results * p.high * p.wide * V; }
-  int64_t lanes() const { return p.over_pixels ? 1 : V; }  // images of a strip
-  int64_t channels() const { return p.groups * p.sources; }
-
-  // Where each lane of each vector of a row lies in a row of the source.
-  void find_places(Strip& strip) const {
-    int64_t at = 0;
-    for (int k = 0; k < p.across.count; ++k) {
-      const int64_t length = p.wide + (p.over_pixels ? 0 : p.across.span(k));
-      for (int64_t i = 0; i < length; ++i, ++at) {
-        strip.columns[at] = p.column(k) + i * V;
-        for (int64_t lane = 0; lane < V; ++lane) {
-          const int64_t image = strip.image + (p.over_pixels ? 0 : lane);
-          const int64_t step = p.over_pixels ? (strip.column + i) * V + lane : strip.column + i;
-          const int64_t column = step * p.across.stride + p.across.least[k];
-          const bool there = image < p.images && column >= 0 && column < p.columns.from;
-          strip.places[at * V + lane] =
-              there ? image * source.of_image + column * source.of_place : -1;
-        }
+template <int HIGH, int WIDE>
+void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch, bool fresh,
+              float* y, int64_t of_tile, Lines& lines) {
+  for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
+    lines.fetch();
+    vec sum[HIGH][WIDE];
+#pragma GCC unroll 32
+    for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+      for (int j = 0; j < WIDE; ++j) sum[i][j] = vec{};
+    }
+    const auto add = [&](vec value, uint16_t offset) __attribute__((always_inline)) {
+      const char* row = reinterpret_cast<const char*>(x) + offset * UNIT;
+#pragma GCC unroll 32
+      for (int i = 0; i < HIGH; ++i) {
+        const vec* from = reinterpret_cast<const vec*>(row + i * pitch);
+#pragma GCC unroll 32
+        for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
       }
-    }
-  }
-
-  // A row of the source, or zeros, as row `slot` of X.
-  void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
-    const bool outside = row < 0 || row >= p.rows.from;
-    const Int* begin = from + row * source.width * source.of_place;
-    for (int64_t g = 0; g < p.groups; ++g) {
-      pack_channels(strip, outside ? nullptr : begin + g * p.sources * source.of_channel,
-                    p.sources, strip.x + g * p.blocks * p.of_block + slot * p.of_row);
-    }
-  }
-
-  // Channels of a group from x on; two vectors of 16 at a time, which fill lines of the cache.
-  void pack_channels(const Strip& strip, const Int* x, int64_t count, float* y) const {
-    const int64_t step = std::max(V, 16);
-    for (int64_t at = 0; at < vectors(); at += 2) {
-      for (int64_t c = 0; c < count; c += step) {
-        for (int64_t i = at; i < std::min(at + 2, vectors()); ++i) {
-          const int64_t* place = strip.places + i * V;
-          for (int64_t d = c; d < std::min(c + step, count); d += V) {
-            pack_square(x, place, d, std::min<int64_t>(V, count - d), y + strip.columns[i]);
-          }
-        }
-      }
-    }
-  }
-
-  void pack_square(const Int* x, const int64_t* place, int64_t c, int64_t count, float* y) const {
-    const int64_t wrap = p.of_block - p.block * p.of_channel;  // from a block to the next
-    int64_t left = p.block - c % p.block;                      // channels of this block
-    y += c / p.block * p.of_block + c % p.block * p.of_channel;
-    const auto put_next = [&](vec value) {
-      *reinterpret_cast<vec*>(y) = value;
-      y += p.of_channel;
-      if (--left == 0) y += wrap, left = p.block;
     };
-    if (!x) {
-      for (int64_t i = 0; i < count; ++i) put_next(vec{});
-      return;
+    int64_t k = run->begin;
+    for (; k + 4 <= run->end; k += 4) {
+      const Four values(list.values + k);
+      add(values.at<0>(), list.offsets[k]);
+      add(values.at<1>(), list.offsets[k + 1]);
+      add(values.at<2>(), list.offsets[k + 2]);
+      add(values.at<3>(), list.offsets[k + 3]);
     }
-    x += c * source.of_channel;
-    bool all = true;
-    for (int i = 0; i < V; ++i) all &= place[i] >= 0;
-    if (source.of_channel == 1 && count == V) {
-      vec square[V];
-      if (all) {
-        for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i]);
-      } else {
-        for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
-      }
-      turn(square);
-      for (int i = 0; i < V; ++i) put_next(square[i]);
-      return;
-    }
-    const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
-    for (int64_t i = 0; i < count; ++i, x += source.of_channel) {
-      vec value = vec{};
-      if (together) {
-        value = load<T>(x + place[0]);
-      } else {
-        for (int j = 0; j < V; ++j) value[j] = place[j] < 0 ? 0.0f : T::wide(x[place[j]]);
-      }
-      put_next(value);
-    }
-  }
-
-  // Packs what rows [row, row + high) of the result's grid see.
-  void advance(Strip& strip, int64_t row, int64_t high) const {
-    const int64_t rows = p.kept * p.of_row;  // numbers of a class
-    if (row - strip.origin + high + p.down.longest() > p.kept) {
-      for (int64_t i = 0; i < p.numbers() / rows; ++i) {
-        const int64_t stay = strip.packed + p.down.span(i % p.down.count) - row;
-        float* plane = strip.x + i * rows;
-        if (stay > 0) {
-          std::memmove(plane, plane + (row - strip.origin) * p.of_row,
-                       stay * p.of_row * sizeof(float));
-        }
-      }
-      strip.origin = row;
-    }
-    for (int k = 0; k < p.down.count; ++k) {
-      const int64_t span = p.down.span(k);
-      const int64_t begin = strip.packed < 0 ? row : strip.packed + span;
-      for (int64_t i = begin; i < row + high + span; ++i) {
-        pack_row(strip, i * p.down.stride + p.down.least[k], k * p.kept + i - strip.origin);
-      }
-    }
-    strip.packed = row + high;
-  }
-
-  int64_t most_lines() const {  // of what is packed at once
-    if (source.of_channel != 1) return 0;
-    const int64_t count = p.flat ? p.block : p.down.count * p.high * channels();
-    return vectors() * V * (count * sizeof(Int) / LINE + p.down.count * p.high);
-  }
-
-  // Lists the lines of some channels of a row's places.
-  void add_lines(Strip& strip, const Int* x, int64_t count) const {
-    if (source.of_channel != 1) return;
-    for (int64_t i = 0; i < vectors() * V; ++i) {
-      for (int64_t c = 0; strip.places[i] >= 0 && c < count; c += LINE / sizeof(Int)) {
-        *strip.lines.end++ = x + strip.places[i] + c;
+    for (; k < run->end; ++k) add(list.values[k] - vec{}, list.offsets[k]);
+    vec* tile = reinterpret_cast<vec*>(y);
+#pragma GCC unroll 32
+    for (int i = 0; i < HIGH; ++i) {
+#pragma GCC unroll 32
+      for (int j = 0; j < WIDE; ++j) {
+        vec& place = tile[i * WIDE + j];
+        place = fresh ? sum[i][j] : place + sum[i][j];
       }
     }
   }
+}
 
-  // Lists the lines of the rows that `advance` will pack for the next tile.
-  void look_ahead(Strip& strip) const {
-    strip.lines = {strip.memory, strip.memory, 0};
-    for (int k = 0; k < p.down.count; ++k) {
-      for (int64_t i = 0; i < p.high; ++i) {
-        const int64_t row = (strip.packed + p.down.span(k) + i) * p.down.stride + p.down.least[k];
-        if (row < 0 || row >= p.rows.from) continue;
-        add_lines(strip, from + row * source.width * source.of_place, channels());
-      }
-    }
-  }
-
-  // Sums of channels [first, last) of the result. Pixels in one row are packed block by block.
-  void multiply(Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
-                int64_t last) const {
-    const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
-    // Rows of pixels lie side by side.
-    const Add add = p.over_pixels ? find_add(1, high * wide) : find_add(high, wide);
-    for (int64_t g = first / p.results; g * p.results < last; ++g) {
-      const int64_t begin = std::max(first, g * p.results);
-      const int64_t end = std::min(last, (g + 1) * p.results);
-      for (int64_t b = 0; b < p.blocks; ++b) {
-        const float* x = strip.x;
-        if (p.flat) {
-          const Int* channel = from + (g * p.sources + b * p.block) * source.of_channel;
-          pack_channels(strip, channel, p.channels_of(b), strip.x);
-          strip.lines = {strip.memory, strip.memory, 0};
-          if (b + 1 < p.blocks) add_lines(strip, channel + p.block, p.channels_of(b + 1));
-        } else {
-          x += (row - strip.origin) * p.of_row + (g * p.blocks + b) * p.of_block;
-        }
-        const bool ahead = p.flat || (b + 1 == p.blocks && end == last);
-        Lines none{}, &lines = ahead ? strip.lines : none;
-        lines.of_run = parts(lines.end - lines.next, p.phases() * (end - begin));
-        for (int64_t f = 0; f < p.phases(); ++f) {
-          const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
-          add(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
-              strip.y + (f * all + begin) * size, size, lines);
-        }
-      }
-    }
-  }
-
-  // One vector of the result: its lanes go to places `at`, unless these are negative.
-  void put(vec sum, float bias, const int64_t* at) const {
-    const Int* residual = static_cast<const Int*>(epilogue.residual);
-    vec value = sum + bias;
-    if (residual) {
-      for (int i = 0; i < V; ++i) value[i] += at[i] < 0 ? 0.0f : T::wide(residual[at[i]]);
-    }
-    Int numbers[V];
-    store<T>(activate(value, epilogue.activation), numbers);
-    for (int i = 0; i < V; ++i) {
-      if (at[i] >= 0) to[at[i]] = numbers[i];
-    }
-  }
-
-  // V vectors of V channels; each lane's channels go to a place.
-  void put_square(vec* square, const float* bias, const int64_t* place, int64_t channel) const {
-    const Int* residual = static_cast<const Int*>(epilogue.residual);
-    const vec more = bias ? *reinterpret_cast<const vec*>(bias + channel) : vec{};
-    turn(square);
-    for (int i = 0; i < V; ++i) {
-      if (place[i] < 0) continue;
-      vec value = square[i] + more;
-      if (residual) value += load<T>(residual + place[i] + channel);
-      store<T>(activate(value, epilogue.activation), to + place[i] + channel);
-    }
-  }
-
-  void write(const Strip& strip, int64_t row, int64_t high, int64_t wide, int64_t first,
-             int64_t last) const {
-    const int64_t across = p.columns.phases(), down = p.rows.phases();
-    const int64_t size = p.high * p.wide * V, all = p.groups * p.results;
-    for (int64_t f = 0; f < p.phases(); ++f) {
-      for (int64_t t = 0; t < high * wide; ++t) {
-        const int64_t h = f / across + down * (row + t / wide);
-        int64_t place[V];
-        bool any = false;
-        for (int64_t i = 0; i < V; ++i) {
-          const int64_t step = strip.column + t % wide;
-          const int64_t w = f % across + across * (p.over_pixels ? step * V + i : step);
-          const int64_t image = strip.image + (p.over_pixels ? 0 : i);
-          const bool there = h < p.rows.to && w < p.columns.to && image < p.images;
-          any |= there;
-          place[i] = there ? image * result.of_image + (h * result.width + w) * result.of_place
-                           : -1;
-        }
-        if (!any) continue;
-        const float* y = strip.y + f * all * size + t * V;
-        int64_t c = first;
-        for (; result.of_channel == 1 && c + V <= last; c += V) {
-          vec square[V];
-          for (int i = 0; i < V; ++i) {
-            square[i] = *reinterpret_cast<const vec*>(y + (c + i) * size);
-          }
-          put_square(square, epilogue.bias, place, c);
-        }
-        for (; c < last; ++c) {
-          int64_t at[V];
-          for (int i = 0; i < V; ++i) {
-            at[i] = place[i] < 0 ? -1 : place[i] + c * result.of_channel;
-          }
-          put(*reinterpret_cast<const vec*>(y + c * size),
-              epilogue.bias ? epilogue.bias[c] : 0.0f, at);
-        }
-      }
-    }
-  }
-
-  // Rows [begin, end) of a strip, channels [first, last) of the result.
-  void run_strip(Strip& strip, int64_t begin, int64_t end, int64_t first, int64_t last) const {
-    // Over pixels a tile of rows is one of vectors that follow each other.
-    const int64_t rest = std::min(p.wide, p.length() - strip.column);
-    const int64_t wide = p.over_pixels && p.high > 1 ? p.wide : rest;
-    find_places(strip);
-    strip.origin = begin, strip.packed = -1;
-    for (int64_t row = begin; row < end; row += p.high) {
-      const int64_t high = std::min(p.high, end - row);
-      if (!p.flat) advance(strip, row, high), look_ahead(strip);
-      multiply(strip, row, high, wide, first, last);
-      write(strip, row, high, wide, first, last);
-    }
-  }
-
-  Status run(int64_t threads) const {
-    const int64_t strips = p.strips(), height = p.rows.count(), tiles = parts(height, p.high);
-    const int64_t units = parts(p.images, lanes()) * strips, all = p.groups * p.results;
-    // Parts of a strip repeat the rows that both see, parts of the channels repeat all packing.
-    const bool even = units >= TASKS * threads || units % threads == 0;
-    const int64_t pieces = even ? 1 : std::min(tiles, parts(TASKS * threads, units));
-    const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, parts(all, V));
-    // Strips that follow each other fetch for each other.
-    const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
-    const int64_t tasks = parts(units, together) * pieces * splits;
-    const int64_t numbers_x = (p.flat ? p.of_block : p.numbers()) + REACH / 4;
-    const int64_t size_x = parts(numbers_x, 16) * 16, size_y = parts(numbers_y(), 16) * 16;
-    const int64_t size_places = vectors() * (V + 1);
-    Memory<float> numbers(threads * (size_x + size_y));
-    Memory<int64_t> places(threads * size_places);
-    Memory<const void*> lines(threads * most_lines());
-    if (!numbers.data || !places.data || !lines.data) return NO_MEMORY;
-    int64_t next = 0;
-    in_parallel(threads, [&](Team team) {
-      Strip strip{};
-      strip.x = numbers.data + team.rank * (size_x + size_y);
-      strip.y = strip.x + size_x;
-      strip.places = places.data + team.rank * size_places;
-      strip.columns = strip.places + vectors() * V;
-      strip.memory = lines.data + team.rank * most_lines();
-      while (true) {
-        const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-        if (task >= tasks) break;
-        const int64_t split = task % splits, piece = task / splits % pieces;
-        const int64_t unit = task / splits / pieces * together;
-        for (int64_t i = unit; i < std::min(unit + together, units); ++i) {
-          strip.image = i / strips * lanes();
-          strip.column = i % strips * p.wide;
-          run_strip(strip, tiles * piece / pieces * p.high,
-                    std::min(height, tiles * (piece + 1) / pieces * p.high), all * split / splits,
-                    all * (split + 1) / splits);
-        }
-      }
-    });
-    return DONE;
-  }
-};
-
-// Whether lists of that many bytes are those of a plan, with all runs inside.
-bool belong(const Plan& plan, const int64_t* lists, int64_t bytes) {
-  int64_t head[HEAD];
-  describe(plan, head);
-  if (bytes < list_bytes(plan) || std::memcmp(head, lists, sizeof(head)) != 0) return false;
-  const Run* runs = reinterpret_cast<const Run*>(lists + HEAD);
-  bool bad = false;
-  for (int64_t k = 0; k < plan.runs(); ++k) {
-    bad |= runs[k].begin < 0 || runs[k].end < runs[k].begin || runs[k].end > plan.weights();
-  }
-  return !bad;
+template <int HIGH, int... WIDE>
+Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
+  static constexpr Add all[] = {add_runs<HIGH, WIDE + 1>...};
+  return all[wide - 1];
 }
 
 }  // namespace
+
+Add find_add(int64_t high, int64_t wide) {
+  if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
+  if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
+  if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
+  return of_width<4>(wide, std::make_integer_sequence<int, TILE / 4>());
+}
+
+}  // namespace fst
+
+using namespace fst;
 
 // Y or dX, in the kind of the source. Shapes: source (images, groups * in, height, width) or, for
 // dX, (images, groups * out, rows, columns); result the other; residual as the result; bias

@@ -19,6 +19,7 @@ from fst.basics.machine import processor
 from fst.basics.text import table
 from fst.basics.values import check_module, one_of
 from fst.layers.calls import LayerCall, called_on, each_call
+from fst.layers.chained import APART, TOGETHER, Chain, chain_depthwise
 from fst.layers.fused import fuse, trace
 from fst.layers.modules import sparse_layers
 from fst.layers.packed import (
@@ -39,6 +40,7 @@ LARGEST_DIFFERENCE = {  # of an output, relative to its largest value
     torch.float16: 0.02,
 }
 SAME = 1e-5  # of a trace's output, which computes what the model does
+CHAIN_HEADER = ("layers", "one by one, ms", "in one go, ms", "run")
 PLAIN, DENSE, PACKED = "plain", "dense, batch norm folded", "packed"
 
 
@@ -69,11 +71,29 @@ class PackedRow:
 
 
 @dataclass(frozen=True)
+class ChainRow:
+    """Layers of a packed model that can be computed in one go, for the example input.
+
+    Attributes:
+        layers: names, in order; one of the layers is depthwise.
+        apart: milliseconds of all of them, one by one; None where nothing was timed.
+        together: milliseconds in one go.
+        runs: APART or TOGETHER.
+    """
+
+    layers: tuple[str, ...]
+    apart: Timing | None
+    together: Timing | None
+    runs: str
+
+
+@dataclass(frozen=True)
 class PackReport:
     """Times and choices of `pack`; ``str()`` is a table of the layers and the verdict.
 
     Attributes:
-        layers: in the order of the model.
+        layers: in the order of the model, each as it runs where it is computed alone.
+        chains: layers around a depthwise one, as they run together.
         times: milliseconds of the whole model: as it was given ("plain"), packed but without zeros
             left out ("dense, batch norm folded"), and "packed".
         difference: largest difference between the outputs and the plain model's, relative to the
@@ -84,6 +104,7 @@ class PackReport:
     """
 
     layers: tuple[PackedRow, ...]
+    chains: tuple[ChainRow, ...]
     times: dict[str, Timing]
     difference: float | None
     shapes: tuple[tuple[int, ...], ...]
@@ -92,8 +113,9 @@ class PackReport:
 
     @property
     def gained(self) -> bool:
-        """True if some layer leaves out zeros: the model is then faster than without."""
-        return any(row.runs != WAYS[LIBRARY] for row in self.layers)
+        """True if some layer does not run by the library: the model is faster then."""
+        zeros = any(row.runs != WAYS[LIBRARY] for row in self.layers)
+        return zeros or any(row.runs == TOGETHER for row in self.chains)
 
     @property
     def verdict(self) -> str:
@@ -128,8 +150,13 @@ class PackReport:
         outputs = "no output is a tensor that could be compared"
         if self.difference is not None:
             outputs = f"outputs differ by {self.difference:.1e} of their largest value"
+        chains = [
+            (" + ".join(row.layers), row.apart or "-", row.together or "-", row.runs)
+            for row in self.chains
+        ]
         lines = (
             table(header, rows),
+            *([table(CHAIN_HEADER, chains)] if chains else []),
             table(("whole model", "ms: median (quartiles)"), whole),
             f"{processor()}, {self.threads} thread(s), {self.dtype}, input {shapes}; {outputs}",
             self.verdict,
@@ -190,6 +217,7 @@ def pack(
         expected = called_on(plain, _copied(inputs))
         packed = _packed(packed, inputs, {})
         layers = _layers(packed)
+        chain_depthwise(layers.values())
         if not layers:
             raise ValueError(
                 f"{type(model).__name__} has no nn.Conv2d or nn.Linear that can be packed: "
@@ -204,9 +232,10 @@ def pack(
             raise RuntimeError(
                 f"the packed model's outputs differ by {apart:.1e} of their largest value."
             )
-        times = _times(plain, packed, layers, example, inputs)
+        times = _times(plain, packed, layers, _copied(example), _copied(inputs))
     rows = _rows(plain, packed)
-    report = PackReport(rows, times, apart, _shapes(inputs), used, torch.get_num_threads())
+    rest = (times, apart, _shapes(inputs), used, torch.get_num_threads())
+    report = PackReport(rows, _chain_rows(layers), *rest)
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
@@ -305,6 +334,8 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
         layer.dtype, layer.kept, layer.laid = dtype, None, None
         for known in (layer.products, layer.chosen, layer.times):
             known.clear()
+        if layer.chain is not None:
+            layer.chain.forget()
     for module in packed.modules():
         if id(module) not in kept:
             for value in [*module._parameters.values(), *module._buffers.values()]:
@@ -343,6 +374,7 @@ def _times(
     }
     times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
     used = any(lanes != LIBRARY for layer in layers.values() for lanes in layer.chosen.values())
+    used |= any(any(chain.chosen.values()) for chain in _chains(layers))
     if not used or times[PACKED].median >= times[DENSE].median:
         times[PACKED] = times[DENSE]
         for layer in layers.values():
@@ -379,6 +411,21 @@ def _rows(plain: nn.Module, packed: nn.Module) -> tuple[PackedRow, ...]:
                 min(zeros) if zeros else None,
             )
         )
+    return tuple(rows)
+
+
+def _chains(layers: dict[str, PackedLayer]) -> list[Chain]:
+    return [layer.chain for layer in layers.values() if layer.chain is not None]
+
+
+def _chain_rows(layers: dict[str, PackedLayer]) -> tuple[ChainRow, ...]:
+    rows = []
+    for chain in _chains(layers):
+        times = next(iter(chain.times.values()), {})
+        together = next(iter(chain.chosen.values()), False) and not chain.layers[-1].only_library
+        names = tuple(layer.layer_name for layer in chain.layers)
+        runs = TOGETHER if together else APART
+        rows.append(ChainRow(names, times.get(APART), times.get(TOGETHER), runs))
     return tuple(rows)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fst.layers.chained import Chain, is_depthwise_layer, is_pointwise_layer
 from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer, refuses_packing
 from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
@@ -133,6 +134,9 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
             pack_layer(layer, f"{prefix}{node.target}")
         if counts[id(layer)] == 1 and len(node.args) == 1 and not node.kwargs:
             _fuse_followers(graph, node, modules, counts)
+    for node in list(graph.nodes):
+        if isinstance(_layer_of(node, modules, counts), PackedConv2d):
+            _chain_neighbours(graph, node, modules, counts)
     for node in [node for node in graph.nodes if node.op == "placeholder"]:
         with graph.inserting_after(node):
             laid = graph.call_function(channels_last, (node,))
@@ -195,6 +199,47 @@ def _replace(
         graph.erase_node(past)
 
 
+def _layer_of(
+    node: Any, modules: dict[str, nn.Module], counts: dict[int, int]
+) -> PackedConv2d | None:
+    """The packed convolution that a node calls, and no other node; None for other nodes."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    layer = modules[str(node.target)]
+    if not isinstance(layer, PackedConv2d) or counts[id(layer)] != 1 or node.kwargs:
+        return None
+    return layer
+
+
+def _chain_neighbours(
+    graph: fx.Graph, node: fx.Node, modules: dict[str, nn.Module], counts: dict[int, int]
+) -> None:
+    """Chain a depthwise layer with the 1x1 layers before and behind it."""
+    layer = _layer_of(node, modules, counts)
+    if layer is None or not is_depthwise_layer(layer) or _residual_of(node) is not None:
+        return
+    nodes, first, last = [node], node.args[0], _follower(node)
+    behind = _layer_of(last, modules, counts)
+    if behind is not None and is_pointwise_layer(behind) and last.args[0] is node:
+        if _residual_of(last) is not node and not _is_written(node, last, modules):
+            nodes.append(last)
+    before = _layer_of(first, modules, counts)
+    if before is not None and is_pointwise_layer(before) and len(first.users) == 1:
+        if _residual_of(first) is None and not _is_written(first, nodes[-1], modules):
+            nodes.insert(0, first)
+    if len(nodes) == 1:
+        return
+    chained = [modules[str(of.target)] for of in nodes]
+    chained[-1].chain = Chain(chained)
+    nodes[-1].args = (nodes[0].args[0], _residual_of(nodes[-1]), True)
+    for past in reversed(nodes[:-1]):
+        graph.erase_node(past)
+
+
+def _residual_of(node: fx.Node) -> Any:
+    return node.args[1] if len(node.args) > 1 else None
+
+
 def _follower(node: fx.Node) -> fx.Node | None:
     """The only node that uses the result, and takes it as its first argument or adds it."""
     if len(node.users) != 1:
@@ -230,10 +275,16 @@ def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, 
     if added.target in ONTO_THE_FIRST and added.args[0] is other:
         if any(position[user] > position[added] for user in other.users):
             return False  # it would see the sum
+    return not _is_written(node, added, modules)
+
+
+def _is_written(node: fx.Node, later: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """True if the input of a layer may change before a later node."""
+    position = {of: place for place, of in enumerate(node.graph.nodes)}
     used = node.args[0]
     assert isinstance(used, fx.Node)  # the input of a layer
-    between = [user for user in used.users if position[node] < position[user] < position[added]]
-    return not any(_writes(user, modules) for user in between)
+    between = [user for user in used.users if position[node] < position[user] < position[later]]
+    return any(_writes(user, modules) for user in between)
 
 
 def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

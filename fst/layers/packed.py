@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ from fst.ops.cpp.zeros_weight import (
     refuses_zeros,
 )
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
+
+if TYPE_CHECKING:
+    from fst.layers.chained import Chain
 
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
@@ -49,7 +52,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda maps: F.silu(maps, inplace=True),
     "hardswish": lambda maps: F.hardswish(maps, inplace=True),
 }
-_CHOOSING = threading.RLock()
+CHOOSING = threading.RLock()
 
 Key = tuple[torch.Size, tuple[int, ...], torch.dtype, bool]
 
@@ -78,6 +81,7 @@ class PackedLayer(nn.Module):
         dtype: of the products.
         only_library: never by zeros.
         times: of each input that was timed, milliseconds of each of WAYS that applies.
+        chain: which computes the layer together with others, and is called in its stead; or None.
     """
 
     weight: nn.Parameter
@@ -92,12 +96,13 @@ class PackedLayer(nn.Module):
     products: dict[Key, PreparedOutput]
     kept: Folded | None
     laid: Tensor | None
+    chain: Chain | None
 
     def become_packed(self, name: str) -> None:
         """Set the attributes; the batch norm and the activation are not yet part of it."""
         self.__dict__.update(layer_name=name, norms=(), activation=0, dtype=self.weight.dtype)
         self.__dict__.update(
-            only_library=False, times={}, chosen={}, products={}, kept=None, laid=None
+            only_library=False, times={}, chosen={}, products={}, kept=None, laid=None, chain=None
         )
         self.register_load_state_dict_post_hook(forget)
 
@@ -130,8 +135,9 @@ class PackedLayer(nn.Module):
         """activation(W * input + bias + residual).
 
         Args:
-            fused: whether the caller leaves out the batch norm and the activation that became part
-                of the layer; those who do not know of them get the plain layer's output.
+            fused: whether the caller leaves out the layers that its chain begins with, and the
+                batch norm and the activation that became part of the layer; those who do not know
+                of them get the plain layer's output.
 
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
@@ -139,6 +145,12 @@ class PackedLayer(nn.Module):
         self._refuse_training(input, residual)
         if not fused and (self.norms or self.activation):
             return super().forward(input)
+        if self.chain is not None and (fused or len(self.chain.layers) == 1):
+            return self.chain(input, residual)
+        return self.alone(input, residual)
+
+    def alone(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """`forward` without the chain's other layers."""
         if torch.compiler.is_compiling() or type(input) is not Tensor:
             return self._traced(input, residual)
         key = (input.shape, input.stride(), input.dtype, residual is not None)
@@ -203,7 +215,7 @@ class PackedLayer(nn.Module):
 
     def _choose(self, key: Key, input: Tensor, residual: Tensor | None) -> int:
         """The fastest of WAYS for such an input, timed unless many others were."""
-        with _CHOOSING, torch.no_grad():
+        with CHOOSING, torch.no_grad():
             if key in self.chosen:
                 return self.chosen[key]
             maps = self.maps(input)
@@ -211,8 +223,8 @@ class PackedLayer(nn.Module):
             if maps is not None and not refuses_zeros(maps, self.folded().weight, self.geometry):
                 ways += [1, 2] if maps.shape[0] >= LEAST_IMAGES else [2]
             if len(ways) > 1 and len(self.times) >= MOST_TIMED:
-                nearest = min(self.times, key=lambda other: _distance(other[0], key[0]))
-                lanes = self.chosen[nearest] if self.chosen[nearest] in ways else ways[-1]
+                lanes = self.chosen[nearest(self.times, key)]
+                lanes = lanes if lanes in ways else ways[-1]
             else:
                 lanes = self._time(key, input, residual, ways)
             self.chosen[key] = lanes
@@ -232,7 +244,7 @@ class PackedLayer(nn.Module):
 
     def _prepare(self, key: Key, input: Tensor, lanes: int) -> PreparedOutput:
         product = self._product(input, lanes)
-        with _CHOOSING:
+        with CHOOSING:
             while len(self.products) >= MOST_PRODUCTS:
                 self.products.pop(next(iter(self.products)))
             self.products[key] = product
@@ -397,10 +409,14 @@ def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
     return layer
 
 
-def _distance(one: torch.Size, other: torch.Size) -> float:
-    """Distance of the sizes of two inputs; the batch counts twice."""
+def nearest(known: Iterable[Key], key: Key) -> Key:
+    """Which of the known inputs has the size nearest to one's; the batch counts twice."""
 
     def of(a: float, b: float) -> float:
         return abs(math.log(max(a, 1) / max(b, 1)))
 
-    return of(one[0], other[0]) + of(math.prod(one), math.prod(other))
+    def distance(other: Key) -> float:
+        one, size = other[0], key[0]
+        return of(one[0], size[0]) + of(math.prod(one), math.prod(size))
+
+    return min(known, key=distance)

@@ -21,25 +21,10 @@ from fst.layers import packed as packed_layers
 from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
 from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
-from tests.networks import Block
+from tests.networks import Block, keep
 from tests.ranks import BY_ZEROS, rank
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
-
-
-def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
-    """Zeros of N:M along input channels, where they fit; batch norms that do something."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.weight.shape[1] % m == 0:
-            groups = module.weight.detach().unflatten(1, (-1, m))
-            kept = torch.zeros_like(groups).scatter_(2, groups.abs().topk(n, 2).indices, 1.0)
-            module.weight.data = (groups * kept).flatten(1, 2).contiguous()
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.0)
-            nn.init.normal_(module.bias, 0, 0.1)
-    return model.eval()
 
 
 def small() -> nn.Module:

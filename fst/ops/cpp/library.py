@@ -34,6 +34,7 @@ FUNCTIONS = (
     "fst_zeros_lists_size",
     "fst_zeros_lists",
     "fst_zeros_product",
+    "fst_depthwise",
 )
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
 _FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {}  # with the number of arguments

@@ -62,7 +62,7 @@ def refuses_zeros(
     backward = input_size is not None
     size = maps.shape if input_size is None else input_size
     try:
-        _list_size(_numbers(size, weight.shape, geometry, backward))
+        _list_size(product_numbers(size, weight.shape, geometry, backward))
     except ValueError:
         return "sizes that do not belong together, or are too large"
     return ""
@@ -107,8 +107,8 @@ def zeros_lists(
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input_size, weight.shape, geometry, grad_input, lanes)
-    return _lists(weight, numbers)
+    numbers = product_numbers(input_size, weight.shape, geometry, grad_input, lanes)
+    return lists_of(weight, numbers)
 
 
 def _like_output(
@@ -151,10 +151,10 @@ def zeros_output(
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+    numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
     check_dtypes(input=input, weight=weight)
     result = _like_output(input, weight, *geometry)
-    return _multiply(input, _lists(weight, numbers), numbers, result, bias, residual, activation)
+    return _multiply(input, lists_of(weight, numbers), numbers, result, bias, residual, activation)
 
 
 def _like_listed_output(
@@ -185,7 +185,7 @@ def listed_output(
 ) -> Tensor:
     """`zeros_output` of a weight whose lists `zeros_lists` has built, for the same numbers."""
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input.shape, weight_shape, geometry, False, lanes)
+    numbers = product_numbers(input.shape, weight_shape, geometry, False, lanes)
     result = _like_listed_output(input, weight_shape, *geometry)
     return _multiply(input, lists, numbers, result, bias, residual, activation)
 
@@ -205,11 +205,11 @@ class PreparedOutput:
         self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lanes: int
     ) -> None:
         """Arguments as those of `zeros_output`; only the form of the input counts."""
-        numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+        numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
         check_dtypes(input=input, weight=weight)
         check_dense("input", input, "(N, C, H, W)")
         like = _like_output(input, weight, *geometry)
-        self.lists, self.like = _lists(weight, numbers), like.to("meta")
+        self.lists, self.like = lists_of(weight, numbers), like.to("meta")
         self._bias = None if bias is None else bias.contiguous()
         self._form = (like.shape, like.stride())
         self._fixed = _fixed(input, self.lists, numbers, like, self._bias)
@@ -241,7 +241,7 @@ def kept_output(
     For exported programs, which take other sizes than that of their example.
     """
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input.shape, weight.shape, geometry, False, lanes)
+    numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
     result = _like_output(input, weight, *geometry)
     rest = (numbers, result, bias, residual, activation)
     if lists is not None:
@@ -249,7 +249,7 @@ def kept_output(
             return _multiply(input, lists, *rest)
         except ValueError:  # of another size, or made on another kind of processor
             pass
-    return _multiply(input, _lists(weight, numbers), *rest)
+    return _multiply(input, lists_of(weight, numbers), *rest)
 
 
 def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
@@ -281,11 +281,11 @@ def zeros_grad_input(
         TypeError, ValueError: operands or numbers that the kernels do not take.
     """
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input_size, weight.shape, geometry, True, lanes)
+    numbers = product_numbers(input_size, weight.shape, geometry, True, lanes)
     check_dtypes(grad_output=grad_output, weight=weight)
     check_map(grad_output, input_size, weight.shape, geometry)
     result = _like_grad_input(grad_output, input_size)
-    return _multiply(grad_output, _lists(weight, numbers), numbers, result)
+    return _multiply(grad_output, lists_of(weight, numbers), numbers, result)
 
 
 @operator(like=_like_grad_input)
@@ -302,13 +302,13 @@ def listed_grad_input(
 ) -> Tensor:
     """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
     geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = _numbers(input_size, weight_shape, geometry, True, lanes)
+    numbers = product_numbers(input_size, weight_shape, geometry, True, lanes)
     check_map(grad_output, input_size, weight_shape, geometry)
     result = _like_grad_input(grad_output, input_size)
     return _multiply(grad_output, lists, numbers, result)
 
 
-def _numbers(
+def product_numbers(
     input_size: Sequence[int],
     weight_shape: Sequence[int],
     geometry: Geometry,
@@ -326,7 +326,8 @@ def _list_size(numbers: tuple[int, ...]) -> int:
     return size.value
 
 
-def _lists(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
+def lists_of(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
+    """`zeros_lists` for `product_numbers`."""
     check_dtypes(weight=weight)
     check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
     size = _list_size(numbers)

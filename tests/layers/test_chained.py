@@ -1,0 +1,211 @@
+"""Depthwise layers of packed models and the 1x1 layers around them, computed in one go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fst
+from fst.layers.chained import APART, TOGETHER
+from fst.layers.packed import PackedLayer
+from fst.ops.cpp.depthwise import PreparedDepthwise
+from fst.ops.cpp.library import missing
+from tests.networks import keep
+from tests.ranks import BY_ZEROS, rank
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
+
+CHANNELS = 32
+
+
+@pytest.fixture
+def in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in one go are the fastest."""
+    rank(monkeypatch, BY_ZEROS)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Inverted(nn.Module):
+    """MobileNetV2's block; ``parts``: which of its three convolutions it has."""
+
+    def __init__(self, parts: str = "abc", stride: int = 1) -> None:
+        super().__init__()
+        first, last = (8 if part in parts else CHANNELS for part in "ac")
+        layers: list[nn.Module] = []
+        if "a" in parts:
+            layers += [nn.Conv2d(8, CHANNELS, 1, bias=False), nn.BatchNorm2d(CHANNELS), nn.ReLU6()]
+        depthwise = nn.Conv2d(CHANNELS, CHANNELS, 3, stride, 1, groups=CHANNELS)
+        layers += [depthwise, nn.BatchNorm2d(CHANNELS), nn.SiLU()]
+        if "c" in parts:
+            layers += [nn.Conv2d(CHANNELS, 8, 1, bias=False), nn.BatchNorm2d(8)]
+        self.layers, self.adds = nn.Sequential(*layers), stride == 1 and first == last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
+def made(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return keep(model)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("parts", ["abc", "ab", "bc", "b"])
+def test_blocks(parts: str, stride: int, in_one_go: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(Inverted(parts, stride))
+    channels = 8 if "a" in parts else CHANNELS
+    packed = fst.pack(model, torch.randn(2, channels, 9, 9))
+    (row,) = packed.report.chains
+    assert len(row.layers) == len(parts) and row.runs == TOGETHER
+    assert f"{' + '.join(row.layers)}" in str(packed.report) and packed.report.gained
+    inputs = [torch.randn(size) for size in ((1, channels, 14, 5), (5, channels, 1, 1))]
+    for x in inputs:
+        packed(x)
+    monkeypatch.setattr(PackedLayer, "alone", None)  # no size is timed again
+    for x in inputs:
+        assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_one_by_one_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank(monkeypatch, {**BY_ZEROS, APART: 1.0, TOGETHER: 2.0})
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    monkeypatch.setattr(PreparedDepthwise, "__call__", None)
+    assert packed.report.chains[0].runs == APART
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("slow", ["layers", "packed"])
+def test_nothing_gained(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"library": 1.0, "zeros, over pixels": 2.0, "zeros, over images": 2.0}
+    chain = {APART: 1.0, TOGETHER: 2.0 if slow == "layers" else 0.5}
+    whole = {"plain": 9.0, "dense, batch norm folded": 8.0, "packed": 8.5}
+    rank(monkeypatch, {**ranks, **chain, **whole})
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    assert not packed.report.gained and packed.report.chains[0].runs == APART
+    monkeypatch.setattr(PreparedDepthwise, "__call__", None)
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_other_forms_of_the_input(in_one_go: None) -> None:
+    model = made(nn.Sequential(Inverted(), Inverted()))
+    packed = fst.pack(model, torch.randn(2, 8, 9, 9))
+    wide = torch.randn(4, 16, 9, 9)
+    for x in (wide[:, :8], wide[:, ::2], wide[:, :8, :1, :3], wide[:0, :8]):
+        found, expected = packed(x), model(x)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(RuntimeError):
+        packed(wide)
+
+
+def test_weights_that_change(in_one_go: None) -> None:
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    before = packed(x)
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    packed.load_state_dict(model.state_dict())
+    assert not torch.equal(packed(x), before) and relative(packed(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(copied: object, in_one_go: None) -> None:
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    twin = copied(packed)
+    assert torch.equal(twin(x), packed(x)) and twin.report == packed.report
+    twin.load_state_dict({name: value * 0 for name, value in twin.state_dict().items()})
+    assert not torch.equal(twin(x), packed(x)) and relative(packed(x), model(x)) < 1e-5
+
+
+def test_sixteen_bits(in_one_go: None) -> None:
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x, dtype=torch.bfloat16)
+    found = packed(x.bfloat16())
+    assert found.dtype == torch.bfloat16 and packed.report.chains[0].runs == TOGETHER
+    assert relative(found.float(), model(x)) < 0.05
+
+
+def test_export_computes_the_layers_one_by_one(in_one_go: None) -> None:
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    assert relative(torch.export.export(packed, (x,)).module()(x), model(x)) < 1e-5
+
+
+def test_parts_that_are_called_alone_are_the_plain_ones(in_one_go: None) -> None:
+    model, x = made(Inverted()), torch.randn(2, 8, 9, 9)
+    packed = fst.pack(model, x)
+    for layer, plain in zip(packed.layers, model.layers, strict=True):
+        x = plain(given := x)
+        if isinstance(plain, nn.Conv2d):
+            assert relative(layer(given), x) < 1e-5
+
+
+class Hostile(nn.Module):
+    """Maps that others see, or change in place, between layers that follow each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.again, self.third = (nn.Conv2d(8, CHANNELS, 1) for _ in range(3))
+        self.a, self.b, self.c = (
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS) for _ in range(3)
+        )
+        self.project, self.relu = nn.Conv2d(CHANNELS, 8, 1), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.expand(x)
+        y = self.a(seen) * seen  # `seen` is used again
+        z = self.again(x)
+        x = self.relu(x)  # changes the input of `again` before `b`
+        z = self.b(z)
+        w = self.third(x)
+        v = self.c(w) + self.c(w)  # a layer that is called twice
+        last = self.project(z)
+        return last * self.project(v + y) + x
+
+
+def test_nothing_is_chained_that_others_see(in_one_go: None) -> None:
+    model, x = made(Hostile()), torch.randn(2, 8, 6, 6)
+    expected = model(x.clone())
+    packed = fst.pack(model, x)
+    assert {row.layers for row in packed.report.chains} == {("a",), ("b",), ("c",)}
+    assert relative(packed(x.clone()), expected) < 1e-5
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.sum() * 0) + 2):
+            x = self.act(self.conv(x))
+        return x
+
+
+def test_a_depthwise_layer_of_a_model_that_cannot_be_traced(in_one_go: None) -> None:
+    model, x = made(Untraceable()), torch.randn(2, CHANNELS, 6, 6)
+    x = x.to(memory_format=torch.channels_last)
+    packed = fst.pack(model, x)
+    assert packed.report.chains[0].layers == ("conv",)
+    assert relative(packed(x), model(x)) < 1e-5
