@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fst.basics.text import counted_as
 from fst.files.checkpoint import write_text_atomically
@@ -45,6 +46,10 @@ BFLOAT16 = (
 WHY = (
     "Why some goals are missed: "
     "[where the time goes](../deploy.md#where-the-time-of-a-packed-model-goes)."
+)
+AGAIN = (
+    "ResNet-18 at 2:4 again, at commit d54d9de beside other programs: 1.27 and 1.32 (16 images, "
+    "one thread and two), 1.10 and 1.28 (one image)."
 )
 WIDE = "With AVX-512: [a packed ResNet-18](inference_avx512.md)."
 
@@ -116,11 +121,22 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
     made_with = {key: str(value) for key, value in (headers[0] if headers else {}).items()}
     for name in ("command", "model", "threads"):
         made_with.pop(name, None)
+    made_with["commit"] = _commits(read)
     notes = [f"{case.text}: not measured" for case in cases if case not in files]
     notes += sorted({f"{n}: not run. {why}" for _, one in found for n, why in one.missing.items()})
     title = "Inference on a CPU: packed models beside dense engines"
     first = [*_wins(found), *([f"- {WIDE}"] if sets == ["AVX2"] else [])]
     return Document(title, "\n".join(first), command, made_with, tables, [], notes)
+
+
+def _commits(read: dict[Case, Any]) -> str:
+    """Which cases were measured at which commit."""
+    titles: dict[str, list[str]] = {}
+    for case, data in read.items():
+        titles.setdefault(str(data["header"]["commit"]), []).append(case.title)
+    if len(titles) < 2:
+        return next(iter(titles), "unknown")
+    return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in titles.items())
 
 
 def _goal_rows(case: Case, one: Inference, wide: bool) -> Iterator[list[str]]:
@@ -157,7 +173,7 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
             ]
             where = "; ".join(cases) or "nowhere"
             lines.append(f"- Dense {kind} is faster than {name} here: {where}.")
-    return [*lines, f"- {BFLOAT16}", f"- {WHY}"]
+    return [*lines, f"- {BFLOAT16}", f"- {WHY}", f"- {AGAIN}"]
 
 
 def main(words: list[str] | None = None) -> None:
