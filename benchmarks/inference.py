@@ -133,7 +133,7 @@ def _commits(read: dict[Case, Any]) -> str:
     """Which cases were measured at which commit."""
     titles: dict[str, list[str]] = {}
     for case, data in read.items():
-        titles.setdefault(str(data["header"]["commit"]), []).append(case.title)
+        titles.setdefault(data["header"].get("commit", "unknown"), []).append(case.title)
     if len(titles) < 2:
         return next(iter(titles), "unknown")
     return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in titles.items())

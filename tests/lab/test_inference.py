@@ -91,8 +91,8 @@ def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
     reached, missed = script["Case"]("resnet18:16"), script["Case"]("resnet50:16")
     header = {"instruction set": "AVX2", "command": "fst bench", "threads": 2}
-    for case, packed in ((reached, 2.0), (missed, 5.0)):
-        data = {"header": header, "found": [measured(packed).as_json()]}
+    for case, packed, commit in ((reached, 2.0, "abc"), (missed, 5.0, "def")):
+        data = {"header": header | {"commit": commit}, "found": [measured(packed).as_json()]}
         case.file(tmp_path).write_text(json.dumps(data))
     cases = [reached, missed, script["Case"]("vgg16:4")]
     document = script["page"](cases, tmp_path, "python benchmarks/inference.py")
@@ -105,4 +105,5 @@ def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
         "2:4 packed here: resnet18, batch 16, 2 threads; resnet50, batch 16, 2 threads."
     )
     assert third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 threads."
+    assert document.versions["commit"] == "abc (resnet18, batch 16); def (resnet50, batch 16)"
     assert document.notes[0] == "vgg16:4: not measured" and "OpenVINO" in document.notes[1]
