@@ -48,7 +48,13 @@ class Chain:
         self.products: dict[Key, tuple[tuple[Folded, ...], PreparedDepthwise]] = {}
 
     def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The last layer's output; the residual is added to it before its activation."""
+        """The last layer's output; the residual is added to it before its activation.
+
+        Raises:
+            UsageError: a layer is in training mode, or a gradient is asked for.
+        """
+        for layer in self.layers[:-1]:
+            layer.refuse_training(input)
         is_traced = torch.compiler.is_compiling() or type(input) is not Tensor
         if is_traced or self.layers[-1].only_library:
             return self.apart(input, residual)

@@ -142,7 +142,7 @@ class PackedLayer(nn.Module):
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
         """
-        self._refuse_training(input, residual)
+        self.refuse_training(input, residual)
         if not fused and (self.norms or self.activation):
             return super().forward(input)
         if self.chain is not None and (fused or len(self.chain.layers) == 1):
@@ -162,7 +162,8 @@ class PackedLayer(nn.Module):
         product = self.products.get(key) or self._prepare(key, input, lanes)
         return self._by_zeros(input, residual, product)
 
-    def _refuse_training(self, *operands: Tensor | None) -> None:
+    def refuse_training(self, *operands: Tensor | None) -> None:
+        """Raise UsageError in training mode, or where a gradient is asked for."""
         asked = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad
             for tensor in (*operands, self.weight, self.bias)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fst
+from fst.basics.errors import UsageError
 from fst.layers.chained import APART, TOGETHER
 from fst.layers.packed import PackedLayer
 from fst.ops.cpp.depthwise import PreparedDepthwise
@@ -158,6 +159,16 @@ def test_parts_that_are_called_alone_are_the_plain_ones(in_one_go: None) -> None
         x = plain(given := x)
         if isinstance(plain, nn.Conv2d):
             assert relative(layer(given), x) < 1e-5
+
+
+def test_training_is_refused_by_name(in_one_go: None) -> None:
+    packed, x = fst.pack(made(Inverted()), torch.randn(2, 8, 9, 9)), torch.randn(2, 8, 9, 9)
+    packed.layers[0].train()
+    with pytest.raises(UsageError, match=r"layer 'layers.0' is packed.* is in training mode"):
+        packed(x)
+    packed.eval().layers[3].weight.requires_grad_(True)
+    with torch.enable_grad(), pytest.raises(UsageError, match=r"'layers.3' .* for a gradient"):
+        packed(x)
 
 
 class Hostile(nn.Module):
