@@ -334,7 +334,7 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
         layer.dtype, layer.kept, layer.laid = dtype, None, None
         for known in (layer.products, layer.chosen, layer.times):
             known.clear()
-        if layer.chain is not None:
+        if isinstance(layer.chain, Chain):
             layer.chain.forget()
     for module in packed.modules():
         if id(module) not in kept:
@@ -415,7 +415,7 @@ def _rows(plain: nn.Module, packed: nn.Module) -> tuple[PackedRow, ...]:
 
 
 def _chains(layers: dict[str, PackedLayer]) -> list[Chain]:
-    return [layer.chain for layer in layers.values() if layer.chain is not None]
+    return [layer.chain for layer in layers.values() if isinstance(layer.chain, Chain)]
 
 
 def _chain_rows(layers: dict[str, PackedLayer]) -> tuple[ChainRow, ...]:

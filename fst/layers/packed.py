@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from fst.ops.cpp.zeros_weight import (
     refuses_zeros,
 )
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
-
-if TYPE_CHECKING:
-    from fst.layers.chained import Chain
 
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
@@ -71,6 +68,15 @@ class Folded(NamedTuple):
     exact_bias: Tensor | None
 
 
+class Together(Protocol):
+    """Layers that are computed as one, see `fst.layers.chained.Chain`."""
+
+    layers: tuple[PackedConv2d, ...]
+
+    def __call__(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """The last layer's output."""
+
+
 class PackedLayer(nn.Module):
     """Base class of `PackedConv2d` and `PackedLinear`.
 
@@ -96,7 +102,7 @@ class PackedLayer(nn.Module):
     products: dict[Key, PreparedOutput]
     kept: Folded | None
     laid: Tensor | None
-    chain: Chain | None
+    chain: Together | None
 
     def become_packed(self, name: str) -> None:
         """Set the attributes; the batch norm and the activation are not yet part of it."""
