@@ -175,7 +175,8 @@ def pack(
     Each `nn.Conv2d` and `nn.Linear` is timed on the example input: the library's product against
     the product by zeros, and the faster one stays. Where torch.fx traces the model, batch norm, a
     residual addition and ReLU, ReLU6, SiLU or Hardswish become part of the layer before them; a
-    model that it cannot trace is packed part by part. Zeros may be of any pattern.
+    model that it cannot trace is packed part by part. Zeros may be of any pattern. A depthwise
+    layer and the 1x1 layers around it may be computed in one go.
 
     The copy takes any other size: a layer times it at its first call (further sizes than eight do
     as the nearest). Its state_dict has the plain model's keys and values, and loads such a one. It
@@ -192,8 +193,8 @@ def pack(
 
     Returns:
         The copy, in evaluation mode. ``copy.report`` is a `PackReport`; it says
-        "nothing gained here" where no product by zeros made the model faster, and then all layers
-        run by the library.
+        "nothing gained here" where neither zeros nor layers in one go made the model faster, and
+        then all layers run by the library.
 
     Raises:
         RuntimeError: the C++ kernels cannot run here, or the packed model's outputs differ from the
@@ -421,8 +422,8 @@ def _chains(layers: dict[str, PackedLayer]) -> list[Chain]:
 def _chain_rows(layers: dict[str, PackedLayer]) -> tuple[ChainRow, ...]:
     rows = []
     for chain in _chains(layers):
-        times = next(iter(chain.times.values()), {})
-        together = next(iter(chain.chosen.values()), False) and not chain.layers[-1].only_library
+        key, times = next(iter(chain.times.items()), (None, {}))
+        together = key is not None and chain.chosen[key] and not chain.layers[-1].only_library
         names = tuple(layer.layer_name for layer in chain.layers)
         runs = TOGETHER if together else APART
         rows.append(ChainRow(names, times.get(APART), times.get(TOGETHER), runs))

@@ -34,6 +34,9 @@ APART, TOGETHER = "one by one", "in one go"
 class Chain:
     """Layers that follow each other: one is depthwise, a 1x1 layer may come before and behind it.
 
+    A layer ends one chain at most, by which it is called. Other layers of a chain are not called:
+    their hooks do not run.
+
     Attributes:
         layers: one to three.
         times: of each input that was timed, milliseconds of APART and TOGETHER.
@@ -83,7 +86,7 @@ class Chain:
     def _choose(self, key: Key, input: Tensor, residual: Tensor | None) -> bool:
         with CHOOSING, torch.no_grad():
             if key not in self.chosen:
-                if self._refuses(input):
+                if self._refuses(input, residual):
                     self.chosen[key] = False
                 elif len(self.times) >= MOST_TIMED:
                     self.chosen[key] = self.chosen[nearest(self.times, key)]
@@ -102,7 +105,9 @@ class Chain:
         times = self.times[key] = compare(ways, REPEATS, input.device, warmup=1, most=MOST_MS)
         return times[TOGETHER].median < times[APART].median
 
-    def _refuses(self, input: Tensor) -> str:
+    def _refuses(self, input: Tensor, residual: Tensor | None) -> str:
+        if residual is not None and self.place == len(self.layers) - 1:
+            return "a residual is added to the depthwise layer"
         depthwise, first = self.layers[self.place], self.layers[0]
         weight, groups = depthwise.folded().weight, first.groups
         channels = first.folded().weight.shape[1] * groups
@@ -133,7 +138,7 @@ def is_depthwise_layer(layer: PackedLayer) -> bool:
 
 
 def is_pointwise_layer(layer: PackedLayer) -> bool:
-    """True for a layer that can come before or behind one."""
+    """True for a layer that can come before or behind one: 1x1, of one group."""
     return (
         isinstance(layer, PackedConv2d) and layer.kernel_size == (1, 1) and layer.geometry == LINEAR
     )
@@ -149,7 +154,8 @@ def chain_depthwise(layers: Iterable[PackedLayer]) -> None:
 
 
 def _layer(layer: PackedConv2d, folded: Folded) -> Layer:
-    return Layer(folded.weight, folded.exact_bias, layer.activation)
+    bias = None if folded.exact_bias is None else folded.exact_bias.contiguous()
+    return Layer(folded.weight.contiguous(), bias, layer.activation)
 
 
 def _same(some: Sequence[Folded], others: Sequence[Folded]) -> bool:

@@ -135,8 +135,7 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
         if counts[id(layer)] == 1 and len(node.args) == 1 and not node.kwargs:
             _fuse_followers(graph, node, modules, counts)
     for node in list(graph.nodes):
-        if isinstance(_layer_of(node, modules, counts), PackedConv2d):
-            _chain_neighbours(graph, node, modules, counts)
+        _chain_neighbours(graph, node, modules, counts)
     for node in [node for node in graph.nodes if node.op == "placeholder"]:
         with graph.inserting_after(node):
             laid = graph.call_function(channels_last, (node,))
@@ -199,41 +198,47 @@ def _replace(
         graph.erase_node(past)
 
 
-def _layer_of(
+def _unchained(
     node: Any, modules: dict[str, nn.Module], counts: dict[int, int]
 ) -> PackedConv2d | None:
-    """The packed convolution that a node calls, and no other node; None for other nodes."""
-    if not isinstance(node, fx.Node) or node.op != "call_module":
+    """The packed convolution that a node calls, and no other node, and that ends no chain."""
+    if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs:
         return None
     layer = modules[str(node.target)]
-    if not isinstance(layer, PackedConv2d) or counts[id(layer)] != 1 or node.kwargs:
-        return None
-    return layer
+    is_one = isinstance(layer, PackedConv2d) and counts[id(layer)] == 1
+    return layer if is_one and layer.chain is None else None
 
 
 def _chain_neighbours(
     graph: fx.Graph, node: fx.Node, modules: dict[str, nn.Module], counts: dict[int, int]
 ) -> None:
     """Chain a depthwise layer with the 1x1 layers before and behind it."""
-    layer = _layer_of(node, modules, counts)
+    layer = _unchained(node, modules, counts)
     if layer is None or not is_depthwise_layer(layer) or _residual_of(node) is not None:
         return
     nodes, first, last = [node], node.args[0], _follower(node)
-    behind = _layer_of(last, modules, counts)
+    behind = _unchained(last, modules, counts)
     if behind is not None and is_pointwise_layer(behind) and last.args[0] is node:
-        if _residual_of(last) is not node and not _is_written(node, last, modules):
+        if _residual_of(last) is not node and not _written_between(node, last, modules):
             nodes.append(last)
-    before = _layer_of(first, modules, counts)
+    before = _unchained(first, modules, counts)
     if before is not None and is_pointwise_layer(before) and len(first.users) == 1:
-        if _residual_of(first) is None and not _is_written(first, nodes[-1], modules):
+        if _residual_of(first) is None and not _written_between(first, nodes[-1], modules):
             nodes.insert(0, first)
     if len(nodes) == 1:
         return
-    chained = [modules[str(of.target)] for of in nodes]
-    chained[-1].chain = Chain(chained)
-    nodes[-1].args = (nodes[0].args[0], _residual_of(nodes[-1]), True)
+    layers = [modules[str(of.target)] for of in nodes]
+    layers[-1].chain = Chain(layers)
+    nodes[-1].args = (nodes[0].args[0], _residual_of(nodes[-1]), True, True)
     for past in reversed(nodes[:-1]):
         graph.erase_node(past)
+
+
+def _written_between(first: fx.Node, last: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """True if a node between these writes to any tensor, which may share an input's memory."""
+    nodes = list(first.graph.nodes)
+    between = nodes[nodes.index(first) + 1 : nodes.index(last)]
+    return any(_writes(node, modules) for node in between if node.op.startswith("call"))
 
 
 def _residual_of(node: fx.Node) -> Any:
@@ -275,16 +280,10 @@ def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, 
     if added.target in ONTO_THE_FIRST and added.args[0] is other:
         if any(position[user] > position[added] for user in other.users):
             return False  # it would see the sum
-    return not _is_written(node, added, modules)
-
-
-def _is_written(node: fx.Node, later: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """True if the input of a layer may change before a later node."""
-    position = {of: place for place, of in enumerate(node.graph.nodes)}
     used = node.args[0]
     assert isinstance(used, fx.Node)  # the input of a layer
-    between = [user for user in used.users if position[node] < position[user] < position[later]]
-    return any(_writes(user, modules) for user in between)
+    between = [user for user in used.users if position[node] < position[user] < position[added]]
+    return not any(_writes(user, modules) for user in between)
 
 
 def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -293,7 +292,8 @@ def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return bool(getattr(modules[str(node.target)], "inplace", False))
     name = node.target if isinstance(node.target, str) else node.target.__name__
     is_operator = getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
-    return is_operator or name.endswith("_") or bool(node.kwargs.get("inplace"))
+    named = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
+    return is_operator or name.endswith("_") or bool(named)
 
 
 def _does_nothing(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

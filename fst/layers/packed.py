@@ -137,13 +137,20 @@ class PackedLayer(nn.Module):
             self.kept = made
         return made
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, fused: bool = False) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        residual: Tensor | None = None,
+        fused: bool = False,
+        chained: bool = False,
+    ) -> Tensor:
         """activation(W * input + bias + residual).
 
         Args:
-            fused: whether the caller leaves out the layers that its chain begins with, and the
-                batch norm and the activation that became part of the layer; those who do not know
-                of them get the plain layer's output.
+            fused: whether the caller leaves out the batch norm and the activation that became part
+                of the layer; those who do not know of them get the plain layer's output.
+            chained: whether the caller leaves out the layers with which the layer's chain begins,
+                and ``input`` is theirs.
 
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
@@ -151,7 +158,7 @@ class PackedLayer(nn.Module):
         self.refuse_training(input, residual)
         if not fused and (self.norms or self.activation):
             return super().forward(input)
-        if self.chain is not None and (fused or len(self.chain.layers) == 1):
+        if self.chain is not None and (chained or len(self.chain.layers) == 1):
             return self.chain(input, residual)
         return self.alone(input, residual)
 

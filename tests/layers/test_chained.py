@@ -55,6 +55,14 @@ class Inverted(nn.Module):
         return x + self.layers(x) if self.adds else self.layers(x)
 
 
+def depthwise() -> nn.Conv2d:
+    return nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
+
+
+def pointwise() -> nn.Conv2d:
+    return nn.Conv2d(CHANNELS, CHANNELS, 1)
+
+
 def made(model: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for module in model.modules():
@@ -82,6 +90,70 @@ def test_blocks(parts: str, stride: int, in_one_go: None, monkeypatch: pytest.Mo
     monkeypatch.setattr(PackedLayer, "alone", None)  # no size is timed again
     for x in inputs:
         assert relative(packed(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("kinds", ["dpdp", "pdpdp", "ddpdd", "pdpp", "dp"])
+def test_a_layer_belongs_to_one_chain(kinds: str, in_one_go: None) -> None:
+    layers = [depthwise() if kind == "d" else pointwise() for kind in kinds]
+    model, x = made(nn.Sequential(*layers)), torch.randn(2, CHANNELS, 9, 9)
+    packed = fst.pack(model, x)
+    chained = [name for row in packed.report.chains for name in row.layers]
+    assert len(chained) == len(set(chained))
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+class Added(nn.Module):
+    """A depthwise layer to which its input is added."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.layers(x))
+
+
+@pytest.mark.parametrize("kinds", ["d", "pd", "dp", "pdp"])
+def test_residuals(kinds: str, in_one_go: None) -> None:
+    layers = [depthwise() if kind == "d" else pointwise() for kind in kinds]
+    model, x = made(Added(*layers)), torch.randn(2, CHANNELS, 9, 9)
+    packed = fst.pack(model, x)
+    assert packed.report.chains[0].runs == (TOGETHER if kinds.endswith("p") else APART)
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+def test_weights_that_are_not_contiguous(in_one_go: None) -> None:
+    model = made(nn.Sequential(pointwise(), depthwise(), pointwise()))
+    for place in (0, 2):
+        weight = model[place].weight.detach().transpose(0, 1)
+        model[place].weight = nn.Parameter(weight)
+    x = torch.randn(2, CHANNELS, 9, 9)
+    packed = fst.pack(model, x)
+    assert packed.report.chains[0].runs == TOGETHER
+    model[0].bias = nn.Parameter(torch.randn(2 * CHANNELS)[::2])
+    packed.load_state_dict(model.state_dict(), assign=True)
+    packed.requires_grad_(False)
+    assert relative(packed(x), model(x)) < 1e-5
+
+
+class Shared(nn.Module):
+    """Parts that are traced apart, and share a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = pointwise()
+        self.p = nn.Sequential(depthwise(), shared, nn.ReLU())
+        self.q = nn.Sequential(depthwise(), shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        return self.p(x) + self.q(x * 2)
+
+
+def test_a_layer_that_two_parts_share(in_one_go: None) -> None:
+    model, x = made(Shared()), torch.randn(2, CHANNELS, 9, 9)
+    assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
 
 
 def test_one_by_one_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +249,7 @@ class Hostile(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.expand, self.again, self.third = (nn.Conv2d(8, CHANNELS, 1) for _ in range(3))
-        self.a, self.b, self.c = (
-            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS) for _ in range(3)
-        )
+        self.a, self.b, self.c, self.d = (depthwise() for _ in range(4))
         self.project, self.relu = nn.Conv2d(CHANNELS, 8, 1), nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,8 +258,12 @@ class Hostile(nn.Module):
         z = self.again(x)
         x = self.relu(x)  # changes the input of `again` before `b`
         z = self.b(z)
-        w = self.third(x)
-        v = self.c(w) + self.c(w)  # a layer that is called twice
+        x = x * 1
+        w, part = self.third(x), x[:, :4]
+        part.relu_()  # changes a part of the input of `third` before `c`
+        w = self.c(w)
+        torch.add(x, 1, out=x)
+        v = self.d(w) + self.d(w)  # a layer that is called twice
         last = self.project(z)
         return last * self.project(v + y) + x
 
@@ -198,7 +272,7 @@ def test_nothing_is_chained_that_others_see(in_one_go: None) -> None:
     model, x = made(Hostile()), torch.randn(2, 8, 6, 6)
     expected = model(x.clone())
     packed = fst.pack(model, x)
-    assert {row.layers for row in packed.report.chains} == {("a",), ("b",), ("c",)}
+    assert {row.layers for row in packed.report.chains} == {("a",), ("b",), ("c",), ("d",)}
     assert relative(packed(x.clone()), expected) < 1e-5
 
 
