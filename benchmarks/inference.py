@@ -44,12 +44,8 @@ BFLOAT16 = (
     "[at twice the rate and more](../kernels.md#how-zeros-save-time)."
 )
 WHY = (
-    "Why some goals are missed: "
+    "Why some goals are missed, and what a busier machine gave: "
     "[where the time goes](../deploy.md#where-the-time-of-a-packed-model-goes)."
-)
-AGAIN = (
-    "ResNet-18 at 2:4 again, at commit d54d9de beside other programs: 1.27 and 1.32 (16 images, "
-    "one thread and two), 1.10 and 1.28 (one image)."
 )
 WIDE = "With AVX-512: [a packed ResNet-18](inference_avx512.md)."
 
@@ -173,7 +169,7 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
             ]
             where = "; ".join(cases) or "nowhere"
             lines.append(f"- Dense {kind} is faster than {name} here: {where}.")
-    return [*lines, f"- {BFLOAT16}", f"- {WHY}", f"- {AGAIN}"]
+    return [*lines, f"- {BFLOAT16}", f"- {WHY}"]
 
 
 def main(words: list[str] | None = None) -> None:

@@ -157,3 +157,8 @@ def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.0)
             nn.init.normal_(module.bias, 0, 0.1)
     return model.eval()
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())

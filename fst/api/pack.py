@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,26 +12,31 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.api.fold import fold
+from fst.api.pack_report import (
+    DENSE,
+    PACKED,
+    PLAIN,
+    PackReport,
+    chain_rows,
+    chains_of,
+    layer_rows,
+    packed_layers,
+)
 from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
-from fst.basics.machine import processor
-from fst.basics.text import table
 from fst.basics.values import check_module, one_of
 from fst.layers.calls import LayerCall, called_on, each_call
-from fst.layers.chained import APART, TOGETHER, Chain, chain_depthwise
+from fst.layers.chained import Chain, chain_depthwise
+from fst.layers.checks import refuses_packing
 from fst.layers.fused import fuse, trace
 from fst.layers.modules import sparse_layers
 from fst.layers.packed import (
     LIBRARY,
-    WAYS,
     PackedLayer,
     pack_layer,
-    refuses_packing,
 )
 from fst.ops.cpp.library import KINDS, missing
-from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
-NOTHING_GAINED = "nothing gained here"
 REPEATS, MOST_MS = 7, 4_000.0  # of the whole model's timing
 LARGEST_DIFFERENCE = {  # of an output, relative to its largest value
     torch.float32: 1e-4,
@@ -40,128 +44,6 @@ LARGEST_DIFFERENCE = {  # of an output, relative to its largest value
     torch.float16: 0.02,
 }
 SAME = 1e-5  # of a trace's output, which computes what the model does
-CHAIN_HEADER = ("layers", "one by one, ms", "in one go, ms", "run")
-PLAIN, DENSE, PACKED = "plain", "dense, batch norm folded", "packed"
-
-
-@dataclass(frozen=True)
-class PackedRow:
-    """A layer of a packed model, for the example input.
-
-    Attributes:
-        name: in the model.
-        shape: of the weight.
-        density: share of the weight that is not zero, 0 to 1.
-        follows: what became part of the layer: "batch norm", "residual", an activation.
-        runs: one of WAYS.
-        library: milliseconds of the library's product, all that follows included; None where
-            nothing was timed.
-        zeros: milliseconds of the fastest product by zeros; None where it cannot run.
-        reason: why the layer is not packed; "" if it is.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    density: float
-    follows: tuple[str, ...] = ()
-    runs: str = WAYS[LIBRARY]
-    library: Timing | None = None
-    zeros: Timing | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class ChainRow:
-    """Layers of a packed model that can be computed in one go, for the example input.
-
-    Attributes:
-        layers: names, in order; one of the layers is depthwise.
-        apart: milliseconds of all of them, one by one; None where nothing was timed.
-        together: milliseconds in one go.
-        runs: APART or TOGETHER.
-    """
-
-    layers: tuple[str, ...]
-    apart: Timing | None
-    together: Timing | None
-    runs: str
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """Times and choices of `pack`; ``str()`` is a table of the layers and the verdict.
-
-    Attributes:
-        layers: in the order of the model, each as it runs where it is computed alone.
-        chains: layers around a depthwise one, as they run together.
-        times: milliseconds of the whole model: as it was given ("plain"), packed but without zeros
-            left out ("dense, batch norm folded"), and "packed".
-        difference: largest difference between the outputs and the plain model's, relative to the
-            largest value of that output; None where no output is a tensor.
-        shapes: of the example input.
-        dtype: of the products.
-        threads: of torch.
-    """
-
-    layers: tuple[PackedRow, ...]
-    chains: tuple[ChainRow, ...]
-    times: dict[str, Timing]
-    difference: float | None
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    threads: int
-
-    @property
-    def gained(self) -> bool:
-        """True if some layer does not run by the library: the model is faster then."""
-        zeros = any(row.runs != WAYS[LIBRARY] for row in self.layers)
-        return zeros or any(row.runs == TOGETHER for row in self.chains)
-
-    @property
-    def verdict(self) -> str:
-        """The whole model's times in words."""
-        packed, dense, plain = (self.times[name].median for name in (PACKED, DENSE, PLAIN))
-        if not self.gained:
-            return (
-                f"by zeros: {NOTHING_GAINED}: every layer runs by the library "
-                f"({plain / packed:.2f} times as fast as the plain model)"
-            )
-        return (
-            f"packed, the model is {dense / packed:.2f} times as fast as with batch norm folded, "
-            f"and {plain / packed:.2f} times as fast as the plain one"
-        )
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                row.name,
-                "x".join(map(str, row.shape)),
-                f"{row.density:.3f}",
-                ", ".join(row.follows) or "-",
-                row.library or "-",
-                row.zeros or "-",
-                row.reason or row.runs,
-            )
-            for row in self.layers
-        ]
-        header = ("layer", "weight", "density", "with", "library, ms", "zeros, ms", "runs")
-        whole = [(name, str(timing)) for name, timing in self.times.items()]
-        shapes = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
-        outputs = "no output is a tensor that could be compared"
-        if self.difference is not None:
-            outputs = f"outputs differ by {self.difference:.1e} of their largest value"
-        chains = [
-            (" + ".join(row.layers), row.apart or "-", row.together or "-", row.runs)
-            for row in self.chains
-        ]
-        lines = (
-            table(header, rows),
-            *([table(CHAIN_HEADER, chains)] if chains else []),
-            table(("whole model", "ms: median (quartiles)"), whole),
-            f"{processor()}, {self.threads} thread(s), {self.dtype}, input {shapes}; {outputs}",
-            self.verdict,
-        )
-        return "\n\n".join(lines)
 
 
 def pack(
@@ -217,7 +99,7 @@ def pack(
     with torch.no_grad():
         expected = called_on(plain, _copied(inputs))
         packed = _packed(packed, inputs, {})
-        layers = _layers(packed)
+        layers = packed_layers(packed)
         chain_depthwise(layers.values())
         if not layers:
             raise ValueError(
@@ -234,19 +116,15 @@ def pack(
                 f"the packed model's outputs differ by {apart:.1e} of their largest value."
             )
         times = _times(plain, packed, layers, _copied(example), _copied(inputs))
-    rows = _rows(plain, packed)
+    rows = layer_rows(plain, packed)
     rest = (times, apart, _shapes(inputs), used, torch.get_num_threads())
-    report = PackReport(rows, _chain_rows(layers), *rest)
+    report = PackReport(rows, chain_rows(layers.values()), *rest)
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
 
 def _shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(x.shape) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
-
-
-def _layers(model: nn.Module) -> dict[str, PackedLayer]:
-    return {n: layer for n, layer in model.named_modules() if isinstance(layer, PackedLayer)}
 
 
 def _packed(
@@ -329,9 +207,9 @@ def difference(found: Any, expected: Any) -> float | None:
 
 def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
     """Compute in ``dtype``; packed layers keep their parameters, so that batch norm is exact."""
-    kept = {id(layer) for layer in _layers(packed).values()}
-    kept |= {id(norm) for layer in _layers(packed).values() for norm in layer.norms}
-    for layer in _layers(packed).values():
+    kept = {id(layer) for layer in packed_layers(packed).values()}
+    kept |= {id(norm) for layer in packed_layers(packed).values() for norm in layer.norms}
+    for layer in packed_layers(packed).values():
         layer.dtype, layer.kept, layer.laid = dtype, None, None
         for known in (layer.products, layer.chosen, layer.times):
             known.clear()
@@ -375,59 +253,12 @@ def _times(
     }
     times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
     used = any(lanes != LIBRARY for layer in layers.values() for lanes in layer.chosen.values())
-    used |= any(any(chain.chosen.values()) for chain in _chains(layers))
+    used |= any(any(chain.chosen.values()) for chain in chains_of(layers.values()))
     if not used or times[PACKED].median >= times[DENSE].median:
         times[PACKED] = times[DENSE]
         for layer in layers.values():
             layer.only_library = True
     return times
-
-
-def _rows(plain: nn.Module, packed: nn.Module) -> tuple[PackedRow, ...]:
-    rows, layers = [], _layers(packed)
-    for name, module in plain.named_modules():
-        if not isinstance(module, nn.Conv2d | nn.Linear):
-            continue
-        weight = module.weight.detach()
-        density = float(weight.count_nonzero() / max(weight.numel(), 1))
-        shape, layer = tuple(weight.shape), layers.get(name)
-        if layer is None:
-            reason = refuses_packing(module) or "not called on its own"
-            rows.append(PackedRow(name, shape, density, reason=reason))
-            continue
-        times = next(iter(layer.times.values()), {})
-        zeros = [timing for lanes, timing in times.items() if lanes != LIBRARY]
-        lanes = LIBRARY if layer.only_library else next(iter(layer.chosen.values()), LIBRARY)
-        follows = ["batch norm"] if layer.norms else []
-        follows += ["residual"] if any(key[3] for key in layer.chosen) else []
-        follows += [ACTIVATIONS[layer.activation]]
-        rows.append(
-            PackedRow(
-                name,
-                shape,
-                density,
-                tuple(filter(None, follows)),
-                WAYS[lanes],
-                times.get(LIBRARY),
-                min(zeros) if zeros else None,
-            )
-        )
-    return tuple(rows)
-
-
-def _chains(layers: dict[str, PackedLayer]) -> list[Chain]:
-    return [layer.chain for layer in layers.values() if isinstance(layer.chain, Chain)]
-
-
-def _chain_rows(layers: dict[str, PackedLayer]) -> tuple[ChainRow, ...]:
-    rows = []
-    for chain in _chains(layers):
-        key, times = next(iter(chain.times.items()), (None, {}))
-        together = key is not None and chain.chosen[key] and not chain.layers[-1].only_library
-        names = tuple(layer.layer_name for layer in chain.layers)
-        runs = TOGETHER if together else APART
-        rows.append(ChainRow(names, times.get(APART), times.get(TOGETHER), runs))
-    return tuple(rows)
 
 
 def _refusals(model: nn.Module) -> str:

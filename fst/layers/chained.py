@@ -13,18 +13,8 @@ import torch
 from torch import Tensor
 
 from fst.backends.timing import Timing, compare
-from fst.layers.packed import (
-    CHOOSING,
-    MOST_MS,
-    MOST_PRODUCTS,
-    MOST_TIMED,
-    REPEATS,
-    Folded,
-    Key,
-    PackedConv2d,
-    PackedLayer,
-    nearest,
-)
+from fst.layers.packed import Folded, PackedConv2d, PackedLayer
+from fst.layers.sizes import CHOOSING, MOST_MS, MOST_TIMED, REPEATS, Key, key_of, nearest, remember
 from fst.ops.cpp.depthwise import Layer, PreparedDepthwise, is_depthwise, refuses_depthwise
 from fst.ops.geometry import LINEAR
 
@@ -61,7 +51,7 @@ class Chain:
         is_traced = torch.compiler.is_compiling() or type(input) is not Tensor
         if is_traced or self.layers[-1].only_library:
             return self.apart(input, residual)
-        key = (input.shape, input.stride(), input.dtype, residual is not None)
+        key = key_of(input, residual)
         together = self.chosen.get(key)
         if together is None:
             together = self._choose(key, input, residual)
@@ -97,7 +87,7 @@ class Chain:
     def _time(self, key: Key, input: Tensor, residual: Tensor | None) -> bool:
         product = self._product(key, input)
         if residual is not None and not _alike(residual, product.like):
-            return False
+            residual = None  # the next one may have the form that the kernel adds
         ways = {
             APART: lambda: self.apart(input, residual),
             TOGETHER: lambda: product(input, residual),
@@ -119,12 +109,10 @@ class Chain:
         if product is None or not _same(made_of, folded):
             layers: list[Any] = [None, *map(_layer, self.layers, folded), None]
             before, middle, behind = layers[self.place : self.place + 3]
-            with CHOOSING, torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():
                 geometry = self.layers[self.place].geometry
                 product = PreparedDepthwise(input, middle, geometry, before, behind)
-                while len(self.products) >= MOST_PRODUCTS:
-                    self.products.pop(next(iter(self.products)))
-                self.products[key] = folded, product
+            remember(self.products, key, (folded, product))
         return product
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks before a layer trains: their exceptions say what to call, or what to leave."""
+"""Checks before a layer trains or is packed: their words say what to call, or what to leave."""
 
 from __future__ import annotations
 
@@ -73,3 +73,22 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
         )
         torch._dynamo.graph_break(msg=message)  # what follows is raised as by uncompiled code
         raise UsageError(message)
+
+
+def refuses_packing(layer: nn.Module) -> str:
+    """Why a layer cannot be packed, in words; "" if it can."""
+    if type(layer) not in (nn.Conv2d, nn.Linear):
+        return f"a {type(layer).__name__}, whose own code computes something else"
+    weight = layer._parameters.get("weight")
+    if not isinstance(weight, Tensor):
+        return "its weight is computed from other parameters: remove the parametrization first"
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return "it has forward hooks"
+    if not isinstance(layer, nn.Conv2d):
+        return ""
+    if layer.padding_mode != "zeros":
+        return f"padding_mode={layer.padding_mode!r}"
+    reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if layer.padding == "same" and any(r % 2 for r in reach):
+        return "its padding is not symmetric"
+    return ""

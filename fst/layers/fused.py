@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fst.layers.chained import Chain, is_depthwise_layer, is_pointwise_layer
-from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer, refuses_packing
+from fst.layers.checks import refuses_packing
+from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer
 from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
 KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
@@ -155,46 +156,46 @@ def _fuse_followers(
 ) -> None:
     layer = modules[str(node.target)]
     assert isinstance(layer, PackedLayer)
-    chain, place, residual = [node], node, None
+    nodes, place, residual = [node], node, None
     norm = _follower(node)
     if norm is not None and norm.op == "call_module" and isinstance(layer, PackedConv2d):
         found = modules[str(norm.target)]
         if counts[id(found)] == 1 and _is_norm(found):
             layer.norms = (found,)  # type: ignore[assignment]
-            chain.append(norm)
+            nodes.append(norm)
             if own := MODULES.get(type(getattr(found, "act", None))):  # type: ignore[arg-type]
                 layer.activation = ACTIVATIONS.index(own)
-                _replace(graph, chain, node, None)
+                _replace(graph, nodes, node, None)
                 return
-    added = _follower(chain[-1])
+    added = _follower(nodes[-1])
     if added is not None and _is_addition(added):
         first, second = added.args
-        other = second if first is chain[-1] else first
+        other = second if first is nodes[-1] else first
         if (
             isinstance(other, fx.Node)
-            and other is not chain[-1]
+            and other is not nodes[-1]
             and _may_wait(node, added, other, modules)
         ):
-            chain.append(added)
+            nodes.append(added)
             place, residual = added, other
-    last = _follower(chain[-1])
+    last = _follower(nodes[-1])
     activation = _activation(last, modules)
     if last is not None and activation:
         layer.activation = ACTIVATIONS.index(activation)
-        chain.append(last)
-    if len(chain) > 1:
-        _replace(graph, chain, place, residual)
+        nodes.append(last)
+    if len(nodes) > 1:
+        _replace(graph, nodes, place, residual)
 
 
 def _replace(
-    graph: fx.Graph, chain: list[fx.Node], place: fx.Node, residual: fx.Node | None
+    graph: fx.Graph, nodes: list[fx.Node], place: fx.Node, residual: fx.Node | None
 ) -> None:
-    """Call the layer, the first of the chain, before ``place`` in the stead of all of the chain."""
-    given = (*chain[0].args, residual, True)
+    """Call the layer, the first of the nodes, before ``place`` in the stead of all of them."""
+    given = (*nodes[0].args, residual, True)
     with graph.inserting_before(place):
-        product = graph.call_module(str(chain[0].target), given)
-    chain[-1].replace_all_uses_with(product)
-    for past in reversed(chain):
+        product = graph.call_module(str(nodes[0].target), given)
+    nodes[-1].replace_all_uses_with(product)
+    for past in reversed(nodes):
         graph.erase_node(past)
 
 

@@ -7,9 +7,7 @@ the layer's own write.
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
+from fst.layers.sizes import CHOOSING, MOST_MS, MOST_TIMED, REPEATS, Key, key_of, nearest, remember
 from fst.ops.cpp.zeros_weight import (
     ACTIVATIONS,
     PreparedOutput,
@@ -32,9 +31,6 @@ from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, out
 LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
 WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
-REPEATS, MOST_MS = 5, 200.0  # of a candidate's timing
-MOST_TIMED = 8  # sizes of a layer's input; further ones do as the nearest of these
-MOST_PRODUCTS = 8  # sizes for which a product by zeros is prepared
 ONEDNN: dict[str, tuple[str, list[float]]] = {  # activations as oneDNN's operators name them
     "": ("none", []),
     "relu": ("relu", []),
@@ -49,9 +45,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda maps: F.silu(maps, inplace=True),
     "hardswish": lambda maps: F.hardswish(maps, inplace=True),
 }
-CHOOSING = threading.RLock()
-
-Key = tuple[torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
 class Folded(NamedTuple):
@@ -166,7 +159,7 @@ class PackedLayer(nn.Module):
         """`forward` without the chain's other layers."""
         if torch.compiler.is_compiling() or type(input) is not Tensor:
             return self._traced(input, residual)
-        key = (input.shape, input.stride(), input.dtype, residual is not None)
+        key = key_of(input, residual)
         lanes = LIBRARY if self.only_library else self.chosen.get(key)
         if lanes is None:
             lanes = self._choose(key, input, residual)
@@ -258,10 +251,7 @@ class PackedLayer(nn.Module):
 
     def _prepare(self, key: Key, input: Tensor, lanes: int) -> PreparedOutput:
         product = self._product(input, lanes)
-        with CHOOSING:
-            while len(self.products) >= MOST_PRODUCTS:
-                self.products.pop(next(iter(self.products)))
-            self.products[key] = product
+        remember(self.products, key, product)
         return product
 
     def _product(self, input: Tensor, lanes: int) -> PreparedOutput:
@@ -396,41 +386,9 @@ def forget(layer: PackedLayer, *_: object) -> None:
     layer.kept = layer.laid = None
 
 
-def refuses_packing(layer: nn.Module) -> str:
-    """Why a layer cannot be packed, in words; "" if it can."""
-    if type(layer) not in (nn.Conv2d, nn.Linear):
-        return f"a {type(layer).__name__}, whose own code computes something else"
-    weight = layer._parameters.get("weight")
-    if not isinstance(weight, Tensor):
-        return "its weight is computed from other parameters: remove the parametrization first"
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        return "it has forward hooks"
-    if not isinstance(layer, nn.Conv2d):
-        return ""
-    if layer.padding_mode != "zeros":
-        return f"padding_mode={layer.padding_mode!r}"
-    reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-    if layer.padding == "same" and any(r % 2 for r in reach):
-        return "its padding is not symmetric"
-    return ""
-
-
 def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
     """Turn a plain layer that can be packed into a packed one; its parameters stay."""
     layer.__class__ = PackedConv2d if isinstance(layer, nn.Conv2d) else PackedLinear
     assert isinstance(layer, PackedLayer)  # its class has just become one
     layer.become_packed(name)
     return layer
-
-
-def nearest(known: Iterable[Key], key: Key) -> Key:
-    """Which of the known inputs has the size nearest to one's; the batch counts twice."""
-
-    def of(a: float, b: float) -> float:
-        return abs(math.log(max(a, 1) / max(b, 1)))
-
-    def distance(other: Key) -> float:
-        one, size = other[0], key[0]
-        return of(one[0], size[0]) + of(math.prod(one), math.prod(size))
-
-    return min(known, key=distance)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fst
-from fst.api.pack import NOTHING_GAINED
+from fst.api.pack_report import NOTHING_GAINED
 from fst.basics.errors import UsageError
-from fst.layers import packed as packed_layers
-from fst.layers.packed import LIBRARY, PackedLayer
+from fst.layers import sizes
+from fst.layers.packed import LIBRARY, PackedLayer, pack_layer
 from fst.ops.cpp.library import missing
 from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
-from tests.networks import Block, keep
+from tests.networks import Block, keep, relative
 from tests.ranks import BY_ZEROS, rank
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
@@ -34,10 +34,6 @@ def small() -> nn.Module:
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 5)),
     )
     return keep(net)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.fixture
@@ -197,7 +193,7 @@ def test_both_products_finish_alike(activation: str, residual: str) -> None:
     expected = layer(x) if given is None else layer(x) + given
     if activation:
         expected = getattr(F, activation)(expected)
-    packed = packed_layers.pack_layer(layer, "layer")
+    packed = pack_layer(layer, "layer")
     packed.activation = ACTIVATIONS.index(activation)
     product = packed._product(x, 2)
     for found in (packed._by_library(x, given), packed._by_zeros(x, given, product)):
@@ -225,7 +221,7 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
         x = torch.randn(batch, 8, 5, 5)
         assert relative(packed(x), model(x)) < 1e-5
     layer = packed.get_submodule("0")
-    assert len(layer.times) == len(layer.products) == packed_layers.MOST_TIMED
+    assert len(layer.times) == len(layer.products) == sizes.MOST_TIMED
     assert len(layer.chosen) == 13 and LIBRARY not in layer.chosen.values()
 
 

@@ -16,7 +16,7 @@ from fst.layers.chained import APART, TOGETHER
 from fst.layers.packed import PackedLayer
 from fst.ops.cpp.depthwise import PreparedDepthwise
 from fst.ops.cpp.library import missing
-from tests.networks import keep
+from tests.networks import keep, relative
 from tests.ranks import BY_ZEROS, rank
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
@@ -69,10 +69,6 @@ def made(model: nn.Module) -> nn.Module:
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     return keep(model)
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("stride", [1, 2])
