@@ -17,7 +17,7 @@ from fst.backends.record import Record
 from fst.basics.autocast import autocast_dtype, without_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import UNTRACEABLE, check_linear
-from fst.ops.geometry import Geometry, convolve, gradients
+from fst.ops.geometry import Geometry, convolve, convolve_by_torch, gradients
 from fst.ops.operands import GradInput, GradWeight, Output, Zeros
 from fst.ops.positions.lists import Lists
 from fst.ops.prune import PrunedWeight, add_residual, prune_grad_output
@@ -300,6 +300,19 @@ def as_maps(shape: torch.Size) -> tuple[int, ...]:
     return (*shape[:-1], 1, shape[-1]) if len(shape) == 2 else tuple(shape)
 
 
+def _is_plain(pruned: PrunedWeight, call: Call) -> bool:
+    """True if the call is a plain convolution with S(W): PyTorch's node then costs less."""
+    is_dense = call.known.is_dense and not call.decay and not registry.demands()
+    return is_dense and call.strategy.prunes_weights_alone and pruned.output is pruned.grad_input
+
+
+def _with_values(weight: Tensor, values: Tensor) -> Tensor:
+    """A tensor of these values whose gradient is the weight's: the straight-through estimator."""
+    passed = weight.to(values.dtype, copy=True)
+    passed.data = values
+    return passed
+
+
 def convolve_pruned(
     input: Tensor, weight: Tensor, bias: Tensor | None, pruned: PrunedWeight, call: Call
 ) -> Tensor:
@@ -311,6 +324,8 @@ def convolve_pruned(
         bias = bias.to(dtype)
     if torch.is_grad_enabled() and torch.jit.is_tracing():
         raise UsageError(UNTRACEABLE)
+    if _is_plain(pruned, call):
+        return convolve_by_torch(input, _with_values(weight, pruned.output), bias, call.geometry)
     start, phase, rule = None, 0, call.strategy.grad_weight
     derives = torch.is_grad_enabled()
     if derives:

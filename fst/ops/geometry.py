@@ -148,6 +148,18 @@ def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
     return _multiply(matrices[0], weight.flatten(1).t(), bias, input)
 
 
+def convolve_by_torch(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    """`convolve` by operators that PyTorch differentiates itself, as `gradients` does it."""
+    matrices = _matrices(weight, geometry, input)
+    if matrices is None:
+        return F.conv2d(input, weight, bias, *geometry)
+    rows = F.linear(matrices[0], weight.flatten(1), bias)
+    samples, _, height, width = input.shape
+    return rows.view(samples, height, width, -1).permute(0, 3, 1, 2)
+
+
 def gradients(
     grad_output: Tensor,
     input: Tensor,

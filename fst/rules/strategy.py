@@ -140,6 +140,12 @@ class Strategy:
         pruned = self.output is not None or self.schedule is not None
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
 
+    @cached_property
+    def prunes_weights_alone(self) -> bool:
+        """True if the strategy prunes neither grad_output nor the input; it may draw positions."""
+        rules = (self.grad_input, self.grad_weight)
+        return all(r is None or r.operand == "weight" or isinstance(r, Sampled) for r in rules)
+
     @property
     def has_memory(self) -> bool:
         """True if a layer's backward pass reuses gradients of earlier steps."""

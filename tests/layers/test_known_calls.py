@@ -153,6 +153,58 @@ def test_prepared_calls_compute_the_same(strategy, runs):
     del attached
 
 
+OF_TORCH = {  # layer, shape of its input
+    "3x3": (lambda: nn.Conv2d(8, 8, 3, padding=1), (2, 8, 6, 6)),
+    "groups": (lambda: nn.Conv2d(8, 8, 3, stride=2, groups=2, bias=False), (2, 8, 7, 7)),
+    "1x1": (lambda: nn.Conv2d(8, 8, 1), (2, 8, 5, 5)),
+    "pixel": (lambda: nn.Conv2d(8, 8, 1), (3, 8, 1, 1)),
+    "rows": (lambda: nn.Linear(8, 8), (3, 8)),
+    "tokens": (lambda: nn.Linear(8, 8, bias=False), (2, 5, 8)),
+    "maps": (lambda: nn.Linear(8, 8), (2, 4, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OF_TORCH)
+def test_known_calls_that_only_prune_weights_are_plain_convolutions(kind, dtype):
+    """Y and dX by S(W), dW dense: PyTorch's node computes what the op's does."""
+    torch.manual_seed(0)
+    make, shape = OF_TORCH[kind]
+    net = nn.Sequential(make(), nn.ReLU(inplace=True)).to(dtype)
+    fst.convert(net, "srste", layers="all")
+    optimizer, found = still(net), []
+    input = torch.randn(shape, dtype=dtype, requires_grad=True)
+    for _ in range(3):
+        output = net[0](input)
+        gradients = torch.autograd.grad(net[1](output).square().sum(), [input, *net.parameters()])
+        for parameter, gradient in zip(net.parameters(), gradients[1:], strict=True):
+            parameter.grad = gradient
+        found.append((output.detach(), *gradients, net[0].passing.decay_mask))
+        optimizer.step()
+    assert net[0].state.record.dense_calls
+    for known in found[1:]:
+        for ours, theirs in zip(found[0], known, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_the_op_stays_where_more_than_weights_is_pruned():
+    """Its node, and not PyTorch's, prunes dY."""
+    names = []
+    for strategy in ("srste", "sdgp", "fst_w", "tsm"):
+        net = nn.Sequential(nn.Conv2d(8, 8, 3))
+        fst.convert(net, strategy)
+        optimizer = still(net)
+        attached = fst.attach(net, optimizer, total_steps=40)
+        for _ in range(2):
+            output = net(torch.randn(2, 8, 6, 6))
+            output.sum().backward()
+            optimizer.step()
+        assert net[0].state.record.dense_calls
+        names.append(type(output.grad_fn).__name__)
+        attached.remove()
+    assert [name.startswith("_SparseConv2d") for name in names] == [False, True, True, False]
+
+
 def _in_other_order(net):
     net[2].weight.data = net[2].weight.data.contiguous(memory_format=torch.channels_last)
 

@@ -112,8 +112,9 @@ def test_listed_positions_are_timed_on_some_samples_and_computed_on_all(monkeypa
             return torch.autograd.grad(output, leaves, operands.grad_output)
 
     gradients()
-    for sizes in seen.values():
-        assert min(sizes) in (TIMED_SAMPLES, 2 * TIMED_SAMPLES)  # with AVX-512
+    for name, sizes in seen.items():
+        fewest = TIMED_SAMPLES // 2 if name == "list_grad_weight" else TIMED_SAMPLES
+        assert min(sizes) in (fewest, 2 * fewest)  # with AVX-512
     for sizes in seen.values():
         sizes.clear()
     gradients(grad_weight="cpp", grad_input="cpp")
