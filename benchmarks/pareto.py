@@ -34,7 +34,7 @@ from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
 from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.invocation import changed, read_invocation
-from fst.lab.ablation.results import INTERVAL, Results, collect
+from fst.lab.ablation.results import INTERVAL, Results, Summary, collect
 from fst.lab.ablation.table import change_cell
 from fst.lab.analysis.commands.macs import count_step
 from fst.lab.analysis.macs import count_macs
@@ -312,8 +312,8 @@ def _result(results: Results, costs: Costs, out: Path) -> Document:
     header = ["setting", "seeds", metric.label, *costs.labels, *costs.columns]
     result.add_table("Accuracy and cost", header, rows)
     caption = (
-        f"Circles: dense weights; squares: pruned weights; bars: {INTERVAL}; line: what no cheaper "
-        "setting reaches."
+        f"Circles: dense weights; squares: pruned weights; bars: {INTERVAL}, of two seeds from one "
+        "to the other; line: what no cheaper setting reaches."
     )
     result.add_figure("Accuracy and cost", "pareto", caption, _drawn(results, costs), out)
     return result
@@ -330,9 +330,8 @@ def _drawn(results: Results, costs: Costs) -> Figure:
                 kind = name in costs.sparse
                 style = {"fmt": "os"[kind], "color": COLOURS[kind], "markersize": 4}
                 named = f"{number}  {grid.settings[name].label}"
-                axis.errorbar(
-                    x, summary.mean, summary.interval, elinewidth=0.8, label=named, **style
-                )
+                reach = _reach(summary)
+                axis.errorbar(x, summary.mean, reach, elinewidth=0.8, label=named, **style)
                 axis.annotate(
                     str(number), (x, summary.mean), (3, 2), textcoords="offset points", size=7
                 )
@@ -344,6 +343,12 @@ def _drawn(results: Results, costs: Costs) -> Figure:
         axes[0].set_ylabel(metric.label)
         legend_below(drawn, axes[0], columns=2)
     return drawn
+
+
+def _reach(summary: Summary) -> float:
+    """How far the bar of a setting reaches: an interval from two seeds would leave the figure."""
+    of_two = len(summary.values) == 2
+    return (max(summary.values) - min(summary.values)) / 2 if of_two else summary.interval
 
 
 def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
