@@ -5,10 +5,12 @@ of which a process loads one (fst/ops/cpp). Where no C++ compiler works, FST is 
 them. All else is in setup.cfg.
 """
 
+import os
 import platform
 import re
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -74,20 +76,25 @@ class BuildLibraries(build_ext):
         return str(Path(*name.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Without Python's headers; each library has a folder of its own for the same objects."""
-        objects = self.compiler.compile(
-            ext.sources,
-            output_dir=str(Path(self.build_temp, ext.name)),
-            macros=ext.define_macros,
-            extra_postargs=ext.extra_compile_args,
-        )
+        """Without Python's headers, in all cores; each library has a folder for its objects."""
+
+        def compiled(source: str) -> str:
+            (built,) = self.compiler.compile(
+                [source],
+                output_dir=str(Path(self.build_temp, ext.name)),
+                macros=ext.define_macros,
+                extra_postargs=ext.extra_compile_args,
+            )
+            return built
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, ext.sources))
         library = self.get_ext_fullpath(ext.name)
         link = self.compiler.link_shared_object
         link(objects, library, extra_postargs=ext.extra_link_args, target_lang="c++")
 
     def run(self) -> None:
         """Compile all libraries, or none."""
-        self.parallel = self.parallel or True
         try:
             super().run()
         except (CompileError, LinkError, ExecError, PlatformError) as error:
