@@ -224,7 +224,7 @@ class GradWeight(NamedTuple):
         return self if self.lists is None else self._replace(lists=self.lists.fresh())
 
     def part(self, count: int) -> tuple[GradWeight, float]:
-        """Half as many: the vectors of its kernels lie along the channels, not the images."""
+        # Half as many: the vectors of its kernels lie along the channels, not the images.
         count = -(-count // 2)
         maps = self.grad_output[:count]
         lists = None if self.lists is None else self.lists.part(count)
