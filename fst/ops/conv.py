@@ -307,7 +307,7 @@ def _is_plain(pruned: PrunedWeight, call: Call) -> bool:
 
 
 def _with_values(weight: Tensor, values: Tensor) -> Tensor:
-    """A tensor of these values whose gradient is the weight's: the straight-through estimator."""
+    """Return a tensor of these values whose gradient is the weight's: straight through."""
     passed = weight.to(values.dtype, copy=True)
     passed.data = values
     return passed
