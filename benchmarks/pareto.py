@@ -346,7 +346,7 @@ def _drawn(results: Results, costs: Costs) -> Figure:
 
 
 def _reach(summary: Summary) -> float:
-    """How far the bar of a setting reaches: an interval from two seeds would leave the figure."""
+    """Return half of a bar: the interval, or of two seeds, whose interval is wide, their range."""
     of_two = len(summary.values) == 2
     return (max(summary.values) - min(summary.values)) / 2 if of_two else summary.interval
 
