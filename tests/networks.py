@@ -162,3 +162,28 @@ def keep(model: nn.Module, n: int = 2, m: int = 4) -> nn.Module:
 def relative(found: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def identity_layer(strategy, channels=8):
+    """A 1x1 layer and an input of which the output shows S(W)."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(channels, channels, 1, bias=False)).double()
+    fst.convert(layer, strategy)
+    return layer, torch.eye(channels, dtype=torch.float64)[:, :, None, None]
+
+
+def masks_of_steps(layer, unit, steps, between=lambda step: None):
+    masks = []
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    for step in range(steps):
+        output = layer(unit)
+        masks.append(output.detach()[:, :, 0, 0].T != 0)
+        output.sum().backward()
+        between(step)
+        optimizer.step()
+        with torch.no_grad():  # wholly different weights
+            generator = torch.Generator().manual_seed(step)
+            layer[0].weight.copy_(
+                torch.randn(layer[0].weight.shape, generator=generator, dtype=torch.float64)
+            )
+    return masks

@@ -151,7 +151,7 @@ def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geome
 def convolve_by_torch(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    """`convolve` by operators that PyTorch differentiates itself, as `gradients` does it."""
+    """`convolve` by operators that PyTorch differentiates: by the same products as `gradients`."""
     matrices = _matrices(weight, geometry, input)
     if matrices is None:
         return F.conv2d(input, weight, bias, *geometry)
