@@ -5,7 +5,9 @@
 A strategy's column is the time of a plain step / that of a converted one, and in brackets how many
 products leave something out. Each converted step is compared with the plain steps just before and
 after it, because a machine's speed moves within seconds; the column has the median. "control" is
-the same ratio for a second copy of the plain network.
+the same ratio for a second copy of the plain network; "node" for one whose layers that `srste`
+prunes are computed inside a `torch.autograd.Function` which does nothing else: the least that any
+op costs whose backward pass is Python.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import functools
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +76,7 @@ def main() -> None:
         f"{arguments.rounds} rounds"
     )
     print(head, flush=True)
-    columns = ("control", *arguments.strategies)
+    columns = ("control", "node", *arguments.strategies)
     rows, measured = [], []
     for name in arguments.models:
         found = measure(name, arguments)
@@ -95,6 +98,32 @@ def main() -> None:
         arguments.out.write_text(text)
 
 
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.rest = rest
+        return F.conv2d(input, weight, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        bias, stride, padding, dilation, groups = ctx.rest
+        sizes = None if bias is None else bias.shape
+        grads = torch.ops.aten.convolution_backward(
+            *(grad_output, *ctx.saved_tensors, sizes, stride, padding, dilation, False, (0, 0)),
+            *(groups, ctx.needs_input_grad[:3]),
+        )
+        return *grads, None, None, None, None
+
+
+def _in_node(
+    layer: nn.Conv2d, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    rest = layer.stride, layer.padding, layer.dilation, layer.groups
+    found: torch.Tensor = _Node.apply(input, weight, bias, *rest)
+    return found
+
+
 class Measured(NamedTuple):
     """Steps of one network.
 
@@ -114,10 +143,14 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
     try:
         options = {SIZE_OPTIONS[name]: arguments.size} if name in SIZE_OPTIONS else {}
         plain = build_architecture(*source_and_name(name), num_classes=100, **options)
-        models = {"plain": plain, "control": copy.deepcopy(plain)}
+        models = {"plain": plain, "control": copy.deepcopy(plain), "node": copy.deepcopy(plain)}
         for strategy in arguments.strategies:
             models[strategy] = copy.deepcopy(plain)
             fst.convert(models[strategy], strategy, layers=arguments.layers)
+        pruned = fst.convert(copy.deepcopy(plain), "srste", layers=arguments.layers).converted
+        for layer in (models["node"].get_submodule(name) for name in pruned):
+            if isinstance(layer, nn.Conv2d):
+                layer._conv_forward = functools.partial(_in_node, layer)
     except (RuntimeError, ValueError) as error:
         return str(error).splitlines()[0]
     images = torch.randn(arguments.batch, 3, arguments.size, arguments.size)

@@ -307,8 +307,12 @@ def _is_plain(pruned: PrunedWeight, call: Call) -> bool:
 
 
 def _with_values(weight: Tensor, values: Tensor) -> Tensor:
-    """Return a tensor of these values whose gradient is the weight's: straight through."""
-    passed = weight.to(values.dtype, copy=True)
+    """Return a tensor of these values whose gradient is the weight's: straight through.
+
+    Nothing is copied, and a weight that is written to before the backward pass is an error, as in
+    PyTorch.
+    """
+    passed = weight.view_as(weight) if weight.dtype == values.dtype else weight.to(values.dtype)
     passed.data = values
     return passed
 

@@ -187,6 +187,25 @@ def test_known_calls_that_only_prune_weights_are_plain_convolutions(kind, dtype)
             torch.testing.assert_close(ours, theirs)
 
 
+def test_plain_convolutions_live_with_checkpoints_and_refuse_weights_that_were_written():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 8, 3))
+    fst.convert(net, "srste")
+    optimizer, input = still(net), torch.randn(2, 8, 6, 6)
+    for _ in range(2):
+        net(input).square().sum().backward()
+        optimizer.step()
+    assert net[0].state.record.dense_calls
+    plain = torch.autograd.grad(net(input).square().sum(), net[0].weight)
+    again = checkpoint(net, input, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again.square().sum(), net[0].weight), plain)
+    output = net(input)
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 def test_the_op_stays_where_more_than_weights_is_pruned():
     """Its node, and not PyTorch's, prunes dY."""
     names = []
