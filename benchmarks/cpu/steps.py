@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from page import BOLD, OUT, RESULTS, ROOT, Goals, goal_cell, machine, operations_page
+from page import (
+    BOLD,
+    OUT,
+    RESULTS,
+    ROOT,
+    Goals,
+    goal_cell,
+    goal_of,
+    is_reached,
+    machine,
+    operations_page,
+)
 from torch.profiler import ProfilerActivity, profile
 
 from fst.backends.timing import Timing
@@ -188,6 +199,7 @@ def page(threads: int) -> str:
         if (file := share_file(name, threads)).exists():
             share = json.loads(file.read_text(encoding="utf-8"))
             lines += [f"The products are {share:.0%} of torch's step (torch.profiler)."]
+            lines += missed(NETWORKS[name], run, share)
     return "\n".join(lines) + "\n"
 
 
@@ -210,6 +222,28 @@ def rows(network: Network, run: dict[str, Any]) -> list[str]:
     layout = header["memory_format"].removeprefix("torch.")
     rounds = f"{run['steps']['rounds']} rounds, memory format {layout}, commit {header['commit']}."
     return [table(titles, found, markdown=True), "", rounds]
+
+
+def missed(network: Network, run: dict[str, Any], share: float) -> list[str]:
+    """Each goal that is missed, and why: the speed of the products, and the one it would take.
+
+    Args:
+        share: of the products in torch's step; nothing is gained in the rest.
+    """
+    steps, lines = run["steps"]["step"], []
+    plain = steps[PLAIN]["median"]
+    control = plain / steps["dense"]["median"]
+    for strategy, goals in network.goals.items():
+        ratio = plain / steps[strategy]["median"]
+        if goals is None or is_reached(goals, ratio, control):
+            continue
+        runs, needed = (share / (1 / r - 1 + share) for r in (ratio, goal_of(goals)))
+        lines.append(
+            f"- `{strategy}`: {ratio:.2f} instead of {goal_of(goals)}. The rest of a step gains "
+            f"nothing, so its products ran at {runs:.2f} times torch's speed; the goal takes "
+            f"{needed:.2f}."
+        )
+    return ["", "Goals that are missed:", "", *lines] if lines else []
 
 
 if __name__ == "__main__":
