@@ -1,7 +1,6 @@
 """What all systems that prune weights between optimizer steps have in common."""
 
 import copy
-import io
 import math
 
 import pytest
@@ -115,16 +114,10 @@ def test_resume_in_the_middle_of_a_schedule(name, optimizer, stop):
     options |= dict(choose=0.3, enforce=0.6) if name == "clicktrain" else {}
     whole = Training(name, optimizer, **options)
     whole.steps(stop)
-    file = io.BytesIO()
-    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
-    torch.save(states, file)
+    file = whole.saved()
     whole.steps(stop, 20)
-    file.seek(0)
     again = Training(name, optimizer, **options)
-    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
-    again.net.load_state_dict(model)
-    again.optimizer.load_state_dict(optimizer_state)
-    fst.load_sparsity_state(again.net, sparsity)
+    again.load(file)
     again.steps(stop, 20)
     for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
         assert torch.equal(p, q), key

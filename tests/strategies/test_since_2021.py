@@ -1,7 +1,6 @@
 """The methods since 2021: what their papers promise, step by step, and exact resumption."""
 
 import copy
-import io
 import math
 
 import pytest
@@ -120,17 +119,11 @@ def test_resume_in_any_phase(name, optimizer, stop):
 
     whole = training()
     whole.steps(stop)
-    file = io.BytesIO()
-    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
-    torch.save(states, file)
+    file = whole.saved()
     generator = torch.get_rng_state()
     whole.steps(stop, 20)
-    file.seek(0)
     again = training()
-    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
-    again.net.load_state_dict(model)
-    again.optimizer.load_state_dict(optimizer_state)
-    fst.load_sparsity_state(again.net, sparsity)
+    again.load(file)
     torch.set_rng_state(generator)
     again.steps(stop, 20)
     for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):

@@ -1,7 +1,5 @@
 """STEP: dense Adam, then S(W) with the second moment held."""
 
-import io
-
 import pytest
 import torch
 
@@ -56,16 +54,10 @@ def test_step_is_dense_adam_before_the_switch():
 def test_step_resumes_exactly(stop):
     whole = step_training()
     whole.steps(stop)
-    file = io.BytesIO()
-    states = (whole.net.state_dict(), whole.optimizer.state_dict(), fst.sparsity_state(whole.net))
-    torch.save(states, file)
+    file = whole.saved()
     whole.steps(stop, 20)
-    file.seek(0)
     again = step_training()
-    model, optimizer_state, sparsity = torch.load(file, weights_only=True)
-    again.net.load_state_dict(model)
-    again.optimizer.load_state_dict(optimizer_state)
-    fst.load_sparsity_state(again.net, sparsity)
+    again.load(file)
     again.steps(stop, 20)
     for p, q in zip(whole.net.parameters(), again.net.parameters(), strict=True):
         assert torch.equal(p, q)

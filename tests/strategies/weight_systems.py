@@ -1,5 +1,7 @@
 """A training of the systems that prune weights between optimizer steps, step by step."""
 
+import io
+
 import pytest
 import torch
 
@@ -46,6 +48,20 @@ class Training:
     def steps(self, *seeds):
         for seed in range(*seeds):
             self.step(seed)
+
+    def saved(self):
+        """A file of the model, the optimizer and the strategy's state."""
+        file = io.BytesIO()
+        states = self.net.state_dict(), self.optimizer.state_dict(), fst.sparsity_state(self.net)
+        torch.save(states, file)
+        file.seek(0)
+        return file
+
+    def load(self, file):
+        model, optimizer, sparsity = torch.load(file, weights_only=True)
+        self.net.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        fst.load_sparsity_state(self.net, sparsity)
 
     def masks(self):
         return [layer.state.kept_mask.clone() for layer in self.layers]
