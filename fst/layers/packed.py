@@ -133,7 +133,7 @@ class PackedLayer(nn.Module):
     def forward(
         self,
         input: Tensor,
-        residual: Tensor | None = None,
+        residual: Tensor | float | None = None,
         fused: bool = False,
         chained: bool = False,
     ) -> Tensor:
@@ -148,6 +148,8 @@ class PackedLayer(nn.Module):
         Raises:
             UsageError: the layer is in training mode, or a gradient is asked for.
         """
+        if isinstance(residual, int | float | torch.SymInt):  # as in conv(x) + x.size(0)
+            residual = input.new_full((), residual)
         self.refuse_training(input, residual)
         if not fused and (self.norms or self.activation):
             return super().forward(input)
@@ -366,7 +368,7 @@ class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
 
     def maps(self, input: Tensor) -> Tensor | None:
         """All rows as one column of pixels."""
-        if not input.numel() or not input.is_contiguous():
+        if not (input.dim() and input.numel() and input.is_contiguous()):
             return None
         rows = input.reshape(1, -1, 1, input.shape[-1])
         return rows.permute(0, 3, 1, 2)

@@ -201,6 +201,26 @@ def test_both_products_finish_alike(activation: str, residual: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+class Scalars(nn.Module):
+    """Adds a size and a parameter of no dimension to its layers' outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(8, 8, 1), nn.Linear(8, 8)
+        self.shift = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.conv(x) + x.size(0)).mean((2, 3))) + self.shift
+
+
+def test_a_residual_of_no_dimension(by_zeros: None) -> None:
+    model = keep(Scalars())
+    x = torch.randn(4, 8, 9, 9)
+    packed = fst.pack(model, x)
+    assert [row.follows for row in packed.report.layers] == [("residual",), ("residual",)]
+    assert relative(packed(x), model(x)) < 1e-5
+
+
 @pytest.mark.parametrize("slow", ["layers", "whole"])
 def test_nothing_gained(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     zeros = 9.0 if slow == "layers" else 1.0
