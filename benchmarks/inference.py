@@ -173,7 +173,11 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Measure the cases that are not yet there, and write the page."""
+    """Measure the cases that are not yet there, and write the page.
+
+    Raises:
+        SystemExit: cases that failed, which the page names.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=list(GOALS), metavar="NAME:BATCH")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -189,6 +193,8 @@ def main(words: list[str] | None = None) -> None:
         if not case.file(options.out).is_file():
             measure(case, options)
         write_text_atomically(markdown(page(cases, options.out, command)), options.page)
+    if failed := [case.text for case in cases if not case.file(options.out).is_file()]:
+        sys.exit(f"not measured, see above: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -107,3 +107,12 @@ def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
     assert third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 threads."
     assert document.versions["commit"] == "abc (resnet18, batch 16); def (resnet50, batch 16)"
     assert document.notes[0] == "vgg16:4: not measured" and "OpenVINO" in document.notes[1]
+
+
+@pytest.mark.system
+def test_the_script_fails_with_a_case(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    where = ["--out", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    with pytest.raises(SystemExit, match="not measured.*nonsense:2"):
+        script["main"](["--cases", "nonsense:2", *where])
+    assert "nonsense:2: not measured" in (tmp_path / "page.md").read_text()
