@@ -172,6 +172,14 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
     return [*lines, f"- {BFLOAT16}", f"- {WHY}"]
 
 
+def _case(text: str) -> Case:
+    """For argparse."""
+    name, _, batch = text.rpartition(":")
+    if not name or not batch.isdecimal() or int(batch) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:BATCH, such as resnet18:16")
+    return Case(text)
+
+
 def main(words: list[str] | None = None) -> None:
     """Measure the cases that are not yet there, and write the page.
 
@@ -179,14 +187,17 @@ def main(words: list[str] | None = None) -> None:
         SystemExit: cases that failed, which the page names.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=list(GOALS), metavar="NAME:BATCH")
+    parser.add_argument(
+        "--cases", nargs="+", type=_case, default=[*map(Case, GOALS)], metavar="NAME:BATCH"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--size", type=int, help="of the images (224; detectors: the config's)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/out/inference")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results/inference.md")
     options = parser.parse_args(words)
     options.out = options.out.resolve()
-    cases = [Case(text) for text in options.cases]
+    options.page.parent.mkdir(parents=True, exist_ok=True)
+    cases = options.cases
     given = sys.argv[1:] if words is None else words
     command = shlex.join(["python", "benchmarks/inference.py", *given])
     for case in cases:

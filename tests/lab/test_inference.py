@@ -116,3 +116,11 @@ def test_the_script_fails_with_a_case(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="not measured.*nonsense:2"):
         script["main"](["--cases", "nonsense:2", *where])
     assert "nonsense:2: not measured" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize("case", ["resnet18", ":16", "resnet18:", "resnet18:0", "resnet18:-1"])
+def test_a_case_has_a_name_and_a_batch(case: str, capsys: pytest.CaptureFixture) -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    with pytest.raises(SystemExit):
+        script["main"](["--cases", case])
+    assert f"{case!r} is not NAME:BATCH" in capsys.readouterr().err
