@@ -24,7 +24,7 @@ from typing import Any
 
 from fst.basics.text import counted_as
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.benchmark.inference import CANDIDATES, ORT_INT8, PACKED, RIVALS, Inference
+from fst.lab.benchmark.inference import CANDIDATES, ORT_INT8, OWN, PACKED, RIVALS, Inference
 from fst.lab.reporting.document import Document, Table
 from fst.lab.reporting.markdown import markdown
 
@@ -41,11 +41,11 @@ GOALS: dict[str, dict[str, Goal]] = {  # case -> candidate -> best float32 rival
 }
 BFLOAT16 = (
     "Dense bfloat16 is not on this page. Processors with AVX512-BF16 or AMX multiply it "
-    "[at twice the rate and more](../kernels.md#how-zeros-save-time)."
+    "[at twice the rate and more](../kernels.md#the-limits)."
 )
 WHY = (
     "Why some goals are missed, and what a busier machine gave: "
-    "[where the time goes](../deploy.md#where-the-time-of-a-packed-model-goes)."
+    "[where the time goes](../kernels.md#where-the-time-of-a-packed-model-goes)."
 )
 WIDE = "With AVX-512: [a packed ResNet-18](inference_avx512.md)."
 
@@ -100,9 +100,17 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
     tables = [
         Table(
             "Beside the fastest float32 rival",
-            ["case", "rival", "its ms", "ms", "ratio", "goal", "outputs"],
+            [
+                "case",
+                "fastest rival",
+                "rival, ms",
+                "packed, ms",
+                "ratio",
+                "goal",
+                "outputs differ by",
+            ],
             [row for case, one in found for row in _goal_rows(case, one, "AVX2" not in sets)],
-            "`ratio` is the rival's time / the candidate's, medians. `outputs`: the largest "
+            "`ratio` is the rival's time / the packed network's, medians. Outputs: the largest "
             "difference from those of the plain model with the same weights, relative to the "
             f"largest value. Rivals: {'; '.join(RIVALS)}.",
         ),
@@ -110,8 +118,9 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
             "All times",
             ["case", *CANDIDATES],
             [[_named(case, one), *_medians(one)] for case, one in found],
-            "Milliseconds, medians of rounds in which all candidates take turns. Weights and "
-            "images are random; 2:4 and 1:4 are SR-STE's, in all layers.",
+            "Milliseconds of a batch, medians of rounds in which all candidates take turns. Images "
+            "of 224 pixels (SSD300: 300) and weights are random; 2:4 and 1:4 are SR-STE's, in all "
+            f"layers. `{OWN}`: packed, of weights without zeros, all layers by FST's kernels.",
         ),
     ]
     made_with = {key: str(value) for key, value in (headers[0] if headers else {}).items()}

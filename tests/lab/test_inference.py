@@ -87,6 +87,13 @@ def test_several_numbers_are_for_inference(option: str, capsys: pytest.CaptureFi
     assert "--infer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--dtype bfloat16", "--layers all", "--strategies srste"])
+def test_options_of_training_steps_are_refused(option: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--infer", "resnet18", *option.split()])
+    assert f"error: {option.split()[0]} " in capsys.readouterr().err
+
+
 def test_the_page_says_where_rivals_win_and_what_missed(tmp_path: Path) -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
     reached, missed = script["Case"]("resnet18:16"), script["Case"]("resnet50:16")

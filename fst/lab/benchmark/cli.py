@@ -30,6 +30,7 @@ from fst.lab.model import is_config
 from fst.lab.reporting.markdown import markdown
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
+OF_STEPS = ("model", "layers", "strategies", "dtype", "measure", "force_backends")
 PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 
 
@@ -37,19 +38,29 @@ PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
     with user_errors(options):
+        if options.infer is not None:
+            _refuse_options_of_steps(options)
+            return _infer(options)
         if is_config(options.model):
             check_read(argparse.Namespace(config=options.model))
         for text in options.strategies:
             _check_strategy(text)
         options.force_backends = _backends(options.force_backends)
-        if options.infer is not None:
-            return _infer(options)
         for name in ("batch", "threads"):
             given = getattr(options, name) or [None]
             if len(given) > 1:
                 raise ValueError(f"--{name} {given}: several of them are for --infer.")
             setattr(options, name, given[0])
         return _benchmark(options)
+
+
+def _refuse_options_of_steps(options: argparse.Namespace) -> None:
+    defaults = bench()
+    for name in OF_STEPS:
+        given = getattr(options, name)
+        if given != defaults.get_default(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} {given}: of training steps, not of --infer.")
 
 
 def _infer(options: argparse.Namespace) -> int:
