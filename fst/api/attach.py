@@ -12,7 +12,7 @@ from fst.basics.errors import UsageError
 from fst.basics.sharding import ORDER, is_managed, is_sharded, reshard
 from fst.layers import checks
 from fst.layers.modules import SparseLayer, converted_layers
-from fst.layers.step import is_skipped, with_gradients
+from fst.layers.step import is_skipped, steps_under_way, with_gradients
 from fst.rules.schedule import Run, Schedule
 from fst.rules.strategy import Strategy
 
@@ -96,6 +96,11 @@ class Attachment:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if steps_under_way(optimizer) > 1:
+            return None
+        for layer in self._layers():
+            layer.passing.acted = True
+
         def act(first: bool) -> None:
             layers = self._layers()
             if is_skipped(optimizer, layers):
@@ -119,6 +124,8 @@ class Attachment:
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if steps_under_way(optimizer) > 1:
+            return
         self._run.show_gradients()
         if is_skipped(optimizer, self._layers()):
             return

@@ -159,7 +159,7 @@ def _computes(
     """True if a trace computes what the module does."""
     traced = torch.fx.GraphModule(module, graph)
     try:
-        found = traced(*_copied(inputs), **named)
+        found = traced.forward(*_copied(inputs), **named)
         apart = difference(found, module(*_copied(inputs), **named))
         return apart is not None and apart <= SAME
     except Exception:  # a wrong trace can fail in any way

@@ -23,7 +23,11 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
         TypeError: ``model`` is no module.
     """
     return {
-        name: {"strategy": str(layer.strategy), **layer.state.saved()}
+        name: {
+            "strategy": str(layer.strategy),
+            **layer.state.saved(),
+            "calls": layer.passing.calls,
+        }
         for name, layer in sparse_layers(model).items()
     }
 
@@ -60,6 +64,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     for name, layer in layers.items():
         others.add(layer.state.restore(state[name], layer.weight.device))
         layer.passing.forget_calls()
+        layer.passing.calls = state[name].get("calls", 0)
         layer.passing.has_loaded_state = True
     if others := others - {""}:
         warnings.warn(
@@ -73,7 +78,8 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
     step, mask, size = entry["step"], entry["kept_mask"], layer.weight.numel()
     is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == size
     fits = {
-        "step": (type(step) is int and step >= 0, "0, 1, 2, ..."),
+        "step": (_is_count(step), "0, 1, 2, ..."),
+        "calls": (_is_count(entry.get("calls", 0)), "0, 1, 2, ..."),
         "kept_mask": (mask is None or is_mask, f"None or a mask of the weight's {size} elements"),
     }
     for field in ("schedule_state", "memories"):
@@ -86,6 +92,10 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
             raise ValueError(
                 f"layer {name!r}: {field}={found!r:.200} in the state must be {allowed}."
             )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _check_schedule(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> None:

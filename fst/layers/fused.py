@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import operator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from fst.layers.chained import Chain, is_depthwise_layer, is_pointwise_layer
 from fst.layers.checks import refuses_packing
@@ -94,17 +96,30 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module) -> fx.Graph | None:
     """The graph of a model in evaluation mode; None where it cannot be traced."""
-    tracer = _Tracer()
+    copied = copy.deepcopy(model)  # its code may keep what the tracer gives it
     try:
-        graph = tracer.trace(model)
+        graph = _Tracer().trace(copied)
     except Exception:  # a model is code that can fail in any way on what a tracer gives it
         return None
+    if any(_has_proxy(vars(module)) for module in copied.modules()):
+        return None  # a graph would not keep what the model does
+    for name, value in vars(copied).items():
+        if name.startswith("_tensor_constant"):  # the tracer's names of tensors from elsewhere
+            setattr(model, name, value)
     inner = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         hooked = module._forward_hooks or module._forward_pre_hooks
         if hooked and module is not model and name not in inner:
             return None  # the trace went past the hook
     return graph
+
+
+def _has_proxy(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_proxy(entry) for key, entry in value.items() if key != "_modules")
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_proxy, value))
+    return isinstance(value, fx.Proxy)
 
 
 def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
@@ -137,18 +152,43 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
             _fuse_followers(graph, node, modules, counts)
     for node in list(graph.nodes):
         _chain_neighbours(graph, node, modules, counts)
-    for node in [node for node in graph.nodes if node.op == "placeholder"]:
-        with graph.inserting_after(node):
-            laid = graph.call_function(channels_last, (node,))
-        node.replace_all_uses_with(laid, delete_user_cb=lambda user, laid=laid: user is not laid)
+    _lay_out(graph)
     graph.lint()
     model.__dict__["forward"] = TracedForward(model, graph)
 
 
+def _lay_out(graph: fx.Graph) -> None:
+    """Compute in channels_last; what sees the results finds the memory format of the inputs."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        output.args = (graph.call_function(laid_as, (output.args[0], *given)),)
+    (restored,) = output.args
+    for node in given:
+        with graph.inserting_after(node):
+            laid = graph.call_function(channels_last, (node,))
+        kept = (laid, restored)
+        node.replace_all_uses_with(laid, delete_user_cb=lambda user, kept=kept: user not in kept)
+    for node in graph.nodes:
+        is_view = node.op == "call_method" and node.target == "view"
+        if is_view and not any(isinstance(value, torch.dtype) for value in node.args):
+            node.target = "reshape"  # which takes any memory format
+
+
+def _is_maps(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4
+
+
 def channels_last(value: Any) -> Any:
     """Maps in the memory format in which both products, and poolings, are the fastest."""
-    is_maps = isinstance(value, Tensor) and value.dim() == 4
-    return value.contiguous(memory_format=torch.channels_last) if is_maps else value
+    return value.contiguous(memory_format=torch.channels_last) if _is_maps(value) else value
+
+
+def laid_as(outputs: Any, *inputs: Any) -> Any:
+    """The outputs, contiguous where all maps among the inputs are."""
+    if not all(value.is_contiguous() for value in inputs if _is_maps(value)):
+        return outputs
+    return pytree.tree_map(lambda value: value.contiguous() if _is_maps(value) else value, outputs)
 
 
 def _fuse_followers(

@@ -164,7 +164,8 @@ class SparseLayer(PrunableWeight):
         checks.require_attachment(name, strategy, passing)
         if passing.start is not None and "started" not in self.state.schedule_state:
             passing.start()
-        checks.refuse_endless_step(name, strategy, passing)
+        if self.weight.requires_grad:  # else it has no steps, and remembers nothing
+            checks.refuse_endless_step(name, strategy, passing)
         passing.calls += 1
 
     def _draws(
@@ -193,6 +194,13 @@ class SparseLayer(PrunableWeight):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "passing": PassingState()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseLayer:
+        """A copy as pickling makes it; torch's parametrizations forbid that, and copy all."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(SparseLayer.__getstate__(self), memo))
+        return made
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -98,13 +98,15 @@ class FrozenBlock:
 
 @dataclass
 class PassingState:
-    """Transient state of a step or of an attachment: neither copied nor saved.
+    """Transient state of a step or of an attachment: not copied, and not saved but for ``calls``.
 
     Attributes:
-        calls: training calls since the last step of the optimizer.
+        calls: training calls since the last step that had a gradient of the weight; random rules
+            draw by it, also where the weight is frozen and has no steps.
         decay_mask: mask of the last training call, for the decay of this step.
         stepping: the optimizer whose step is under way.
         has_gradient: whether there is a gradient in that step.
+        acted: whether the attachment's optimizer took part in that step.
         start: starts the schedules of the model's attachment; None where it has none.
         frozen_block: the last block of `fst.frozen` that the layer was in.
         loaded_step: the step in which the weight was saved that `load_state_dict` has set since the
@@ -117,6 +119,7 @@ class PassingState:
     decay_mask: Tensor | None = None
     stepping: weakref.ref[torch.optim.Optimizer] | None = None
     has_gradient: bool = False
+    acted: bool = False
     start: Callable[[], None] | None = None
     frozen_block: FrozenBlock | None = None
     loaded_step: int | None = None

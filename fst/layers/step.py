@@ -30,6 +30,7 @@ from fst.ops.prune import add_residual
 from fst.rules.schedule import check_descends
 
 Layers = list[SparseLayer]
+STEP = Optimizer.profile_hook_step(lambda *_: None).__code__  # calls the hooks around a step
 
 
 def decay(layer: SparseLayer, weight: Tensor, scale: Tensor | None) -> None:
@@ -74,10 +75,26 @@ def _is_zero(rate: float | Tensor | None) -> bool:
     return rate is not None and not rate
 
 
+def steps_under_way(optimizer: Optimizer) -> int:
+    """The steps of this optimizer that have not returned.
+
+    There are two where a class's ``step`` calls that of its base class: PyTorch calls the hooks
+    around both, if the base class has instances too.
+    """
+    frame: FrameType | None = sys._getframe()
+    found = 0
+    while frame is not None:
+        found += frame.f_code is STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return found
+
+
 @torch.no_grad()
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if steps_under_way(optimizer) > 1:
+        return None
     layers = [layer for layer in held_by(optimizer) if not _is_nested(layer, optimizer)]
     if is_skipped(optimizer, layers):
         return None
@@ -88,7 +105,8 @@ def _before_step(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
             )
-        layer.passing.stepping, layer.passing.has_gradient = weakref.ref(optimizer), False
+        passing = layer.passing
+        passing.stepping, passing.has_gradient, passing.acted = weakref.ref(optimizer), False, False
     if not layers:
         return None
     return with_gradients(
@@ -159,13 +177,11 @@ def with_gradients(
 
 def _is_nested(layer: SparseLayer, optimizer: Optimizer) -> bool:
     """True if this step is a part of another optimizer's step of the same weight."""
-    other = layer.passing.stepping and layer.passing.stepping()
+    stepping = layer.passing.stepping
+    other = None if stepping is None else stepping()
     if other is None or other is optimizer:
         return False
-    frame: FrameType | None = sys._getframe()  # an exception may have ended the other's step
-    while frame is not None and frame.f_locals.get("self") is not other:
-        frame = frame.f_back
-    return frame is not None
+    return steps_under_way(other) > 0  # an exception may have ended it
 
 
 def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> None:
@@ -203,12 +219,21 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if steps_under_way(optimizer) > 1:
+        return
     for layer in held_by(optimizer):
         passing = layer.passing
         if passing.stepping is None or passing.stepping() is not optimizer:
             continue
         passing.stepping = passing.decay_mask = None
         if passing.has_gradient:
+            if passing.start is not None and not passing.acted:
+                raise UsageError(
+                    f"{type(optimizer).__name__}.step has changed the weight of layer "
+                    f"{layer.layer_name!r}, whose strategy {layer.strategy.name!r} is attached to "
+                    "another optimizer: call remove() of what fst.attach returned, and attach the "
+                    "model to the optimizer that trains it."
+                )
             layer.state.end_step(passing.calls)
             passing.calls = 0
 

@@ -88,8 +88,8 @@ class HeldMoment(Schedule):
         elif self._switches(layers, run, step, before):
             for layer in layers:
                 moment = _moment(layer, run, "max_exp_avg_sq")
-                assert moment is not None  # the switch has looked at it
-                layer.state.schedule_state["moment"] = moment.clone()
+                held = None if moment is None else moment.clone()  # None: never had a gradient
+                layer.state.schedule_state["moment"] = held
                 layer.enter(None)
 
     @staticmethod
@@ -133,15 +133,15 @@ def _moment(layer: PrunedLayer, run: Run, first: str = "exp_avg_sq") -> Tensor |
 
 
 def _update(layer: PrunedLayer, run: Run, weight: Tensor) -> None:
-    """Make of Adam's step from ``weight`` one with the held moment."""
-    if layer.weight.grad is None:
+    """Make of Adam's step from ``weight`` one with the held moment, where one is held."""
+    moment = layer.state.schedule_state["moment"]
+    if layer.weight.grad is None or moment is None:
         return
     group, state = _group(layer, run), run.optimizer.state[layer.weight]
     rate, beta = group["lr"], group["betas"][0]
     decoupled = isinstance(run.optimizer, torch.optim.AdamW)
     if group.get("decoupled_weight_decay", decoupled):
         weight = weight * (1 - rate * group["weight_decay"])
-    moment = layer.state.schedule_state["moment"]
     denominator = moment.sqrt() + group["eps"] ** 0.75
     rate = rate / (1 - beta ** state["step"].to(weight.device))
     layer.weight.copy_(weight - rate * state["exp_avg"] / denominator)

@@ -440,6 +440,70 @@ def test_a_model_that_cannot_be_traced_is_packed_in_parts(by_zeros: None) -> Non
     assert torch.equal(pickle.loads(pickle.dumps(packed))(x)["out"], packed(x)["out"])
 
 
+class Viewed(nn.Module):
+    """Code that needs contiguous maps: within a trace, and around a part that is traced."""
+
+    def __init__(self, is_traced: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.is_traced = Block(), nn.Linear(8 * 36, 5), is_traced
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        if self.is_traced or bool((x == x).all()):
+            x = x.view(x.size(0), -1)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_views_of_maps(is_traced: bool, by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Viewed(is_traced)), torch.randn(2, 8, 6, 6)
+    packed = fst.pack(model, x)
+    assert relative(packed(x), model(x)) < 1e-5
+    assert "batch norm" in packed.report.layers[0].follows
+
+
+def test_results_have_the_memory_format_of_the_images(by_zeros: None) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    packed = fst.pack(keep(Block()), x)
+    assert packed(x).is_contiguous()
+    assert packed(x.contiguous(memory_format=torch.channels_last)).is_contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+class Keeping(nn.Module):
+    """Keeps what it computes, or what it needs for the size of its input."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.what, self.seen, self.features, self.grid = what, [], None, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if self.what == "features":
+            self.features = x
+        elif self.what == "list":
+            self.seen.append(x)
+        elif self.grid is None or self.grid.shape[-1] != x.shape[-1]:
+            self.grid = torch.linspace(0, 1, x.shape[-1])
+        return self.b(x + self.grid if self.what == "grid" else x)
+
+
+@pytest.mark.parametrize("what", ["features", "list", "grid"])
+def test_a_model_that_keeps_what_it_computes(what: str, by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model = keep(Keeping(what))
+    packed = pickle.loads(pickle.dumps(fst.pack(model, torch.randn(2, 8, 6, 6))))
+    x = torch.randn(2, 8, 7, 7)
+    assert relative(packed(x), model(x)) < 1e-5
+    if what == "features":
+        assert relative(packed.features, model.features) < 1e-5
+    if what == "list":
+        assert relative(packed.seen[-1], model.seen[-1]) < 1e-5
+
+
 class Hostile(nn.Module):
     """Values that are used twice, or changed in place between a product and its addition."""
 

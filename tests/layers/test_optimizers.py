@@ -14,6 +14,7 @@ from tests.networks import (
     gradients,
     small_net,
     stepped_gradients,
+    train,
 )
 
 OPTIMIZERS = {
@@ -133,6 +134,28 @@ def test_a_step_within_a_step_decays_once():
     for a, b in zip(net.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)
     assert net[0].state.step == 2
+
+
+class _Logged(torch.optim.Adam):
+    """PyTorch calls the hooks around its step, and around its base class's."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("strategy", ["srste", "clicktrain", "step"])
+def test_a_step_that_calls_its_base_classes_acts_once(strategy):
+    found = []
+    for kind in (torch.optim.Adam, _Logged, torch.optim.Adam):
+        net = small_net()
+        fst.convert(net, strategy)
+        optimizer = kind(net.parameters(), lr=0.05)
+        fst.attach(net, optimizer, total_steps=12, steps_per_epoch=2)
+        train(net, optimizer, range(10))
+        assert net[0].state.step == 10
+        found.append({name: p.detach().clone() for name, p in net.named_parameters()})
+    assert_close(found[1], found[0], 0)
+    assert_close(found[2], found[0], 0)
 
 
 class _Failing(torch.optim.SGD):

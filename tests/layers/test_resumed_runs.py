@@ -21,13 +21,15 @@ from tests.networks import (
 from tests.strategy_settings import setting
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("row", TRAINED)
-def test_resume_is_bit_exact(row):
+def test_resume_is_bit_exact(row, frozen):
     """state_dict, optimizer and sparsity_state, through a file that weights_only accepts."""
     overrides = dict(interval=2) if row.name in ("tsm", "dpf", "rigl") else {}
 
     def build():
         net = small_net()
+        net[2].weight.requires_grad_(not frozen)
         fst.convert(net, row.build(**overrides))
         optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
         attach(net, optimizer)
@@ -208,6 +210,7 @@ def test_a_foreign_state_is_refused(broken):
         ("step", -3),
         ("step", "a"),
         ("step", True),
+        ("calls", -1),
         ("kept_mask", torch.ones(3, dtype=torch.bool)),
         ("kept_mask", torch.ones(8, 8)),
         ("schedule_state", 3),

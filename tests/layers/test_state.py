@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 import fst
-from tests.networks import identity_layer, masks_of_steps, small_net
+from fst.layers import checks
+from tests.cases import error
+from tests.networks import (
+    batch,
+    identity_layer,
+    masks_of_steps,
+    optimizer_for,
+    small_net,
+    train,
+)
 from tests.strategy_settings import setting
 
 
@@ -105,6 +114,34 @@ def test_a_copy_within_a_step_keeps_the_mask(copied):
     for net in (layer, other):
         net(unit)
         assert torch.equal(net[0].state.kept_mask, mask)
+
+
+def test_a_copy_of_a_parametrized_layer_is_a_layer_of_its_own():
+    layer, unit = identity_layer("srste")
+    torch.nn.utils.parametrizations.weight_norm(layer[0])
+    with torch.no_grad(), fst.frozen(layer.eval()):
+        layer(unit)
+        other = copy.deepcopy(layer)
+    with torch.no_grad():
+        before = other(unit)
+        other[0].parametrizations.weight.original0.mul_(5)
+        assert error(other(unit), 5 * before) <= 1e-12
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other.train()(unit).sum().backward()
+    optimizer.step()
+    assert other[0].state.step == 1 and layer[0].state.step == 0
+
+
+def test_a_frozen_layer_may_be_called_without_end(monkeypatch):
+    monkeypatch.setattr(checks, "MOST_CALLS", 3)
+    net = small_net()
+    net[0].requires_grad_(False)
+    fst.convert(net, "resprop")
+    train(net, optimizer_for(net, 0.1), range(5))
+    assert net[2].state.step == 5
+    with pytest.raises(RuntimeError, match="'2' was called 3 times"):
+        for step in range(4):
+            net(batch(step))
 
 
 def test_random_masks_follow_seed_layer_and_step():

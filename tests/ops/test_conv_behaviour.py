@@ -147,6 +147,22 @@ def test_operands_are_left_untouched(row):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("row", of_each_kind(SETTINGS))
+def test_the_default_dtype_is_that_of_new_tensors_alone(row):
+    the_case, found = case("basic"), []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = leaves_of(the_case.operands(torch.float32))
+        torch.manual_seed(0)
+        torch.set_default_dtype(dtype)
+        try:
+            output = fst.sparse_conv2d(*leaves, **the_case.arguments, strategy=row.build())
+            output.square().sum().backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append([output, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_threads_do_not_disturb_each_other():
     the_case = case("odd_nhwc")
     operands = the_case.operands()

@@ -235,6 +235,15 @@ def test_a_removed_attachment_leaves_the_optimizer_alone():
     fst.attach(net, optimizer)
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_step_of_another_optimizer_is_an_error(name):
+    training = Training(name)
+    training.step(0)
+    other = OPTIMIZERS["adamw"](training.net.parameters())
+    with pytest.raises(RuntimeError, match=rf"AdamW.*{name}.*another optimizer.*remove"):
+        train(training.net, other, range(1))
+
+
 def test_several_optimizers_train_a_model():
     """Each of the layers that it holds; those with a schedule go to one, or part by part."""
     for name, parts in (("srste", lambda net: (net, net)), ("asp", lambda net: (net[0], net[2]))):

@@ -50,6 +50,16 @@ def test_step_is_dense_adam_before_the_switch():
         assert torch.equal(p, q)
 
 
+def test_layers_without_a_gradient_are_left_alone():
+    training = step_training()
+    frozen = training.layers[0].weight.requires_grad_(False)
+    before = frozen.detach().clone()
+    training.steps(20)
+    assert torch.equal(frozen, before)
+    assert training.layers[1].acting.output is not None
+    assert fst.verify(fst.fold(training.net)).ok
+
+
 @pytest.mark.parametrize("stop", [3, 9, 12])
 def test_step_resumes_exactly(stop):
     whole = step_training()

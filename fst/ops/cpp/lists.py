@@ -175,7 +175,7 @@ def list_grad_weight(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers, channels = convolution(input.shape, weight_shape, geometry)
     samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
-    weight = torch.ones(index.numel()) if weight is None else weight
+    weight = torch.ones(index.numel(), dtype=torch.float32) if weight is None else weight
     check_list(index, weight, samples * height * width)
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)

@@ -188,7 +188,7 @@ def maps_grad_weight(
     if index is None and not (weight is mean is sums is None):
         raise ValueError("weight, mean and sums belong to a list: index must be given.")
     if index is not None:
-        weight = torch.ones(len(index)) if weight is None else weight
+        weight = torch.ones(len(index), dtype=torch.float32) if weight is None else weight
         check_list(index, weight, positions_of(grad_output))
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
