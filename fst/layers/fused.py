@@ -257,18 +257,20 @@ def _chain_neighbours(
     layer = _unchained(node, modules, counts)
     if layer is None or not is_depthwise_layer(layer) or _residual_of(node) is not None:
         return
-    nodes, first, last = [node], node.args[0], _follower(node)
+    nodes, layers, first, last = [node], [layer], node.args[0], _follower(node)
     behind = _unchained(last, modules, counts)
-    if behind is not None and is_pointwise_layer(behind) and last.args[0] is node:
+    if last and behind and is_pointwise_layer(behind) and last.args[0] is node:
         if _residual_of(last) is not node and not _written_between(node, last, modules):
             nodes.append(last)
+            layers.append(behind)
     before = _unchained(first, modules, counts)
-    if before is not None and is_pointwise_layer(before) and len(first.users) == 1:
-        if _residual_of(first) is None and not _written_between(first, nodes[-1], modules):
+    if isinstance(first, fx.Node) and before and is_pointwise_layer(before):
+        alone = len(first.users) == 1 and _residual_of(first) is None
+        if alone and not _written_between(first, nodes[-1], modules):
             nodes.insert(0, first)
+            layers.insert(0, before)
     if len(nodes) == 1:
         return
-    layers = [modules[str(of.target)] for of in nodes]
     layers[-1].chain = Chain(layers)
     nodes[-1].args = (nodes[0].args[0], _residual_of(nodes[-1]), True, True)
     for past in reversed(nodes[:-1]):

@@ -21,7 +21,10 @@ class Geometry(NamedTuple):
     dilation: tuple[int, int]
     groups: int
 
-    is_linear = False
+    @property
+    def is_linear(self) -> bool:
+        """True where the convolution stands for a linear layer."""
+        return False
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -32,7 +35,9 @@ class Geometry(NamedTuple):
 class LinearGeometry(Geometry):
     """Of a linear layer as a 1x1 convolution: its dense products are matrix products."""
 
-    is_linear = True
+    @property
+    def is_linear(self) -> bool:
+        return True
 
 
 LINEAR = LinearGeometry((1, 1), (0, 0), (1, 1), 1)
