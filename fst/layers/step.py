@@ -81,6 +81,8 @@ def steps_under_way(optimizer: Optimizer) -> int:
     There are two where a class's ``step`` calls that of its base class: PyTorch calls the hooks
     around both, if the base class has instances too.
     """
+    if torch.compiler.is_compiling():  # frames cannot be traced
+        return 1
     frame: FrameType | None = sys._getframe()
     found = 0
     while frame is not None:

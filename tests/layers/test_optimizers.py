@@ -158,6 +158,21 @@ def test_a_step_that_calls_its_base_classes_acts_once(strategy):
     assert_close(found[2], found[0], 0)
 
 
+@pytest.mark.system
+def test_a_compiled_step_acts_as_the_eager_one():
+    torch._dynamo.reset()
+    eager, compiled = decaying(small_net()), decaying(small_net())
+    for net, wrap in ((eager, lambda f: f), (compiled, torch.compile(backend="aot_eager"))):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        step = wrap(optimizer.step)
+        for number in range(3):
+            optimizer.zero_grad()
+            net(batch(number)).square().mean().backward()
+            step()
+    assert compiled[0].state.step == 3
+    assert_close(dict(compiled.named_parameters()), dict(eager.named_parameters()))
+
+
 class _Failing(torch.optim.SGD):
     def step(self, closure=None):
         raise ArithmeticError
