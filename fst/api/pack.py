@@ -137,7 +137,7 @@ def _packed(
         return module
     graph = trace(module)
     if graph is not None and _computes(module, graph, inputs, named):
-        fuse(module, graph, prefix)
+        fuse(module, graph, inputs, named, prefix)
         return module
     calls: dict[str, LayerCall] = {}
     with each_call(module, (nn.Module,), lambda call: calls.setdefault(call.name, call)):
@@ -206,9 +206,9 @@ def difference(found: Any, expected: Any) -> float | None:
 
 
 def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
-    """Compute in ``dtype``; packed layers keep their parameters, so that batch norm is exact."""
-    kept = {id(layer) for layer in packed_layers(packed).values()}
-    kept |= {id(norm) for layer in packed_layers(packed).values() for norm in layer.norms}
+    """Compute in ``dtype``; layers keep their parameters where batch norm is folded into them."""
+    normed = [layer for layer in packed_layers(packed).values() if layer.norms]
+    kept = {id(module) for layer in normed for module in (layer, *layer.norms)}
     for layer in packed_layers(packed).values():
         layer.dtype, layer.kept, layer.laid = dtype, None, None
         for known in (layer.products, layer.chosen, layer.times):

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,16 +43,24 @@ IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
 class TracedForward:
     """The ``forward`` of a model that was traced; the model's other methods stay what they are.
 
-    It is an attribute of the model, and is copied and pickled with it, as source.
+    It is an attribute of the model, and is copied and pickled with it, as source. Python's branches
+    on arguments that are no tensors are those of one form of call.
 
     Attributes:
         model: whose modules the graph calls.
         source: of a function ``forward(self, ...)``.
         modules: names of the modules that the source names.
         values: anything else that it names.
+        form: of the call for which it computes the model.
     """
 
-    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> None:
         for node in graph.nodes:
             node.type = None  # annotations may be strings
         code = graph.python_code("self")
@@ -65,6 +73,7 @@ class TracedForward:
             else:
                 self.values[name] = value
         self._compile()
+        self.form = self._form(arguments, named)
 
     def _compile(self) -> None:
         found = {name: importlib.import_module(of) for name, of in self.modules.items()}
@@ -75,8 +84,19 @@ class TracedForward:
         self.__signature__ = inspect.signature(types.MethodType(self.function, self.model))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Compute the model."""
-        return self.function(self.model, *arguments, **named)
+        """Compute the model, by its own code where the call has another form."""
+        if torch.compiler.is_compiling() or self._form(arguments, named) == self.form:
+            return self.function(self.model, *arguments, **named)
+        return type(self.model).forward(self.model, *arguments, **named)
+
+    def _form(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """The arguments by name, with the kinds of tensors and numbers instead of values."""
+        try:
+            bound = self.__signature__.bind(*arguments, **named)
+        except TypeError:  # the model's own code says what is missing
+            return None
+        bound.apply_defaults()
+        return pytree.tree_map(_kind, dict(bound.arguments))
 
     def __getstate__(self) -> dict[str, Any]:
         """The source stands for the function."""
@@ -88,7 +108,16 @@ class TracedForward:
         self._compile()
 
 
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "Tensor"
+    is_known = value is None or isinstance(value, bool | str)
+    return repr(value) if is_known else type(value).__qualname__
+
+
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else what is made of a buffer is kept as it was
+
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         is_kept = isinstance(module, KEPT) or type(module).__name__ == FROZEN_NORM
         return is_kept or super().is_leaf_module(module, name)
@@ -108,8 +137,7 @@ def trace(model: nn.Module) -> fx.Graph | None:
             setattr(model, name, value)
     inner = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if hooked and module is not model and name not in inner:
+        if _is_hooked(module) and module is not model and name not in inner:
             return None  # the trace went past the hook
     return graph
 
@@ -122,17 +150,25 @@ def _has_proxy(value: Any) -> bool:
     return isinstance(value, fx.Proxy)
 
 
-def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
+def fuse(
+    model: nn.Module,
+    graph: fx.Graph,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    prefix: str = "",
+) -> None:
     """Pack the layers of ``model``, which compute what follows them where the graph allows it.
 
     Args:
         model: in evaluation mode; its layers change their class, and its ``forward`` is the traced
             one from now on.
         graph: of `trace`.
+        arguments, named: of a call for which it computes the model.
         prefix: of the layers' names.
     """
     modules = dict(model.named_modules())
     counts: dict[int, int] = {}
+    own: set[int] = set()
     for node in graph.nodes:
         if node.op == "call_module":
             counts[id(modules[node.target])] = counts.get(id(modules[node.target]), 0) + 1
@@ -148,13 +184,17 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
             if refuses_packing(layer):
                 continue
             pack_layer(layer, f"{prefix}{node.target}")
+            own.add(id(layer))
+        elif id(layer) not in own:
+            counts[id(layer)] += 1  # another part of the model calls it too
+            own.add(id(layer))
         if counts[id(layer)] == 1 and len(node.args) == 1 and not node.kwargs:
             _fuse_followers(graph, node, modules, counts)
     for node in list(graph.nodes):
         _chain_neighbours(graph, node, modules, counts)
     _lay_out(graph)
     graph.lint()
-    model.__dict__["forward"] = TracedForward(model, graph)
+    model.__dict__["forward"] = TracedForward(model, graph, arguments, named)
 
 
 def _lay_out(graph: fx.Graph) -> None:
@@ -296,11 +336,16 @@ def _follower(node: fx.Node) -> fx.Node | None:
     return user if user.op.startswith("call") else None
 
 
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _is_norm(module: nn.Module) -> bool:
+    if _is_hooked(module):
+        return False
     if type(module).__name__ == FROZEN_NORM:
         return True
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    if hooked or not isinstance(module, nn.BatchNorm2d) or module.running_mean is None:
+    if not isinstance(module, nn.BatchNorm2d) or module.running_mean is None:
         return False
     if type(module).__name__ == NORM_AND_ACTIVATION:
         known = type(module.act) is nn.Identity or type(module.act) in MODULES
@@ -325,8 +370,30 @@ def _may_wait(node: fx.Node, added: fx.Node, other: fx.Node, modules: dict[str, 
             return False  # it would see the sum
     used = node.args[0]
     assert isinstance(used, fx.Node)  # the input of a layer
-    between = [user for user in used.users if position[node] < position[user] < position[added]]
-    return not any(_writes(user, modules) for user in between)
+    writers = [
+        between
+        for between in node.graph.nodes
+        if position[node] < position[between] < position[added]
+        if between.op.startswith("call") and _writes(between, modules)
+    ]
+    written = {source for writer in writers for source in writer.all_input_nodes}
+    return not writers or not written & _shared_memory(used, modules)
+
+
+def _shared_memory(node: fx.Node, modules: dict[str, nn.Module]) -> set[fx.Node]:
+    """The nodes whose results may be views of this one's, or of what this one is a view of."""
+
+    def is_new(other: fx.Node) -> bool:
+        return other.op == "call_module" and isinstance(modules[str(other.target)], KEPT)
+
+    found, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        near = [user for user in one.users if not is_new(user)]
+        near += [] if is_new(one) else one.all_input_nodes
+        waiting += [other for other in near if other not in found]
+        found.update(near)
+    return found
 
 
 def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -344,7 +411,7 @@ def _does_nothing(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return False
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return type(module) in NOTHING and not module._forward_hooks
+        return type(module) in NOTHING and not _is_hooked(module)
     named: Iterable[Any] = (*node.args, node.kwargs.get("training"))
     return (
         node.op == "call_function"
@@ -359,6 +426,6 @@ def _activation(node: fx.Node | None, modules: dict[str, nn.Module]) -> str:
         return ""
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return "" if module._forward_hooks else MODULES.get(type(module), "")
+        return "" if _is_hooked(module) else MODULES.get(type(module), "")
     target: str | Callable[..., Any] = node.target
     return CALLS.get(target, "") if len(node.args) == 1 else ""

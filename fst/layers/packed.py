@@ -152,10 +152,17 @@ class PackedLayer(nn.Module):
             residual = input.new_full((), residual)
         self.refuse_training(input, residual)
         if not fused and (self.norms or self.activation):
-            return super().forward(input)
+            return self._without_followers(input)
         if self.chain is not None and (chained or len(self.chain.layers) == 1):
             return self.chain(input, residual)
         return self.alone(input, residual)
+
+    def _without_followers(self, input: Tensor) -> Tensor:
+        """The plain layer's output, in the dtype of the products."""
+        if self.weight.dtype == self.dtype:
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.detach().to(self.dtype)
+        return self.library(input, Folded(self.weight.detach().to(self.dtype), bias, None))
 
     def alone(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """`forward` without the chain's other layers."""

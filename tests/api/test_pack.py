@@ -504,6 +504,130 @@ def test_a_model_that_keeps_what_it_computes(what: str, by_zeros: None) -> None:
         assert relative(packed.seen[-1], model.seen[-1]) < 1e-5
 
 
+class Buffered(nn.Module):
+    """Something is made of a buffer, and a method needs the layers one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.full((4,), 0.5))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv((x - self.mean.view(1, -1, 1, 1)).to(self.mean.dtype))).relu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x.to(self.head.weight.dtype)).mean((2, 3)))
+
+
+def test_buffers_are_loaded(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Buffered()), torch.randn(2, 4, 9, 9)
+    packed, other = fst.pack(model, x), keep(Buffered())
+    other.mean.fill_(3.0)
+    packed.load_state_dict(other.state_dict())
+    assert relative(packed(x), other(x)) < 1e-5
+
+
+def test_everything_computes_in_the_dtype(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Buffered()), torch.randn(2, 4, 9, 9)
+    for dtype in (torch.bfloat16, torch.float16):
+        packed = fst.pack(model, x, dtype=dtype)
+        found, features = packed(x.to(dtype)), packed.features(x.to(dtype))
+        assert found.dtype == features.dtype == dtype
+        assert relative(found.float(), model(x)) < 0.05
+        assert relative(features.float(), model.features(x)) < 0.05
+    encoder = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    packed = fst.pack(encoder, x, dtype=torch.bfloat16)
+    assert relative(packed(x.bfloat16()).float(), encoder(x)) < 0.05
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, features: bool = False) -> Tensor:
+        x = self.conv(x).relu()
+        x = x if mask is None else x * mask
+        return x if features is True else x.mean((2, 3))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Branching()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.isfinite().all():
+            return x
+        return self.body(self.body(x, features=True), x)
+
+
+def test_calls_of_another_form_than_the_example(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x, mask = keep(Branching()), torch.randn(2, 8, 6, 6), torch.rand(2, 1, 6, 6)
+    for example in ((x,), (x, mask)):
+        packed = pickle.loads(pickle.dumps(fst.pack(model, example)))
+        for given in ((x,), (x, mask), (x, None, True), (x, mask, True)):
+            assert relative(packed(*given), model(*given)) < 1e-5
+        assert relative(packed(features=True, x=x), model(x, features=True)) < 1e-5
+    model = keep(Twice())
+    assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
+
+
+class Heads(nn.Module):
+    """Parts that share a layer, with another activation behind it in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Conv2d(8, 8, 3, padding=1)
+        self.a = nn.Sequential(shared, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+        self.b = nn.Sequential(shared, nn.SiLU(), nn.Conv2d(8, 4, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not x.isfinite().all():
+            return x, x
+        return self.a(x), self.b(x)
+
+
+def test_parts_that_share_a_layer(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Heads()), torch.randn(2, 8, 6, 6)
+    packed = fst.pack(model, x)
+    for found, expected in zip(packed(x), model(x), strict=True):
+        assert relative(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("follower", [nn.ReLU, nn.Identity])
+def test_a_pre_hook_of_a_follower_is_called(follower: type[nn.Module], by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(nn.Sequential(nn.Conv2d(8, 8, 3), follower())), torch.randn(2, 8, 6, 6)
+    model[1].register_forward_pre_hook(lambda _, given: (given[0] - 1,))
+    assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
+
+
+class Written(nn.Module):
+    """Writes to a layer's input through a view, between the layer and an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.d = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.c(x)
+        view, y = a[:, :4], self.d(a)
+        view.mul_(3.0)
+        return y + a
+
+
+def test_a_view_that_is_written_is_seen(by_zeros: None) -> None:
+    torch.manual_seed(0)
+    model, x = keep(Written()), torch.randn(2, 8, 6, 6)
+    assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
+
+
 class Hostile(nn.Module):
     """Values that are used twice, or changed in place between a product and its addition."""
 
