@@ -84,6 +84,21 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def check_newest(work_dir: str | os.PathLike[str], position: Mapping[str, Any]) -> None:
+    """Check that a run that goes on from this position can be resumed later.
+
+    Raises:
+        ValueError: the work dir holds a checkpoint of a later step, which would be taken instead.
+    """
+    for kind, step, path in sorted(checkpoint_files(work_dir), reverse=True):
+        if step > position[kind]:
+            raise ValueError(
+                f"work_dir={str(work_dir)!r} holds {path.name}, and the run would go on from "
+                f"{kind} {position[kind]}: a later --resume would take {path.name}. Move it away, "
+                "or give the run a --work-dir of its own."
+            )
+
+
 def check_unused(work_dir: str | os.PathLike[str]) -> None:
     """Check that a run may start in ``work_dir``, and later go on from its newest checkpoint.
 

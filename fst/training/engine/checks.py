@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
-from fst.training.engine.data import ImageDataset, ImageFolder
+from fst.training.engine.data import ImageDataset, ImageFolder, is_own
 from fst.training.engine.data_root import LOADERS, datasets_of
 
 # The keys that MMEngine asks a config for by name: it ignores all others.
@@ -50,6 +50,8 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     wrapper = config.get("optim_wrapper") or {}
     if wrapper.get("constructor", _CONSTRUCTOR) == _CONSTRUCTOR:  # others have keys of their own
         _check_paramwise(wrapper)
+    for name in dataloaders:
+        _check_own(name, config)
     for kind, dataset in _own_datasets(config, dataloaders):
         kind.check(**{key: dataset[key] for key in dataset if key != "type"})
     source = config.get("load_from")
@@ -96,6 +98,21 @@ def _own_datasets(
             kind = DATASETS.get(kind) if isinstance(kind, str) else kind
             if isinstance(kind, type) and issubclass(kind, ImageDataset):
                 yield kind, dataset
+
+
+def _check_own(name: str, config: Config) -> None:
+    loader = config.get(name) or {}
+    if not is_own(loader.get("dataset")):
+        for kind, _ in _own_datasets(config, [name]):
+            raise ValueError(
+                f"{name}: dataset type {loader['dataset']['type']!r} cannot wrap {kind.__name__}, "
+                "which makes batches itself."
+            )
+    elif name == "train_dataloader" and loader.get("sampler") is None:
+        raise ValueError(
+            "train_dataloader has no sampler: images would come in the order of their files. Set "
+            "sampler=dict(type='DefaultSampler', shuffle=True)."
+        )
 
 
 def _check_paramwise(wrapper: Mapping[str, Any]) -> None:

@@ -187,7 +187,7 @@ def _unread_names(path: Path, known: Collection[str]) -> dict[str, Path]:
         bases = Config._get_base_files(str(path))
     except Exception as error:
         raise _unreadable(path, error) from error
-    read = {name.id for name in names if isinstance(name.ctx, ast.Load)} | {*known, "_base_"}
+    read = {name.id for name in names if isinstance(name.ctx, ast.Load)} | {*known, "_base_", "_"}
     unread = {name.id: path for name in names if name.id not in read}
     referred = set(re.findall(r"_base_\.(\w+)", text))
     for base in bases:

@@ -20,6 +20,7 @@ from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import code
 from fst.files.checkpoint import load_checkpoint_safely, replacing, state_dict_of
 from fst.training.engine.checkpoint import (
+    check_newest,
     check_resumable,
     check_sparsity,
     check_unused,
@@ -173,7 +174,8 @@ class Runner(mmengine.runner.Runner):
                 check_unused(self.work_dir)
             if mismatch := schedule_mismatch(self.cfg):
                 self.logger.warning(mismatch)
-            if self._resume and self._load_from is None:
+            is_named = self._load_from is not None
+            if self._resume and not is_named:
                 self._load_from = newest_checkpoint(self.work_dir)
                 if self._load_from is None:
                     self.logger.warning(
@@ -182,7 +184,10 @@ class Runner(mmengine.runner.Runner):
                     self._resume = False
             if self._resume:
                 checkpoint = load_checkpoint_safely(self._load_from)
-                self._adopt_seed(training_position(checkpoint, self._load_from))
+                position = training_position(checkpoint, self._load_from)
+                if is_named:
+                    check_newest(self.work_dir, position)
+                self._adopt_seed(position)
             return super().train()
 
     def _adopt_seed(self, meta: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fst.files.checkpoint import load_checkpoint_safely
+from fst.lab.reporting.runs import read_run
 from fst.training.engine import Runner, cli
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config
@@ -234,10 +235,50 @@ default_hooks["checkpoint"].update(max_keep_ckpts=1, save_best="accuracy/top1", 
 
 @pytest.mark.parametrize("number", [float, np.float64, torch.tensor])
 def test_the_best_stays_the_best(train_with_stop, monkeypatch, number):
-    scores = iter((0.9, 0.6))
+    scores = iter((0.9, 0.9, 0.6))  # the first epoch is validated again
     monkeypatch.setattr(Accuracy, "evaluate", lambda *_: {"accuracy/top1": number(next(scores))})
     work_dir = train_with_stop("run", extra=BEST)
     assert [path.name for path in work_dir.glob("best*")] == ["best_accuracy_top1_epoch_1.pth"]
+
+
+PLATEAU = """
+train_cfg["max_epochs"] = 3
+param_scheduler = dict(
+    type="ReduceOnPlateauLR", monitor="accuracy/top1", rule="greater", factor=0.1, patience=0,
+    threshold=1000, threshold_rule="abs",
+)
+"""
+
+
+def test_a_plateau_is_resumed_exactly(train, assert_same_state):
+    whole = train("whole", extra=PLATEAU)
+    again = train("again", "--resume", str(whole / "epoch_2.pth"), extra=PLATEAU)
+    assert_same_state(whole / "epoch_3.pth", again / "epoch_3.pth")
+
+
+def test_the_last_validation_is_made_up(train, monkeypatch):
+    """A kill between the last checkpoint and its validation."""
+    scores = iter((0.5, None, 0.9))
+
+    def evaluate(*_):
+        if (score := next(scores)) is None:
+            raise Stopped
+        return {"accuracy/top1": score}
+
+    monkeypatch.setattr(Accuracy, "evaluate", evaluate)
+    with pytest.raises(Stopped):
+        train("run")
+    work_dir = train("run", "--resume")
+    assert list(read_run(work_dir).validation["accuracy/top1"].items()) == [(1, 0.5), (2, 0.9)]
+
+
+def test_an_older_checkpoint_is_not_gone_on_from_beside_a_newer_one(train, tmp_path):
+    work_dir = train("run")
+    with pytest.raises(ValueError, match=r"holds epoch_2\.pth.*from epoch 1.*Move it away"):
+        train("run", "--resume", str(work_dir / "epoch_1.pth"))
+    (work_dir / "epoch_2.pth").unlink()
+    train("run", "--resume", str(work_dir / "epoch_1.pth"))
+    assert (work_dir / "epoch_2.pth").is_file()
 
 
 def test_checkpoints_that_are_not_found_are_announced(train):

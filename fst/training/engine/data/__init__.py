@@ -4,7 +4,7 @@ from fst.training.engine.data.base import ImageDataset, InMemoryDataset
 from fst.training.engine.data.cifar import CIFAR10
 from fst.training.engine.data.digits import ClutteredDigits, Digits
 from fst.training.engine.data.folder import ImageFolder
-from fst.training.engine.data.loader import build_dataloader
+from fst.training.engine.data.loader import build_dataloader, is_own
 from fst.training.engine.data.sampler import EpochSampler, Sample
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "InMemoryDataset",
     "Sample",
     "build_dataloader",
+    "is_own",
 ]

@@ -28,7 +28,7 @@ def build_dataloader(
     if isinstance(dataloader, DataLoader):
         return dataloader
     config = copy.deepcopy(dict(dataloader))
-    if _is_own(config.get("dataset")):
+    if is_own(config.get("dataset")):
         loader = _image_dataloader(config, None if diff_rank_seed else seed)
     else:
         config.setdefault("worker_init_fn", {"type": seed_worker})
@@ -55,7 +55,7 @@ def _check_batches(loader: DataLoader) -> None:
         )
 
 
-def _is_own(dataset: Any) -> bool:
+def is_own(dataset: Any) -> bool:
     """True if a config is of one of FST's data sets."""
     kind = dataset.get("type") if isinstance(dataset, Mapping) else None
     kind = DATASETS.get(kind) if isinstance(kind, str) else kind

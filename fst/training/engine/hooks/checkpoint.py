@@ -57,6 +57,8 @@ class CrashSafeCheckpointHook(CheckpointHook):
         super().before_train(runner)
         self._clean(runner)
         self._mend_pointer(runner)
+        if runner._resume and runner.val_loop is not None:
+            self._make_up_validation(runner)
         is_inside = not self.by_epoch and isinstance(runner.train_loop, EpochBasedTrainLoop)
         if is_inside or not self.save_optimizer or not self.save_param_scheduler:
             runner.logger.warning(
@@ -71,6 +73,21 @@ class CrashSafeCheckpointHook(CheckpointHook):
                 "--resume does not find the checkpoints of this CheckpointHook by itself, name one "
                 f"to go on from: out_dir={self.out_dir!r}, filename_tmpl={self.filename_tmpl!r}."
             )
+
+    @staticmethod
+    def _make_up_validation(runner: Any) -> None:
+        """Validate where the checkpoint was written just before a validation.
+
+        What a validation changes is not in such a checkpoint: learning rates that wait for a
+        plateau, the best score, and the last epoch's metrics.
+        """
+        loop = runner.train_loop
+        loop._decide_current_val_interval()
+        step, last = loop.iter, loop.max_iters
+        if isinstance(loop, EpochBasedTrainLoop):
+            step, last = loop.epoch, loop.max_epochs
+        if step >= loop.val_begin and (step % loop.val_interval == 0 or step == last):
+            runner.val_loop.run()
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
         meta = {**meta, "by_epoch": self.by_epoch}
