@@ -28,13 +28,14 @@ from fst.basics.values import check_module, one_of
 from fst.layers.calls import LayerCall, called_on, each_call
 from fst.layers.chained import Chain, chain_depthwise
 from fst.layers.checks import refuses_packing
-from fst.layers.fused import fuse, trace
+from fst.layers.fused import fuse
 from fst.layers.modules import sparse_layers
 from fst.layers.packed import (
     LIBRARY,
     PackedLayer,
     pack_layer,
 )
+from fst.layers.traced import trace
 from fst.ops.cpp.library import KINDS, missing
 
 REPEATS, MOST_MS = 7, 4_000.0  # of the whole model's timing

@@ -75,6 +75,11 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
         raise UsageError(message)
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """True if a call runs more than the module's own forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def refuses_packing(layer: nn.Module) -> str:
     """Why a layer cannot be packed, in words; "" if it can."""
     if type(layer) not in (nn.Conv2d, nn.Linear):
@@ -82,7 +87,7 @@ def refuses_packing(layer: nn.Module) -> str:
     weight = layer._parameters.get("weight")
     if not isinstance(weight, Tensor):
         return "its weight is computed from other parameters: remove the parametrization first"
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if is_hooked(layer):
         return "it has forward hooks"
     if not isinstance(layer, nn.Conv2d):
         return ""
