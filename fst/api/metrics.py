@@ -48,7 +48,7 @@ class MaskWatch:
                 if name in self._seen and self._seen[name].shape == mask.shape
             },
             "positions": {
-                name: torch.tensor(share, dtype=torch.float64)
+                name: layer.weight.new_tensor(share, dtype=torch.float64)
                 for name, layer in layers.items()
                 if (share := share_of_positions(layer)) is not None
             },
