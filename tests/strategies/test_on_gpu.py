@@ -11,6 +11,7 @@ from tests.networks import assert_close, attach, batch, optimizer_for, small_net
 from tests.strategy_settings import KINDS
 
 STEPS = 7  # into the second epoch of `attach`
+DRAWN_AT_THE_START = ("rigl",)  # on the device
 
 
 def training(row, device):
@@ -37,7 +38,7 @@ def test_a_gpu_trains_as_a_cpu_does(row):
     assert all(weight.isfinite().all() for weight in weights.values())
     folded = fst.fold(copy.deepcopy(net)).cpu()
     assert folded(batch()).isfinite().all()
-    if row.deterministic:
+    if row.deterministic and row.name not in DRAWN_AT_THE_START:
         on_cpu = training(row, "cpu")
         expected = {name: weight.detach() for name, weight in on_cpu.named_parameters()}
         assert_close(weights, expected, tolerance=1e-8)

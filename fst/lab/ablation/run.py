@@ -17,8 +17,7 @@ from rich.markup import escape
 from torch.backends.cpu import get_cpu_capability
 
 from fst.basics.arguments import STOP_SIGNALS, raise_stop, signals_handled
-from fst.basics.machine import processor
-from fst.cli.environment import commit, versions
+from fst.cli.environment import commit, machine, versions
 from fst.lab.ablation import guard
 from fst.lab.ablation.configs import PlannedRun, write_config
 from fst.lab.ablation.folders import LOG, RunFolder
@@ -222,7 +221,7 @@ class Trainer:
                 continue
             seconds = time.time() - started.start
             of_run = {"commit": " and ".join(started.commits)} if started.commits else {}
-            place = {"processor": processor(), "instruction set": get_cpu_capability()}
+            place = {"machine": machine(), "instruction set": get_cpu_capability()}
             made_with = {**versions(), **of_run, **place}
             finished = {**_described(run), "seconds": seconds, "versions": made_with}
             finished |= {"attempts": started.attempts, "threads": self.threads, "jobs": self.jobs}

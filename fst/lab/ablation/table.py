@@ -23,7 +23,7 @@ def write(results: Results, folder: Path, command: str) -> Document:
         title=results.grid.title,
         description=results.grid.description,
         command=command,
-        versions={**_versions(results), "machine": machine()},
+        versions={"machine": machine(), **_versions(results)},
         tables=[_main(results)],
         figures=draw(results, folder),
         notes=_notes(results),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fst.backends.timing import Timing
+from fst.cli.environment import machine
 from fst.lab.ablation.folders import RunFolder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,7 +92,7 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
     with open(work / "curves.csv") as file:
         assert {row["setting"] for row in csv.DictReader(file)} == set(SETTINGS)
     place = RunFolder.of(work, "good", 0).read("finished.json")["versions"]
-    assert place["processor"] and place["instruction set"]
+    assert place["machine"] == machine() and place["instruction set"]
     (work / "over_time.md").unlink()
     assert equal_time(grid, *budget, "--report-only") == 0
     assert "0 (2 of 2 runs)" in (work / "over_time.md").read_text()

@@ -26,7 +26,7 @@ def make(write_grid, values, **keys):
     for name, finals in values.items():
         for seed, final in enumerate(finals):
             log = RunLog(CONFIG, {"accuracy/top1": {1: 10.0, 2: final}}, {"loss": {1: 2.0, 2: 1.0}})
-            made = {"length": 2, "earlier": 0, "versions": {"torch": "9.9"}}
+            made = {"length": 2, "earlier": 0, "versions": {"torch": "9.9", "machine": "a GPU"}}
             runs.append(RunResult(name, seed, "finished", log, made))
     return Results(grid, tuple(runs))
 
@@ -70,6 +70,7 @@ def test_table(write_grid, tmp_path):
     assert rows["b"]["top-1 %"] == "–" and rows["b"]["published, P"] is None
     assert rows["dense"]["change from dense"] is rows["dense"]["change from dense, P"] is None
     assert document.versions["torch"] == "9.9"
+    assert document.versions["machine"] == "a GPU"
     assert "±: half of a 95% interval" in table.caption
     assert load_document(tmp_path) == document
     made = json.loads((tmp_path / "results.json").read_text())["settings"]
