@@ -48,6 +48,7 @@ for data in ${@:-$DATA}; do
             equal_time "${grid}_choices" --work-dir "$WORK/${grid}_choices_$rate" \
                 --times "$WORK/$grid/equal_time.json" --cfg-options "optim_wrapper.optimizer.lr=$rate"
         done
+        "$PYTHON" benchmarks/choices.py "$WORK/${grid}"_choices_* --out "$WORK/${grid}_choices"
         ;;
     train)
         equal_time "$grid" --work-dir "$WORK/$grid"

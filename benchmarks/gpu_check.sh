@@ -15,7 +15,8 @@ Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis
 installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
 OUT/callN.tgz. Most valuable first:
 
-  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of every kernel
+  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of every
+            kernel and strategy
   2  rest     compiled steps; steps of VGG16-SSD; bandwidth of pruning; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
@@ -64,7 +65,7 @@ call_1() {
         --measure steps memory --force-backends "$kernels"
     steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense srste fst sdgp \
         --measure steps memory --force-backends "$kernels"
-    tests tests 150 14 tests/kernels
+    tests tests 150 14 tests/kernels tests/strategies
 }
 
 call_2() {
