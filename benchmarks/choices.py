@@ -4,13 +4,14 @@
 
 Folders whose names differ in the rate behind the last "_" are one table; each holds the trainings
 and the grid of benchmarks/equal_time.py. Finished runs count, of the seeds that a setting has at
-every rate.
+every rate. A higher metric is better.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from pathlib import Path
 from fst.basics.arguments import add_traceback, user_errors
 from fst.cli.options.analyze import add_output
 from fst.lab.ablation.grid import load_grid
-from fst.lab.ablation.results import Results, Summary, collect
+from fst.lab.ablation.results import Results, collect
+from fst.lab.ablation.table import signed
 from fst.lab.reporting.document import Document, Figure
 from fst.lab.reporting.figures import figure, legend_below, save
 from fst.lab.reporting.markdown import publish
@@ -73,28 +75,44 @@ def _results(folder: Path) -> Results:
     return collect(grid, folder, list(grid.settings))
 
 
-def _ends(of_rates: Mapping[float, Results], setting: str) -> dict[float, Summary]:
-    """Rate -> the metric at the end of the seeds that every rate has; empty if there is none."""
+def _ends(of_rates: Mapping[float, Results], setting: str) -> dict[float, dict[int, float]]:
+    """Rate -> seed -> the metric at the end, of the seeds at every rate; empty without one."""
     ends = {
         rate: {run.seed: run.final(results.grid.metric) for run in results.of(setting)}
         for rate, results in of_rates.items()
     }
     seeds = sorted(set.intersection(*(set(values) for values in ends.values())))
-    if not seeds:
-        return {}
-    return {rate: Summary(tuple(values[s] for s in seeds)) for rate, values in ends.items()}
+    return {rate: {s: values[s] for s in seeds} for rate, values in ends.items()} if seeds else {}
+
+
+def _means(ends: Mapping[float, Mapping[int, float]]) -> dict[float, float]:
+    return {rate: statistics.fmean(values.values()) for rate, values in ends.items()}
+
+
+def _at_best(ends: Mapping[float, Mapping[int, float]]) -> tuple[float, Mapping[int, float]]:
+    """The rate with the best mean, and its ends."""
+    means = _means(ends)
+    best = max(means, key=lambda rate: means[rate])
+    return best, ends[best]
 
 
 def _table(of_rates: Mapping[float, Results]) -> tuple[list[str], list[list[str]]]:
     grid = next(iter(of_rates.values())).grid
+    found = {name: ends for name in grid.settings if (ends := _ends(of_rates, name))}
+    if grid.baseline not in found:
+        raise ValueError(f"{grid.title!r} has no run of {grid.baseline!r} at every rate.")
+    _, dense = _at_best(found[grid.baseline])
     rows = []
-    for name, setting in grid.settings.items():
-        ends = _ends(of_rates, name)
-        if ends:
-            best = max(ends, key=lambda rate: ends[rate].mean)
-            cells = [f"**{e.mean:.2f}**" if r == best else f"{e.mean:.2f}" for r, e in ends.items()]
-            rows.append([setting.label, *cells, str(len(ends[best].values))])
-    return ["setting", *(f"{rate:g}" for rate in of_rates), "seeds"], rows
+    for name, ends in found.items():
+        best, values = _at_best(ends)
+        means = {rate: f"{mean:.2f}" for rate, mean in _means(ends).items()}
+        cells = [f"**{mean}**" if rate == best else mean for rate, mean in means.items()]
+        both = [values[seed] - dense[seed] for seed in values if seed in dense]
+        change = "" if name == grid.baseline or not both else signed(statistics.fmean(both))
+        rows.append([grid.settings[name].label, *cells, change, str(len(values))])
+    label = grid.settings[grid.baseline].label
+    rates = [f"{rate:g}" for rate in of_rates]
+    return ["setting", *rates, f"change from {label}, each at its best", "seeds"], rows
 
 
 def _draw(found: Sequence[Mapping[float, Results]], folder: Path) -> Figure:
@@ -104,9 +122,8 @@ def _draw(found: Sequence[Mapping[float, Results]], folder: Path) -> Figure:
         for axis, of_rates in zip(axes[:, 0], found, strict=True):
             grid = next(iter(of_rates.values())).grid
             for name, setting in grid.settings.items():
-                ends = dict(sorted(_ends(of_rates, name).items()))
-                means = [summary.mean for summary in ends.values()]
-                axis.plot(list(ends), means, marker=".", label=setting.label)
+                means = dict(sorted(_means(_ends(of_rates, name)).items()))
+                axis.plot(list(means), list(means.values()), marker=".", label=setting.label)
             axis.set_xscale("log", base=2)
             axis.set_xticks(sorted(of_rates), [f"{rate:g}" for rate in sorted(of_rates)])
             axis.set(title=grid.title, xlabel="learning rate", ylabel=grid.metric.label)

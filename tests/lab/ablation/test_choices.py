@@ -28,11 +28,15 @@ def test_rates_are_compared_over_the_seeds_that_each_has(write_grid, ablate, tmp
     assert script["main"]([*map(str, folders), "--out", str(out)]) == 0
     document = load_document(out)
     (table,) = document.tables
-    assert table.columns == ["setting", "0.05", "0.1", "seeds"]
-    assert table.rows == [
-        ["dense", "**91.00**", "91.00", "1"],
-        ["better", "**94.00**", "94.00", "1"],
+    assert table.columns == [
+        "setting",
+        "0.05",
+        "0.1",
+        "change from dense, each at its best",
+        "seeds",
     ]
+    assert table.rows[0] == ["dense", "**91.00**", "91.00", "", "1"]
+    assert table.rows[1] == ["better", "**94.00**", "94.00", "+3.00", "1"]
     assert (out / document.figures[0].file).stat().st_size > 2000
     with pytest.raises(SystemExit):
         script["main"]([str(tmp_path), "--out", str(out)])
