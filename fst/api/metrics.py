@@ -43,7 +43,7 @@ class MaskWatch:
         measured = {
             "density": {name: mask.sum() / mask.numel() for name, mask in masks.items()},
             "mask_flip_rate": {
-                name: (mask != self._seen[name]).sum() / mask.numel()
+                name: (mask != self._seen[name].to(mask.device)).sum() / mask.numel()
                 for name, mask in masks.items()
                 if name in self._seen and self._seen[name].shape == mask.shape
             },

@@ -161,9 +161,10 @@ def _cuda_clock(device: torch.device) -> Callable[[Function], tuple[float, float
         for _ in range(FLUSHES):
             cache.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        _, returned = _host_clock(function)
-        end.record()
+        with torch.cuda.device(device):  # whose stream is recorded
+            start.record()
+            _, returned = _host_clock(function)
+            end.record()
         torch.cuda.synchronize(device)
         return start.elapsed_time(end), returned
 

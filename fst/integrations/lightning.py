@@ -10,6 +10,7 @@ from fst.basics.extras import extra_named
 
 with extra_named():
     import lightning.pytorch as pl
+    from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities import rank_zero_info
 
 import fst
@@ -63,6 +64,7 @@ class SparsityCallback(pl.Callback):
         self._attached: list[Attachment] = []
         self._frozen = ExitStack()
         self._logged = 0
+        self._loaded: dict[str, Any] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Convert, unless an earlier run has.
@@ -80,6 +82,12 @@ class SparsityCallback(pl.Callback):
         if not layers:
             report = fst.convert(pl_module, self.strategy, **self.choice)
             rank_zero_info(f"{report}")
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Restore the state of masks where the module is on its device."""
+        if self._loaded is not None:
+            fst.load_sparsity_state(pl_module, self._loaded)
+            self._loaded = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizer that holds the converted weights."""
@@ -123,17 +131,24 @@ class SparsityCallback(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restore the state of masks.
+        """Take the state of masks, which is restored at once if nothing is trained.
 
         Raises:
-            ValueError: the checkpoint has none, or that of another strategy.
+            ValueError: the checkpoint has none.
         """
         if KEY not in checkpoint:
             raise ValueError(
                 "ckpt_path comes from a training without SparsityCallback: load its weights into "
                 "the module instead of resuming."
             )
-        fst.load_sparsity_state(pl_module, checkpoint[KEY])
+        moves = (
+            trainer.state.fn == TrainerFn.FITTING
+            and not trainer.strategy.restore_checkpoint_after_setup
+        )
+        if moves:
+            self._loaded = checkpoint[KEY]
+        else:
+            fst.load_sparsity_state(pl_module, checkpoint[KEY])
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Detach, however the run ended."""

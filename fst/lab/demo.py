@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     console, start = Console(), time.perf_counter()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the times are a CPU's, and so are the trainings
     torch.set_num_threads(arguments.threads)
     grid = _grid(arguments, Path(config_path("fst::configs/demo.py")))
     trainer = Trainer(

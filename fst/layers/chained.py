@@ -44,10 +44,11 @@ class Chain:
         """The last layer's output; the residual is added to it before its activation.
 
         Raises:
-            UsageError: a layer is in training mode, or a gradient is asked for.
+            UsageError: a layer is in training mode, a gradient is asked for, or a tensor is not on
+                the CPU.
         """
         for layer in self.layers[:-1]:
-            layer.refuse_training(input)
+            layer.refuse_misuse(input)
         is_traced = torch.compiler.is_compiling() or type(input) is not Tensor
         if is_traced or self.layers[-1].only_library:
             return self.apart(input, residual)

@@ -149,7 +149,7 @@ class SparseLayer(PrunableWeight):
         GEMMs; raises as the op.
         """
         weight = self._as_conv(self._multiplied(own))
-        if not known.is_dense:
+        if not known.is_dense or own.device != input.device:
             check_tensors(input, weight, bias, self.conv_groups)
         return weight, compute_dtype(input, weight, bias)
 

@@ -146,11 +146,12 @@ class PackedLayer(nn.Module):
                 and ``input`` is theirs.
 
         Raises:
-            UsageError: the layer is in training mode, or a gradient is asked for.
+            UsageError: the layer is in training mode, a gradient is asked for, or a tensor is not
+                on the CPU.
         """
         if isinstance(residual, int | float | torch.SymInt):  # as in conv(x) + x.size(0)
             residual = input.new_full((), residual)
-        self.refuse_training(input, residual)
+        self.refuse_misuse(input, residual)
         if not fused and (self.norms or self.activation):
             return self._without_followers(input)
         if self.chain is not None and (chained or len(self.chain.layers) == 1):
@@ -177,18 +178,23 @@ class PackedLayer(nn.Module):
         product = self.products.get(key) or self._prepare(key, input, lanes)
         return self._by_zeros(input, residual, product)
 
-    def refuse_training(self, *operands: Tensor | None) -> None:
-        """Raise UsageError in training mode, or where a gradient is asked for."""
-        asked = torch.is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad
-            for tensor in (*operands, self.weight, self.bias)
-        )
+    def refuse_misuse(self, *operands: Tensor | None) -> None:
+        """Raise UsageError in training mode, where a gradient is asked for, or off the CPU."""
+        tensors = [x for x in (*operands, self.weight, self.bias) if x is not None]
+        asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if self.training or asked:
             why = "is in training mode" if self.training else "is asked for a gradient"
             raise UsageError(
                 f"layer {self.layer_name!r} is packed, for inference alone, and {why}: train the "
                 "model that fst.pack was given, call eval() on the packed one, and run it within "
                 "torch.inference_mode() or torch.no_grad()."
+            )
+        if not all(tensor.device.type == "cpu" for tensor in tensors):
+            devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
+            raise UsageError(
+                f"layer {self.layer_name!r} is packed, for a CPU, and got tensors on {devices}: "
+                "move the packed model and its input to the CPU, or use the model that fst.pack "
+                "was given."
             )
 
     def _traced(self, input: Tensor, residual: Tensor | None) -> Tensor:

@@ -50,7 +50,8 @@ class PreparedCall(NamedTuple):
 def _fixed(layer: PrunableWeight, where: tuple[Any, ...]) -> tuple[Any, ...]:
     weight = layer._parameters["weight"]
     assert weight is not None  # its call is known
-    return layer.strategy, where, layer.conv_groups, weight.shape, weight.stride()
+    form = weight.shape, weight.stride(), weight.device
+    return layer.strategy, where, layer.conv_groups, *form
 
 
 def prepare(

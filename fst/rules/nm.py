@@ -191,9 +191,9 @@ class TwicePruned(NM):
     ) -> Tensor:
         if self.order is None:
             return super().weight_mask(weight, gemm, groups, generator)
-        grouped = weight.unflatten(0, (groups, -1))
-        mask = self._mask(grouped.index_select(1, self.order), 1, generator)
-        return mask.index_select(1, self.order.argsort()).flatten(0, 1)
+        order, grouped = self.order.to(weight.device), weight.unflatten(0, (groups, -1))
+        mask = self._mask(grouped.index_select(1, order), 1, generator)
+        return mask.index_select(1, order.argsort()).flatten(0, 1)
 
     def pattern(self, gemm: str) -> Pattern | None:
         return None

@@ -62,7 +62,7 @@ class SoftThreshold(_Valued):
 
     def weight_values(self, weight: Tensor, mask: Tensor, groups: int) -> Tensor:
         factor = self.factor_of(weight, mask) if self.factor is None else self.factor
-        return self._soft(weight, mask) * factor.to(weight.dtype)
+        return self._soft(weight, mask) * factor.to(weight)
 
     def _soft(self, weight: Tensor, mask: Tensor) -> Tensor:
         thresholds = self._in_groups(masks.remove_kept(weight, mask).abs()).amax(-1)

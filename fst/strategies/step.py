@@ -108,7 +108,7 @@ class HeldMoment(Schedule):
             return False
         change = torch.cat(changes)
         latest = change.mean() if self.mean == "arithmetic" else change.log().mean().exp()
-        earlier = [state["changes"]] if "changes" in state else []
+        earlier = [state["changes"].to(latest.device)] if "changes" in state else []
         state["changes"] = torch.cat([*earlier, latest[None]])[-length:]
         if step >= self.latest * run.total_steps:
             return True
@@ -142,9 +142,13 @@ def _update(layer: PrunedLayer, run: Run, weight: Tensor) -> None:
     decoupled = isinstance(run.optimizer, torch.optim.AdamW)
     if group.get("decoupled_weight_decay", decoupled):
         weight = weight * (1 - rate * group["weight_decay"])
-    denominator = moment.sqrt() + group["eps"] ** 0.75
+    denominator = moment.to(weight.device).sqrt() + group["eps"] ** 0.75
     rate = rate / (1 - beta ** state["step"].to(weight.device))
-    layer.weight.copy_(weight - rate * state["exp_avg"] / denominator)
+    updated = weight - rate * state["exp_avg"] / denominator
+    found = getattr(run.optimizer, "found_inf", None)
+    if found is not None:  # a fused optimizer, which has left the weight as it was
+        updated = torch.where(found.to(updated.device) > 0, layer.weight, updated)
+    layer.weight.copy_(updated)
 
 
 @register_strategy("step")

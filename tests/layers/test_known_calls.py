@@ -306,3 +306,16 @@ def test_rules_that_reach_small_groups():
     assert not fst.get_strategy("sampled").keeps_all(1, 1)
     im2col = fst.Strategy("im2col", fst.NM("weight", 2, 4, group_order="im2col"))
     assert not im2col.keeps_all(1, 1)
+
+
+def test_a_model_that_moves_to_another_device_is_asked_again():
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3))
+    fst.convert(net, "srste")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    images = torch.randn(2, 16, 8, 8)
+    for _ in range(3):
+        net(images).sum().backward()
+        optimizer.step()
+    net.to("meta")
+    with pytest.raises(ValueError, match="weight is on meta, input on cpu"):
+        net(images)

@@ -214,7 +214,8 @@ class Runner(mmengine.runner.Runner):
         revise_keys: Any = ((r"^module\.", ""),),
     ) -> dict[str, Any]:
         """Load weights: all of them to resume or evaluate, those that fit to start training."""
-        checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, self.logger)
+        # to the CPU always: MMEngine resumes on the device, where model and checkpoint may not fit
+        checkpoint = CheckpointLoader.load_checkpoint(filename, "cpu", self.logger)
         state_dict = state_dict_of(checkpoint, filename)
         if "state_dict" not in checkpoint:
             checkpoint = {"state_dict": state_dict}
