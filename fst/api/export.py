@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.api.fold import fold
-from fst.api.verify import check_weight
+from fst.api.verify import check_records, check_weight
 from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import counted_as, suggest
 from fst.basics.values import check_has_values
@@ -102,6 +102,7 @@ def export(
             one is needed, or one of a type that the format cannot be compared in.
         TypeError: ``example_input`` is neither a tensor nor a tuple of tensors.
         ModuleNotFoundError: a package of the extra "export" is not installed.
+        UsageError: a weight is not N:M, as it was when it was folded.
         RuntimeError: the file does not hold the folded model: a weight is missing or is not zero
             where S(W) is, or the outputs differ. Nothing is left at ``path`` then.
     """
@@ -116,6 +117,7 @@ def export(
     check_has_values("model", {**dict(model.named_parameters()), **dict(model.named_buffers())})
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
+    check_records(plain)
     batches = [inputs]
     if dynamic_batch:  # torch.export takes a size of 1 for a constant
         if any(x.dim() == 0 for x in inputs):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
+from fst.basics.errors import UsageError
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
 from fst.basics.text import counted_as
@@ -105,6 +106,8 @@ class VerifyReport:
         verdict = f"{', '.join(parts)}; coverage {self.coverage:.1%}"
         if self.coverage < self.min_coverage:
             verdict += f", less than min_coverage={self.min_coverage}"
+        if not kept and not bad:
+            verdict += f"; no group of {self.pattern or 'N:M'} was there to check"
         return verdict
 
 
@@ -314,6 +317,24 @@ def _of_state_dict(state: Mapping[str, Any], records: Records) -> dict[str, _Wei
     return found
 
 
+def check_records(model: nn.Module) -> None:
+    """Check that the folded weights of a model are what their records say.
+
+    Raises:
+        UsageError: one is not: it was trained or loaded since.
+    """
+    weights = dict(model.named_parameters())
+    for name, groups in records_of(model).items():
+        if groups is None or name not in weights:
+            continue
+        check = check_weight(name, weights[name].detach(), groups)
+        if not check.ok:
+            raise UsageError(
+                f"weight {name!r} is {check.label}: {check.offence}. It was {groups.n}:{groups.m} "
+                "when it was folded: fst.hold keeps the zeros of a folded model that trains on."
+            )
+
+
 def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeight:
     """Check a weight (Cout, Cin/groups, ...) against its pattern."""
     (n, m, group_order), nonzero = groups, whole(weight) != 0
@@ -328,5 +349,7 @@ def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeig
         index = [str(first[0]), f"{start}:{min(start + m, nonzero.shape[1])}", *map(str, first[2:])]
         flat = " of the im2col order" if group_order == "im2col" else ""
         offence = f"{int(counts[tuple(first)])} non-zero in group [{', '.join(index)}]{flat}"
+    elif not_finite := int((~whole(weight).isfinite()).sum()):
+        offence = f"{counted_as(not_finite, 'value is', 'values are')} not finite"
     density = float(nonzero.double().mean())
     return CoveredWeight(name, tuple(weight.shape), groups, density=density, offence=offence)

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
@@ -21,6 +22,7 @@ PREFIX, SUFFIX = ".fst-", ".unfinished"  # of the folders in which files are wri
 PROGRAMS = (".pt2", ".onnx")
 ZIP_START = b"PK\3\4"
 CHUNK = 1 << 20
+LEAST_FREE = 1 << 16  # bytes of a disk that is not full
 NUMBERS = {"f2": "e", "f4": "f", "f8": "d", "b1": "?"} | {
     f"{kind}{size}": code.upper() if kind == "u" else code
     for kind in "iu"
@@ -111,6 +113,8 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
+    if not path.stat().st_size:
+        raise ValueError(f"checkpoint {str(path)!r} is empty.")
     if path.suffix in PROGRAMS:
         raise ValueError(f"{str(path)!r} is an exported program, no checkpoint (.pth, .pt).")
     try:
@@ -209,7 +213,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         OSError: ``path`` is a folder or no regular file, or its folder does not exist or cannot be
-            written to; before the block begins.
+            written to; before the block begins. Or the disk is full.
     """
     final = Path(os.path.realpath(path))
     if final.is_symlink():
@@ -224,17 +228,32 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from error
     with beside as folder:
         partial = Path(folder) / Path(path).name  # a link names the format
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
         if final.exists():
-            shutil.copymode(final, partial)
+            mode = final.stat().st_mode
+        else:  # what new files get: some writers choose a mode of their own
+            partial.touch()
+            mode = partial.stat().st_mode
+            partial.unlink()
+        try:
+            yield partial
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+        except Exception as error:  # writers say in many ways that a disk is full
+            if _is_full(folder, error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+            raise
+        os.chmod(partial, stat.S_IMODE(mode))
         os.replace(partial, final)
         directory = os.open(final.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _is_full(folder: str, error: Exception) -> bool:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or shutil.disk_usage(folder).free < LEAST_FREE
 
 
 def discard_unfinished(folder: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -88,7 +89,16 @@ def _onnx_outputs(path: Path, inputs: Inputs, optimised: bool = True) -> list[Te
 def _write_pt2(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path) -> None:
     shapes = _dynamic(inputs, dynamic_batch)
     program = torch.export.export(model, inputs, dynamic_shapes=shapes)
-    torch.export.save(program, path, extra_files={RECORDS: as_text(records_of(model))})
+    write_program(program, path, {RECORDS: as_text(records_of(model))})
+
+
+def write_program(
+    program: torch.export.ExportedProgram, path: Path, extra_files: dict[str, str] | None = None
+) -> None:
+    """`torch.export.save`, but where the disk is full an error, not the end of the process."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files=extra_files)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _pt2_outputs(path: Path, inputs: Inputs) -> list[Any]:

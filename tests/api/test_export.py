@@ -351,3 +351,17 @@ def test_a_model_too_large_for_one_onnx_file_is_refused(converted, tmp_path, mon
     with pytest.raises(ValueError, match=r"too large for a single \.onnx file"):
         fst.export(converted, tmp_path / "m.onnx", torch.randn(2, 4, 8, 8))
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_were_trained_since_they_were_folded_are_refused(tmp_path):
+    model = network()
+    fst.convert(model, "srste")
+    plain = fst.fold(model)
+    plain[0].weight.data += 0.1
+    with pytest.raises(RuntimeError, match=r"'0.weight' is not 2:4: 4 non-zero .* fst.hold keeps"):
+        fst.export(plain, tmp_path / "x.safetensors")
+    plain = fst.fold(model)
+    plain[0].weight.data[0, :2, 0, 0] = float("nan")
+    plain[0].weight.data[0, 2:, 0, 0] = 0
+    assert "2 values are not finite" in str(fst.verify(plain))
+    assert not fst.verify(plain).ok

@@ -213,6 +213,16 @@ def test_a_strategy_with_options_is_one_value(text, value):
     assert found == {"x": 1, "sparsity.strategy": value}
 
 
+def test_a_list_of_dicts_is_said_how_to_write(capsys):
+    parser = argparse.ArgumentParser()
+    add_cfg_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--cfg-options", "a.b=[dict(type='Resize',size=16)]"])
+    assert "write a list of dicts as [{'type': 'Resize', 'size': 16}]" in capsys.readouterr().err
+    found = parser.parse_args(["--cfg-options", "a.b=[{'type': 'Resize', 'size': 16}]"])
+    assert found.cfg_options == {"a.b": [{"type": "Resize", "size": 16}]}
+
+
 @pytest.mark.system
 def test_output_that_nobody_reads_ends_a_command_silently():
     command = [sys.executable, "-m", "fst", "configs", "list"]

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import stat
 import threading
 
@@ -140,3 +141,28 @@ def test_what_a_killed_writer_left_is_discarded(old):
     assert process.exitcode == 9 and old.read_text() == "old" and len(_names(old.parent)) == 2
     discard_unfinished(old.parent)
     assert _names(old.parent) == ["file.txt"]
+
+
+def test_a_full_disk_is_said_with_the_file(old, monkeypatch):
+    with pytest.raises(RuntimeError, match="inline_container"), replacing(old):
+        raise RuntimeError("enforce fail at inline_container.cc")
+    usage = shutil.disk_usage(old.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(OSError, match="No space left on device.*file.txt"), replacing(old):
+        raise RuntimeError("enforce fail at inline_container.cc")
+    assert old.read_text() == "old" and _names(old.parent) == ["file.txt"]
+
+
+def test_writers_with_a_mode_of_their_own_get_the_usual_one(old):
+    written, usual = old.with_name("written"), old.with_name("usual")
+    usual.write_text("")
+    with replacing(written) as partial:
+        partial.write_text("")
+        partial.chmod(0o600)
+    assert written.stat().st_mode == usual.stat().st_mode
+
+
+def test_an_empty_checkpoint_is_said_to_be_empty(tmp_path):
+    (tmp_path / "empty.pth").touch()
+    with pytest.raises(ValueError, match="empty.pth' is empty"):
+        load_checkpoint_safely(tmp_path / "empty.pth")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -53,7 +55,7 @@ class Size(argparse.Action):
 class OptionAction(argparse.Action):
     """``key=value`` pairs, as MMEngine reads them, and what is wrong with others.
 
-    MMEngine would make a list of a value that is `NAMED`.
+    MMEngine would make a list of a value that is `NAMED`, and cut dicts within lists to pieces.
     """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
@@ -65,10 +67,20 @@ class OptionAction(argparse.Action):
         from mmengine.config import DictAction  # takes a second, and no --help needs it
 
         pairs = dict(value.split("=", 1) for value in values)
-        named = {key: text for key, text in pairs.items() if NAMED.fullmatch(text)}
+        named: dict[str, Any] = {k: text for k, text in pairs.items() if NAMED.fullmatch(text)}
+        for key, text in pairs.items():
+            if text.startswith(("[", "(", "{")):
+                with contextlib.suppress(ValueError, SyntaxError):
+                    named[key] = ast.literal_eval(text)
         action = DictAction(self.option_strings, self.dest, nargs="+")
         lists = [f"{key}={text}" for key, text in pairs.items() if key not in named]
-        action(parser, namespace, lists, option_string)
+        try:
+            action(parser, namespace, lists, option_string)
+        except (RecursionError, AssertionError):
+            parser.error(
+                f"argument {option_string}: {' '.join(lists)!r} cannot be read; write a list of "
+                "dicts as [{'type': 'Resize', 'size': 16}]"
+            )
         getattr(namespace, self.dest).update(named)
 
 

@@ -90,7 +90,7 @@ class _Checked(ABC):
                 )
             text = f"{self.ann_file}: {count} left out or clipped, the first: {first}"
             print_log(text, "current", logging.WARNING)
-        boxes = Counter(box["bbox_label"] for info in images for box in info["instances"])
+        boxes = Counter(box["bbox_label"] for info in images for box in _learnt(info))
         text = f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes"
         names = self._metainfo["classes"]
         if len(names) <= _NAMED:
@@ -99,9 +99,13 @@ class _Checked(ABC):
         return images
 
     def filter_data(self) -> list[dict[str, Any]]:
-        """As mmdet's, but refuse a result without anything to learn."""
+        """As mmdet's, but refuse a result without anything to learn, and warn of one to test."""
         kept = super().filter_data()
-        if kept and (self.test_mode or any(info["instances"] for info in kept)):
+        has_boxes = any(_learnt(info) for info in kept)
+        if kept and self.test_mode and not has_boxes:
+            text = f"{self.ann_file}: no image has an object, so metrics of it say nothing"
+            print_log(text, "current", logging.WARNING)
+        if kept and (self.test_mode or has_boxes):
             return kept
         raise ValueError(
             f"{self.ann_file!r} has no image with an object of the classes "
@@ -141,6 +145,11 @@ class _Checked(ABC):
             corners = ", ".join(f"{value:g}" for value in box)
             self._faults.append(f"{where}: ({corners}) {fault} of {size[0]} x {size[1]}")
         return usable
+
+
+def _learnt(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """The boxes that a loss counts: not those of crowds, nor difficult ones."""
+    return [box for box in info["instances"] if not box.get("ignore_flag")]
 
 
 @DATASETS.register_module()
@@ -211,9 +220,14 @@ class COCOFormatDataset(_Checked, CocoDataset):
         self.cat2label = {cat_id: label for label, cat_id in enumerate(self.cat_ids)}
         self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
         self._names = {category["id"]: category["name"] for category in data["categories"]}
-        of_image = defaultdict(list)
+        of_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
         for annotation in data["annotations"]:
-            of_image[annotation["image_id"]].append(annotation)
+            number = annotation["image_id"]
+            if number in of_image:
+                of_image[number].append(annotation)
+            else:
+                where = f"annotation {annotation['id']}"
+                self._faults.append(f"{where}: image_id={number!r} is no image of the file")
         for image in data["images"]:
             path = osp.join(self.data_prefix["img"], image["file_name"])
             size = self._size(path, (image.get("width"), image.get("height")))

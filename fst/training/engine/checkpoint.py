@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from mmengine.logging import print_log
+from mmengine.optim import AmpOptimWrapper
 from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 
@@ -185,6 +186,13 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
         raise ValueError(
             f"{start}it holds {counts[0]} param_schedulers, and the run has {counts[1]}."
         )
+    precision, own_precision = meta.get("precision"), precision_of(runner.optim_wrapper)
+    if precision not in (None, own_precision):
+        raise ValueError(
+            f"{start}it was trained in {precision}, and this run is in {own_precision}: give the "
+            "same optim_wrapper (--amp is bfloat16), or start from its weights with load_from and "
+            "without resume."
+        )
     saved = meta.get("restored_settings") or {}
     own = restored_settings(runner.cfg)
     for key in own:
@@ -193,6 +201,13 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
                 f"{start}its {key} is {saved[key]}, and this run's {own[key]} would be ignored. "
                 "Undo that change, or start from its weights with load_from and without resume."
             )
+
+
+def precision_of(optimizer: Any) -> str:
+    """The dtype of the products that a training's optimizer wrapper asks for, in words."""
+    if not isinstance(optimizer, AmpOptimWrapper):
+        return "float32"
+    return str(optimizer.cast_dtype or torch.float16).removeprefix("torch.")
 
 
 def restored_settings(config: Mapping[str, Any]) -> dict[str, str]:

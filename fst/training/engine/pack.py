@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 
 import fst
+from fst.api.verify import check_records
 from fst.basics.arguments import user_errors
 from fst.cli.options import training as command_lines
 from fst.cli.options.parsing import takes
 from fst.files.checkpoint import replacing
+from fst.files.formats import write_program
 from fst.training.engine.config import load_config
 from fst.training.engine.export import deployable
 from fst.training.engine.trained import trained_model
@@ -30,6 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
             torch.set_num_threads(arguments.threads)
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         model = trained_model(config, arguments.checkpoint)
+        check_records(model)
         if not hasattr(model.data_preprocessor, "mean"):
             raise ValueError("the config's data_preprocessor has no mean: use fst.pack instead.")
         channels = model.data_preprocessor.mean.numel()
@@ -37,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
         packed = fst.pack(deployable(model), example)
         with replacing(path) as partial, torch.no_grad():
             if path.suffix == ".pt2":
-                torch.export.save(torch.export.export(packed, (example,)), partial)
+                write_program(torch.export.export(packed, (example,)), partial)
             else:
                 torch.save(packed, partial)
     print(f"{packed.report}\n\nwritten: {path}")

@@ -138,6 +138,8 @@ class Runner(mmengine.runner.Runner):
                 f"the classes of the training are {', '.join(trained)}, those of the data "
                 f"{', '.join(classes)}: give both the same classes, in the same order."
             )
+        if missing := trained[len(classes) :]:
+            self.logger.warning(f"The data to validate on have no class {', '.join(missing)}")
         outputs = getattr(self._bare_model, "num_classes", None)
         if isinstance(outputs, int) and len(classes) > outputs:
             raise ValueError(

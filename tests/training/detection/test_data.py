@@ -175,9 +175,27 @@ def test_labels_follow_classes_whatever_the_order_of_the_file(drawn, make):
         make(drawn, metainfo={"classes": ("WBC",)})
 
 
-def test_a_test_set_may_have_no_annotations(own_drawn):
+def test_a_test_set_may_have_no_annotations(own_drawn, warned):
     edit_json(own_drawn, lambda content: content.pop("annotations"))
     assert len(coco(own_drawn, test_mode=True)) == 8
+    assert "no image has an object, so metrics of it say nothing" in warned[-1]
+    with pytest.raises(ValueError, match="no image with an object"):
+        coco(own_drawn)
+
+
+def test_annotations_of_no_image_are_named(own_drawn, warned):
+    edit_json(own_drawn, lambda content: content["annotations"][0].update(image_id="0"))
+    with pytest.raises(ValueError, match="annotation 1: image_id='0' is no image of the file"):
+        coco(own_drawn)
+    assert len(coco(own_drawn, bad_annotations="skip")) and "1 fault" in warned[0]
+
+
+def test_crowds_are_nothing_to_learn(own_drawn):
+    def crowd(content):
+        for annotation in content["annotations"]:
+            annotation["iscrowd"] = 1
+
+    edit_json(own_drawn, crowd)
     with pytest.raises(ValueError, match="no image with an object"):
         coco(own_drawn)
 

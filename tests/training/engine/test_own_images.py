@@ -114,6 +114,13 @@ def refused(capsys, command, *arguments):
     return capsys.readouterr().err
 
 
+def test_a_class_without_a_folder_to_validate_is_named(images, config, tmp_path, capsys):
+    shutil.rmtree(images / "val" / "raccoons")
+    options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
+    assert cli.train([config, *options]) == 0
+    assert "The data to validate on have no class raccoons" in capsys.readouterr().out
+
+
 def test_a_broken_image_stops_before_the_training_or_is_left_out(images, config, tmp_path, capsys):
     half_copied = images / "train" / "cats" / "1.jpg"
     half_copied.write_bytes(half_copied.read_bytes()[:-9])

@@ -115,6 +115,12 @@ def test_resume_with_another_strategy(train):
         train("dense", "--resume")
 
 
+def test_resume_in_another_precision(train):
+    train("run", "--amp")
+    with pytest.raises(ValueError, match="was trained in bfloat16, and this run is in float32"):
+        train("run", "--resume")
+
+
 def test_resume_from_weights_alone(train, tmp_path):
     work_dir = train("run")
     state = load_checkpoint_safely(work_dir / "epoch_1.pth")["state_dict"]

@@ -10,7 +10,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.training.engine.checkpoint import restored_settings
+from fst.training.engine.checkpoint import precision_of, restored_settings
 from fst.training.engine.random_state import get_random_state, mixed_seed, set_random_state
 
 _PLAIN = (int, float, str, bool, type(None))
@@ -38,6 +38,7 @@ class RandomStateHook(Hook):
         """Add the states and settings; keep what of the message hub a resumed run needs."""
         checkpoint["random_state"] = self._collected
         checkpoint["meta"]["restored_settings"] = restored_settings(runner.cfg)
+        checkpoint["meta"]["precision"] = precision_of(runner.optim_wrapper)
         hub = checkpoint["message_hub"]
         info = {k: _as_number(v) for k, v in hub["runtime_info"].items() if k != "cfg"}
         info = {k: v for k, v in info.items() if _is_plain(v)}
