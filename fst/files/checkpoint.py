@@ -113,10 +113,10 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {str(path)!r} does not exist or is no file.")
-    if not path.stat().st_size:
-        raise ValueError(f"checkpoint {str(path)!r} is empty.")
     if path.suffix in PROGRAMS:
         raise ValueError(f"{str(path)!r} is an exported program, no checkpoint (.pth, .pt).")
+    if not path.stat().st_size:
+        raise ValueError(f"checkpoint {str(path)!r} is empty.")
     try:
         check_file(path)
         valid = torch.sparse.check_sparse_tensor_invariants(True)

@@ -1,5 +1,6 @@
 """tools/benchmark.py runs and reports what it measured; no speed is asserted."""
 
+import contextlib
 import json
 import runpy
 import signal
@@ -178,6 +179,7 @@ def test_on_cuda_the_cache_is_flushed_before_the_events(monkeypatch):
 
     monkeypatch.setattr(timing, "CACHE_BYTES", 1)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.Tensor, "zero_", lambda self: log.append("flush"))
     done, returned = timing._cuda_clock(CPU)(lambda: log.append("call"))
