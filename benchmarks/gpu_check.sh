@@ -15,8 +15,7 @@ Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis
 installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
 OUT/callN.tgz. Most valuable first:
 
-  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of every
-            kernel and strategy
+  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of kernels, strategies
   2  rest     compiled steps; steps of VGG16-SSD; bandwidth of pruning; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).

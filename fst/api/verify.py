@@ -330,8 +330,8 @@ def check_records(model: nn.Module) -> None:
         check = check_weight(name, weights[name].detach(), groups)
         if not check.ok:
             raise UsageError(
-                f"weight {name!r} is {check.label}: {check.offence}. It was {groups.n}:{groups.m} "
-                "when it was folded: fst.hold keeps the zeros of a folded model that trains on."
+                f"weight {name!r} is {check.label}: {check.offence}. Its record says "
+                f"{groups.n}:{groups.m}: fst.hold keeps the zeros of a folded model that trains on."
             )
 
 

@@ -1,6 +1,8 @@
-"""Checks before a layer trains or is packed: their words say what to call, or what to leave."""
+"""Checks before a layer trains, is packed, or computes packed: what to call, or what to leave."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -97,3 +99,25 @@ def refuses_packing(layer: nn.Module) -> str:
     if layer.padding == "same" and any(r % 2 for r in reach):
         return "its padding is not symmetric"
     return ""
+
+
+def refuse_packed_call(name: str, training: bool, tensors: Sequence[Tensor]) -> None:
+    """Raise UsageError where a layer of `fst.pack` cannot compute: it is for inference on a CPU.
+
+    Args:
+        tensors: of the call, the layer's own among them.
+    """
+    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if training or asked:
+        why = "is in training mode" if training else "is asked for a gradient"
+        raise UsageError(
+            f"layer {name!r} is packed, for inference alone, and {why}: train the model that "
+            "fst.pack was given, call eval() on the packed one, and run it within "
+            "torch.inference_mode() or torch.no_grad()."
+        )
+    if not all(tensor.device.type == "cpu" for tensor in tensors):
+        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
+        raise UsageError(
+            f"layer {name!r} is packed, for a CPU, and got tensors on {devices}: move the packed "
+            "model and its input to the CPU, or use the model that fst.pack was given."
+        )

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fst.backends.timing import Timing, compare
-from fst.basics.errors import UsageError
+from fst.layers.checks import refuse_packed_call
 from fst.layers.sizes import CHOOSING, MOST_MS, MOST_TIMED, REPEATS, Key, key_of, nearest, remember
 from fst.ops.cpp.zeros_weight import (
     ACTIVATIONS,
@@ -181,21 +181,7 @@ class PackedLayer(nn.Module):
     def refuse_misuse(self, *operands: Tensor | None) -> None:
         """Raise UsageError in training mode, where a gradient is asked for, or off the CPU."""
         tensors = [x for x in (*operands, self.weight, self.bias) if x is not None]
-        asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if self.training or asked:
-            why = "is in training mode" if self.training else "is asked for a gradient"
-            raise UsageError(
-                f"layer {self.layer_name!r} is packed, for inference alone, and {why}: train the "
-                "model that fst.pack was given, call eval() on the packed one, and run it within "
-                "torch.inference_mode() or torch.no_grad()."
-            )
-        if not all(tensor.device.type == "cpu" for tensor in tensors):
-            devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-            raise UsageError(
-                f"layer {self.layer_name!r} is packed, for a CPU, and got tensors on {devices}: "
-                "move the packed model and its input to the CPU, or use the model that fst.pack "
-                "was given."
-            )
+        refuse_packed_call(self.layer_name, self.training, tensors)
 
     def _traced(self, input: Tensor, residual: Tensor | None) -> Tensor:
         """For compilers and torch.export, which can neither time nor look into a dictionary."""

@@ -387,15 +387,3 @@ def test_bad_input() -> None:
         fst.pack(small(), torch.randn(2, 4, 9, 9), dtype=torch.int8)
     with pytest.raises(ValueError, match=r"example_input has shape \(0, 4, 9, 9\): nothing can be"):
         fst.pack(small(), torch.randn(0, 4, 9, 9))
-
-
-@pytest.mark.usefixtures("by_zeros", "without_gradients")
-def test_tensors_that_are_not_on_the_cpu_are_refused():
-    model = keep(nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)))
-    images = torch.randn(2, 16, 9, 9)
-    packed = fst.pack(model, images)
-    packed(images)
-    with pytest.raises(RuntimeError, match="layer '0' is packed, for a CPU, and got tensors on"):
-        packed(images.to("meta"))
-    with pytest.raises(RuntimeError, match="for a CPU, and got tensors on cpu and meta"):
-        packed.to("meta")(images)
