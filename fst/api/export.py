@@ -102,9 +102,9 @@ def export(
             one is needed, or one of a type that the format cannot be compared in.
         TypeError: ``example_input`` is neither a tensor nor a tuple of tensors.
         ModuleNotFoundError: a package of the extra "export" is not installed.
-        UsageError: a weight is not N:M, as its record says, or not finite.
-        RuntimeError: the file does not hold the folded model: a weight is missing or is not zero
-            where S(W) is, or the outputs differ. Nothing is left at ``path`` then.
+        RuntimeError: a weight is not N:M, as its record says, or not finite; or the file does not
+            hold the folded model: a weight is missing or is not zero where S(W) is, or the outputs
+            differ. Nothing is left at ``path`` then.
     """
     path = Path(path)
     kind = format_of(path)

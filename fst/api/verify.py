@@ -321,7 +321,7 @@ def check_records(model: nn.Module) -> None:
     """Check that the folded weights of a model are what their records say.
 
     Raises:
-        UsageError: one is not: it was trained or loaded since.
+        RuntimeError: one is not: it was trained or loaded since.
     """
     weights = dict(model.named_parameters())
     for name, groups in records_of(model).items():
