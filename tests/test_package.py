@@ -1,6 +1,7 @@
 """The description of the package is the same everywhere: version, Pythons, extras, issue forms."""
 
 import ast
+import builtins
 import configparser
 import contextlib
 import importlib
@@ -114,6 +115,19 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
                 if isinstance(node, DOCUMENTED) and vague.match(ast.get_docstring(node) or ""):
                     found.append(f"{path.relative_to(ROOT)}: {ast.get_docstring(node):.60}")
     assert not found
+
+
+def test_documented_errors_are_python_s():
+    """Of the packages that the site documents: it links each error, and knows no other."""
+    unknown = []
+    for folder in ("api", "baselines", "files", "integrations", "rules", "strategies"):
+        for path in sorted((ROOT / "fst" / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, DOCUMENTED):
+                    raised = (ast.get_docstring(node) or "").partition("Raises:\n")[2]
+                    named = re.findall(r"^    (\w+):", raised, re.MULTILINE)
+                    unknown += [(path.name, x) for x in named if not hasattr(builtins, x)]
+    assert not unknown
 
 
 def test_figures_are_those_of_their_script():
