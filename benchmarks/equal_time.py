@@ -104,17 +104,17 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
     options, others = parser.parse_known_args(argv)
     work_dir = options.work_dir
     with user_errors(options):
+        if options.seconds is not None:
+            check_number("--seconds", options.seconds, "(0, inf)")
+        if options.times is not None and not options.times.is_file():
+            raise FileNotFoundError(f"--times={str(options.times)!r} does not exist or is no file.")
         grid = load_grid(options.grid)
         changes = {**grid.options, **options.cfg_options}
         grid = replace(grid, options=changes, epochs=options.epochs or grid.epochs)
         names = grid.select(options.only)
         runs = _plan(grid, names)
         times = timed(options.times or work_dir / TIMES, runs)
-        if options.seconds is None:
-            seconds = runs[grid.baseline].length * times.seconds(grid.baseline)
-        else:
-            check_number("--seconds", options.seconds, "(0, inf)")
-            seconds = options.seconds
+        seconds = options.seconds or runs[grid.baseline].length * times.seconds(grid.baseline)
         path = _write_grid(grid, times, names, seconds, work_dir)
         fitted = load_grid(path)
     print(f"{seconds:.0f} s for each setting")

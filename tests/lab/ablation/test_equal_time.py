@@ -104,6 +104,7 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
         ({"settings": SETTINGS}, ["--only", "good"], "the baseline must be among the settings"),
         ({"settings": SETTINGS}, ["--seconds", "0"], "--seconds=0.0"),
         ({"settings": SETTINGS}, ["--epochs", "0"], "--epochs: '0'"),
+        ({"settings": SETTINGS}, ["--times", "no/such.json"], "--times='no/such.json' does not"),
         ({"settings": {**SETTINGS, "later": {}}}, [], "has no times of ['later']"),
         (
             {"settings": {**SETTINGS, "after": {"start_from": "dense"}}},
