@@ -16,7 +16,7 @@ installed. Each call ends within nine minutes and leaves logs, JSON and charts i
 OUT/callN.tgz. Most valuable first:
 
   1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of kernels, strategies
-  2  rest     compiled steps; steps of VGG16-SSD; bandwidth of pruning; machine code
+  2  rest     compiled steps; CUDA graphs; steps of VGG16-SSD; bandwidth of pruning; machine code
 
 Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
 TEXT
@@ -70,6 +70,7 @@ call_1() {
 call_2() {
     steps compiled_resnet18 200 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
         --measure steps compiled
+    run captured 100 "$PYTHON" benchmarks/gpu/captured.py --batch "$BATCH" --out "$LOGS/captured.json"
     run pruning 100 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed

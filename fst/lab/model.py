@@ -22,8 +22,10 @@ from fst.rules.strategy import Strategy
 CLASSES = 1000  # of a model that is named
 SIZE = (224, 224)  # of its images
 # Random weights on one random batch may diverge within two steps, as SSD300's do, and zeros go with
-# them. A step at this rate does all of its work, and the next one takes as long.
-LEARNING_RATE = 0.0
+# them. A step at this rate does all of its work, rounding leaves the weights as they are, and the
+# next one takes as long. At a rate of 0 a step would ask whether its gradients are 0, and so wait
+# for a GPU.
+LEARNING_RATE = 1e-30
 
 
 @dataclass(frozen=True)

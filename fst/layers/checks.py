@@ -55,19 +55,7 @@ def refuse_endless_step(name: str, strategy: Strategy, passing: PassingState) ->
 
 def refuse_untraceable(name: str, strategy: Strategy) -> None:
     """Raise RuntimeError where training changes state that torch.compile cannot trace."""
-    rule, what, advice = strategy.output, "", ""
-    if strategy.schedule is not None:
-        what = f"masks that {strategy.name!r} changes between steps are"
-    elif strategy.has_memory:
-        what = "the previous step's gradients are"
-    elif rule is not None and rule.keeps_mask_for > 1:
-        what = f"a mask kept for interval={rule.keeps_mask_for} steps is"
-        advice = " or use interval=1"
-    elif strategy.decay and rule is not None and rule.is_random:
-        what = "the random mask that the decay needs at the optimizer's step is"
-    elif getattr(strategy.grad_weight, "phase", None) == "random":
-        what = "the phase='random' that is drawn at each step is"
-        advice = " or use a number, such as phase=0"
+    what, advice = _changing_state(strategy)
     if what:
         message = (
             f"layer {name!r}: {what} state that torch.compile cannot trace; "
@@ -75,6 +63,35 @@ def refuse_untraceable(name: str, strategy: Strategy) -> None:
         )
         torch._dynamo.graph_break(msg=message)  # what follows is raised as by uncompiled code
         raise UsageError(message)
+
+
+def refuse_capture(name: str, strategy: Strategy, *, is_seeded: bool) -> None:
+    """Raise RuntimeError where a CUDA graph would repeat what training changes in each step."""
+    what, advice = _changing_state(strategy)
+    if strategy.is_random and is_seeded:
+        what, advice = "what fst.seed_random_rules draws at each step is", " or without the seed"
+    if what:
+        raise UsageError(
+            f"layer {name!r}: {what} state that a CUDA graph cannot repeat; train without "
+            f"one{advice}."
+        )
+
+
+def _changing_state(strategy: Strategy) -> tuple[str, str]:
+    """What the host changes between steps, with its verb, and how to do without; or nothing."""
+    rule = strategy.output
+    if strategy.schedule is not None:
+        return f"masks that {strategy.name!r} changes between steps are", ""
+    if strategy.has_memory:
+        return "the previous step's gradients are", ""
+    if rule is not None and rule.keeps_mask_for > 1:
+        return f"a mask kept for interval={rule.keeps_mask_for} steps is", " or use interval=1"
+    if strategy.decay and rule is not None and rule.is_random:
+        return "the random mask that the decay needs at the optimizer's step is", ""
+    if getattr(strategy.grad_weight, "phase", None) == "random":
+        advice = " or use a number, such as phase=0"
+        return "the phase='random' that is drawn at each step is", advice
+    return "", ""
 
 
 def is_hooked(module: nn.Module) -> bool:
