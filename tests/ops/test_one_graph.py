@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fst
 from fst.basics.errors import UsageError
+from fst.layers.checks import refuse_capture
 from fst.rules.nm import Transposable
 from tests.networks import batch, gradients, small_net
 from tests.strategy_settings import DEFAULTS, Setting, quick_first, setting
@@ -90,6 +91,17 @@ def test_what_cannot_be_traced_is_refused_as_by_uncompiled_code(strategy, named,
         other = small_net(double=False)
         fst.convert(other, advised)
         torch.compile(other, backend="aot_eager")(batch(dtype=torch.float32)).sum().backward()
+
+
+@pytest.mark.parametrize("strategy", ["tsm", "resprop", "rigl", "sdgp,rule=random"])
+def test_what_a_cuda_graph_would_repeat_is_refused(strategy):
+    with pytest.raises(UsageError, match="layer '0': .* state that a CUDA graph cannot repeat"):
+        refuse_capture("0", fst.get_strategy(strategy), is_seeded=True)
+
+
+@pytest.mark.parametrize("strategy", ["srste", "fst", "sdgp,rule=random"])
+def test_a_cuda_graph_may_repeat_the_rest(strategy):
+    refuse_capture("0", fst.get_strategy(strategy), is_seeded=False)
 
 
 @pytest.mark.system
