@@ -78,7 +78,7 @@ def refuse_capture(name: str, strategy: Strategy, *, is_seeded: bool) -> None:
 
 
 def _changing_state(strategy: Strategy) -> tuple[str, str]:
-    """What the host changes between steps, with its verb, and how to do without; or nothing."""
+    """Return what the host changes between steps, with its verb, and how to do without it."""
     rule = strategy.output
     if strategy.schedule is not None:
         return f"masks that {strategy.name!r} changes between steps are", ""

@@ -37,7 +37,10 @@ def found(zeros: ModuleType) -> object:
     return zeros.Found(layers, 20.0, step)
 
 
-def test_goals_are_bold_where_they_are_reached_beyond_the_control(zeros: ModuleType) -> None:
+def test_goals_are_bold_where_they_are_reached_beyond_the_control(
+    zeros: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     options = argparse.Namespace(batch=32, rounds=5, layers=None, sparseprop=None)
     page = " ".join(
         zeros.zeros_page.page({2: found(zeros), 1: found(zeros)}, options, None).split()
