@@ -162,7 +162,7 @@ class SparseLayer(PrunableWeight):
         name, strategy, passing = self.layer_name, self.strategy, self.passing
         checks.refuse_flat_weight(self, name)
         checks.require_attachment(name, strategy, passing)
-        if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             checks.refuse_capture(name, strategy, is_seeded=self.state.seed is not None)
         if passing.start is not None and "started" not in self.state.schedule_state:
             passing.start()

@@ -162,13 +162,15 @@ def mobile(channels: int = 48, size: int = 20) -> dict:
     }
 
 
-def test_results_depend_on_neither_threads_nor_rows(monkeypatch):
+def test_threads_change_nothing_and_rows_the_order_of_sums_at_most(monkeypatch):
     c = mobile()
     expected = in_one_go(c)
     for kept in (1, 10_000, 10**9):
         monkeypatch.setattr(depthwise, "KEPT", kept)
-        for threads in (1, 2, 7):
-            assert torch.equal(with_threads(threads, in_one_go, c), expected)
+        found = with_threads(1, in_one_go, c)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for threads in (2, 7):
+            assert torch.equal(with_threads(threads, in_one_go, c), found)
 
 
 def test_calls_from_many_threads():
