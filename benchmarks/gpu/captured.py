@@ -16,10 +16,13 @@ import torch
 
 import fst
 from fst.backends.timing import Timing, sample
+from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.basics.errors import UsageError
 from fst.cli.environment import surroundings
 from fst.lab.benchmark.layers import PLAIN
 from fst.lab.model import from_name
 
+STRATEGIES = ["dense", "srste", "fst_w", "fst", "sdgp"]
 WARMUP = 5  # steps before the capture, in which layers choose their backends
 
 
@@ -43,18 +46,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="resnet18", help="as of fst bench (resnet18)")
-    parser.add_argument("--batch", type=int, default=256, help="batch size (256)")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds (15)")
+    parser.add_argument("--batch", type=positive, default=256, help="batch size (256)")
+    parser.add_argument("--repeats", type=positive, default=15, help="rounds (15)")
     parser.add_argument(
-        "--strategies", nargs="+", default=["dense", "srste", "fst_w", "fst", "sdgp"]
+        "--strategies", nargs="+", default=STRATEGIES, help=f"({' '.join(STRATEGIES)})"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/out/captured.json"), help="JSON to write"
     )
+    add_traceback(parser)
     options = parser.parse_args()
     device = torch.device("cuda")
-    training = from_name(options.model, options.batch, dtype="bfloat16", device=device)
-    strategies = {name: fst.get_strategy(name) for name in options.strategies}
+    with user_errors(options):
+        if not torch.cuda.is_available():
+            raise UsageError("CUDA graphs need a CUDA device, and PyTorch finds none.")
+        strategies = {name: fst.get_strategy(name) for name in options.strategies}
+        training = from_name(options.model, options.batch, dtype="bfloat16", device=device)
     steps = {}
     for name, strategy in {PLAIN: None, **strategies}.items():
         _, step = training.candidate(strategy)
