@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +121,16 @@ def run(
         )
     output.backward(operands.grad_output)
     return (output.detach(), *(None if leaf is None else leaf.grad for leaf in leaves))
+
+
+def without_onednn(wrong: bool) -> AbstractContextManager:
+    """PyTorch's convolutions by kernels of its own, where oneDNN's are wrong.
+
+    Of inputs narrower than the stride, oneDNN's (PyTorch 2.11, AVX-512) read memory that is not
+    theirs: weight gradients in 16 bits are NaN at times, and dilated convolutions of channels_last
+    maps with a bias crash.
+    """
+    return torch.backends.mkldnn.flags(enabled=not wrong)
 
 
 def error(actual: Tensor, expected: Tensor) -> float:

@@ -21,7 +21,7 @@ from fst.backends import Record, choice, timing
 from fst.ops import cpp
 from tests.campaign.op import random_shape
 from tests.campaign.weights import Checks
-from tests.cases import Case, Operands, error, leaves_of
+from tests.cases import Case, Operands, error, leaves_of, without_onednn
 from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import DEFAULTS
 
@@ -96,9 +96,8 @@ def _product(shape: Case, operands: Operands, gemm: str, name: str) -> tuple[Ten
     """A product by a backend, where it takes the operands, and the backend that computed it."""
     record = Record()
     leaves = leaves_of(operands)
-    narrow = operands.weight.dtype.itemsize == 2  # see tests/campaign/op.py
     with (
-        torch.backends.mkldnn.flags(enabled=not narrow),
+        without_onednn(operands.weight.itemsize == 2),
         choice.recording(record),
         backends.prefer(**{gemm: name}),
     ):

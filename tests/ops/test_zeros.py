@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +18,7 @@ from fst.backends import Record, choice, registry
 from fst.ops import cpp
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.operands import GradWeight, Zeros
-from tests.cases import CASES, Case, Operands, case, error, leaves_of, run
+from tests.cases import CASES, Case, Operands, case, error, leaves_of, run, without_onednn
 from tests.oracle.conv import reference_conv2d, reference_linear
 from tests.strategy_settings import setting
 
@@ -54,10 +53,8 @@ def operands_of(the_case: Case, dtype: torch.dtype = torch.float32) -> Operands:
 def computed(the_case: Case, operands: Operands, strategy, names: dict[str, str]):
     """Results of the op, and by which backend each product was computed."""
     record = Record()
-    # in 16 bits, oneDNN's convolutions of narrow inputs read memory that is not theirs
-    narrow = operands.weight.dtype.itemsize == 2
-    dnn = torch.backends.mkldnn.flags(enabled=False) if narrow else contextlib.nullcontext()
-    with choice.recording(record), fst.backends.prefer(**names), dnn:
+    plain = without_onednn(operands.weight.itemsize == 2)
+    with choice.recording(record), fst.backends.prefer(**names), plain:
         found = run(the_case, operands, strategy)
     return found, {gemm: record.decisions[gemm].backend for gemm in GEMMS}
 
