@@ -79,4 +79,4 @@ def test_results_are_one_archive_in_the_given_folder(call, stand_in, tmp_path):
 
 def test_a_call_ends_in_time(stand_in, tmp_path):
     done = _run("2", OUT=tmp_path / "out", PYTHON=stand_in, LIMIT=5)
-    assert done.stdout.count("no time left") == 4 and "ran" not in done.stdout
+    assert done.stdout.count("no time left") == 5 and "ran" not in done.stdout
