@@ -21,7 +21,7 @@ FLOORS = (
     ("ops", "files"),
     ("layers",),
     ("channels",),
-    ("strategies",),
+    ("strategies", "inference"),
     ("api",),
     ("",),  # fst/__init__.py
     ("baselines", "cli"),

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.api.fold import fold
-from fst.api.pack_report import (
+from fst.backends.timing import Timing, compare
+from fst.basics.errors import UsageError
+from fst.basics.values import check_module, one_of
+from fst.inference.chained import Chain, chain_depthwise
+from fst.inference.fused import fuse
+from fst.inference.packed import (
+    LIBRARY,
+    PackedLayer,
+    pack_layer,
+)
+from fst.inference.report import (
     DENSE,
     PACKED,
     PLAIN,
@@ -22,20 +32,10 @@ from fst.api.pack_report import (
     layer_rows,
     packed_layers,
 )
-from fst.backends.timing import Timing, compare
-from fst.basics.errors import UsageError
-from fst.basics.values import check_module, one_of
+from fst.inference.traced import trace
 from fst.layers.calls import LayerCall, called_on, each_call
-from fst.layers.chained import Chain, chain_depthwise
 from fst.layers.checks import refuses_packing
-from fst.layers.fused import fuse
 from fst.layers.modules import sparse_layers
-from fst.layers.packed import (
-    LIBRARY,
-    PackedLayer,
-    pack_layer,
-)
-from fst.layers.traced import trace
 from fst.ops.cpp.library import KINDS, missing
 
 REPEATS, MOST_MS = 7, 4_000.0  # of the whole model's timing

@@ -9,7 +9,6 @@ import fst
 from fst.api.metrics import MaskWatch
 from fst.rules.nm import TwicePruned
 from fst.rules.values import SoftThreshold
-from tests.networks import keep
 
 
 @pytest.fixture
@@ -39,15 +38,3 @@ class TestMoved:
         model.weight = nn.Parameter(torch.empty(8, 8, 3, 3, device=now))
         (rate,) = watch.look(layers)["mask_flip_rate"].values()
         assert rate.device.type == now
-
-
-@pytest.mark.usefixtures("by_zeros", "without_gradients")
-def test_tensors_that_are_not_on_the_cpu_are_refused():
-    model = keep(nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)))
-    images = torch.randn(2, 16, 9, 9)
-    packed = fst.pack(model, images)
-    packed(images)
-    with pytest.raises(RuntimeError, match="layer '0' is packed, for a CPU, and got tensors on"):
-        packed(images.to("meta"))
-    with pytest.raises(RuntimeError, match="for a CPU, and got tensors on cpu and meta"):
-        packed.to("meta")(images)

@@ -22,8 +22,9 @@ from fst.backends import sources
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "FST_SANITIZED_LIBRARY"  # the environment variable that tells the plugin where it lies
 TESTS = [
-    *(f"tests/kernels/test_{name}.py" for name in ("zeros_weight", "depthwise", "zeros_maps")),
+    *(f"tests/kernels/test_{name}.py" for name in ("zeros_weight", "zeros_maps")),
     *("tests/kernels/test_lists_cpp.py", "tests/kernels/test_refusals_cpp.py"),
+    "tests/inference/test_depthwise.py",
     "tests/ops/test_zeros.py",
 ]
 # Without -O3, whose loops take the compiler minutes more.

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fst.backends.timing import Timing
+from fst.inference.packed import LIBRARY, PackedLayer
 from fst.lab.benchmark import cli, inference
-from fst.layers.packed import LIBRARY, PackedLayer
 from fst.ops.cpp.library import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")

@@ -21,7 +21,7 @@ from fst.training.engine.config import load_config
 from fst.training.engine.export import deployable, main
 from fst.training.engine.model import build_model
 from fst.training.engine.pack import main as pack
-from tests.ranks import BY_ZEROS, rank
+from tests.inference.ranks import BY_ZEROS, rank
 from tests.training.detection import toy
 
 onnxruntime = pytest.importorskip("onnxruntime")

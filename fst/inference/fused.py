@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fst.layers.chained import Chain, is_depthwise_layer, is_pointwise_layer
+from fst.inference.chained import Chain, is_depthwise_layer, is_pointwise_layer
+from fst.inference.packed import PackedConv2d, PackedLayer, pack_layer
+from fst.inference.traced import FROZEN_NORM, KEPT, TracedForward
 from fst.layers.checks import is_hooked, refuses_packing
-from fst.layers.packed import PackedConv2d, PackedLayer, pack_layer
-from fst.layers.traced import FROZEN_NORM, KEPT, TracedForward
 from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
 NORM_AND_ACTIVATION = "BatchNormAct2d"  # timm's

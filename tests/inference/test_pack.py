@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fst
-from fst.api.pack_report import NOTHING_GAINED
 from fst.basics.errors import UsageError
-from fst.layers import sizes
-from fst.layers.packed import LIBRARY, PackedLayer, pack_layer
+from fst.inference import sizes
+from fst.inference.packed import LIBRARY, PackedLayer, pack_layer
+from fst.inference.report import NOTHING_GAINED
 from fst.ops.cpp.library import missing
 from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
+from tests.inference.ranks import rank
 from tests.networks import Block, keep, relative
-from tests.ranks import rank
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing"),
@@ -333,6 +333,17 @@ def test_training_is_refused_by_name(by_zeros: None) -> None:
     with torch.enable_grad(), pytest.raises(UsageError, match="layer '0' .* gradient"):
         packed(x)
     packed(x)  # without gradients
+
+
+def test_tensors_that_are_not_on_the_cpu_are_refused(by_zeros: None) -> None:
+    model = keep(nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)))
+    images = torch.randn(2, 16, 9, 9)
+    packed = fst.pack(model, images)
+    packed(images)
+    with pytest.raises(UsageError, match="layer '0' is packed, for a CPU, and got tensors on"):
+        packed(images.to("meta"))
+    with pytest.raises(UsageError, match="for a CPU, and got tensors on cpu and meta"):
+        packed.to("meta")(images)
 
 
 def test_nan_and_infinities(by_zeros: None) -> None:

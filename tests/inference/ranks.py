@@ -23,5 +23,5 @@ def rank(monkeypatch: pytest.MonkeyPatch, ranks: Mapping[str, float]) -> None:
             function()
         return {name: Timing(*[ranks[name]] * 3) for name in functions}
 
-    for module in ("fst.layers.packed", "fst.layers.chained", "fst.api.pack"):
+    for module in ("fst.inference.packed", "fst.inference.chained", "fst.api.pack"):
         monkeypatch.setattr(f"{module}.compare", compare)

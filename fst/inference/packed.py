@@ -18,8 +18,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fst.backends.timing import Timing, compare
+from fst.inference.sizes import (
+    CHOOSING,
+    MOST_MS,
+    MOST_TIMED,
+    REPEATS,
+    Key,
+    key_of,
+    nearest,
+    remember,
+)
 from fst.layers.checks import refuse_packed_call
-from fst.layers.sizes import CHOOSING, MOST_MS, MOST_TIMED, REPEATS, Key, key_of, nearest, remember
 from fst.ops.cpp.zeros_weight import (
     ACTIVATIONS,
     PreparedOutput,
@@ -62,7 +71,7 @@ class Folded(NamedTuple):
 
 
 class Together(Protocol):
-    """Layers that are computed as one, see `fst.layers.chained.Chain`."""
+    """Layers that are computed as one, see `fst.inference.chained.Chain`."""
 
     layers: tuple[PackedConv2d, ...]
 

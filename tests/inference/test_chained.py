@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import fst
 from fst.basics.errors import UsageError
-from fst.layers.chained import APART, TOGETHER
-from fst.layers.packed import PackedLayer
-from fst.ops.cpp.depthwise import PreparedDepthwise
+from fst.inference.chained import APART, TOGETHER
+from fst.inference.depthwise import PreparedDepthwise
+from fst.inference.packed import PackedLayer
 from fst.ops.cpp.library import missing
+from tests.inference.ranks import BY_ZEROS, rank
 from tests.networks import keep, relative
-from tests.ranks import BY_ZEROS, rank
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 

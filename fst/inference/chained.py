@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 
 from fst.backends.timing import Timing, compare
-from fst.layers.packed import Folded, PackedConv2d, PackedLayer
-from fst.layers.sizes import CHOOSING, MOST_MS, MOST_TIMED, REPEATS, Key, key_of, nearest, remember
-from fst.ops.cpp.depthwise import Layer, PreparedDepthwise, is_depthwise, refuses_depthwise
+from fst.inference.depthwise import Layer, PreparedDepthwise, is_depthwise, refuses_depthwise
+from fst.inference.packed import Folded, PackedConv2d, PackedLayer
+from fst.inference.sizes import (
+    CHOOSING,
+    MOST_MS,
+    MOST_TIMED,
+    REPEATS,
+    Key,
+    key_of,
+    nearest,
+    remember,
+)
 from fst.ops.geometry import LINEAR
 
 APART, TOGETHER = "one by one", "in one go"

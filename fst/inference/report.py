@@ -11,9 +11,9 @@ from torch import nn
 from fst.backends.timing import Timing
 from fst.basics.machine import processor
 from fst.basics.text import table
-from fst.layers.chained import APART, TOGETHER, Chain
+from fst.inference.chained import APART, TOGETHER, Chain
+from fst.inference.packed import LIBRARY, WAYS, PackedLayer
 from fst.layers.checks import refuses_packing
-from fst.layers.packed import LIBRARY, WAYS, PackedLayer
 from fst.ops.cpp.zeros_weight import ACTIVATIONS
 
 NOTHING_GAINED = "nothing gained here"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.ranks import BY_ZEROS, rank
+from tests.inference.ranks import BY_ZEROS, rank
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Packed networks: layers for inference on a CPU, and the graphs in which they run."""
