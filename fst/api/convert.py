@@ -91,7 +91,7 @@ def convert(
         exclude: patterns and types, as in ``include``, of layers that stay dense.
         layers: "conv", every `nn.Conv2d`; "linear", every `nn.Linear` but the classifier's head;
             "all", both, without the patch embedding. Layers with fewer input channels than the
-            strategy asks for stay dense.
+            strategy asks for stay dense, and so do layers whose weight needs no gradient.
         patterns: name pattern -> "n:m", for layers whose weights have another N:M than the
             strategy's (`fst.patterns` makes them for a budget). The last pattern that matches
             counts.
@@ -194,7 +194,7 @@ def choose(
         if reason is None and name in excluded:
             reason = "excluded"
         if reason is None and include is None:
-            reason = dense.get(name) or _too_few_channels(module, strategy)
+            reason = dense.get(name) or _too_few_channels(module, strategy) or _fixed(module)
         elif reason is None and name not in included:
             reason = "not included"
         if reason is None:
@@ -297,6 +297,14 @@ def _tied_to_others(
             others = [f"{n}.{k}".lstrip(".") for n, k in users if n != name]
             found[name] = f"shares its weight with {', '.join(others)}, not pruned alike"
     return found
+
+
+def _fixed(module: nn.Module) -> str | None:
+    """A weight that nobody trains may be a table or a fixed transform, as YOLO's DFL layer is."""
+    weight = module._parameters["weight"]
+    if weight is None or weight.requires_grad:
+        return None
+    return "the weight needs no gradient; include the layer to prune it"
 
 
 def _too_few_channels(module: nn.Module, strategy: Strategy) -> str | None:

@@ -275,9 +275,32 @@ def test_moves_between_dtypes_and_modes(net):
 
 def test_a_parameter_that_is_frozen_stays_frozen(net):
     net.stem.weight.requires_grad_(False)
-    fst.convert(net, "fst")
+    fst.convert(net, "fst", include="stem")
     net(torch.randn(2, 3, 8, 8)).sum().backward()
     assert net.stem.weight.grad is None and net.stem.bias.grad is not None
+
+
+@pytest.mark.parametrize("layers", ["conv", "linear", "all"])
+def test_a_table_in_a_frozen_layer_is_left_alone_unless_included(layers):
+    """YOLO's DFL layer holds 0, 1, ..., 15, of which 2:4 would keep 2, 3, 6, 7, ..."""
+
+    def model():
+        table = nn.Conv2d(16, 1, 1, bias=False)
+        table.weight = nn.Parameter(torch.arange(16.0).view(1, 16, 1, 1), requires_grad=False)
+        teacher = nn.Linear(16, 16).requires_grad_(False)
+        return nn.Sequential(nn.Conv2d(16, 16, 1), table, nn.Linear(16, 16), teacher, nn.ReLU())
+
+    left = model()
+    before = copy.deepcopy(left[1].weight)
+    report = fst.convert(left, "srste", layers=layers)
+    assert "1" in report.skipped and "3" in report.skipped and not {"1", "3"} & {*report.converted}
+    if layers != "linear":
+        assert report.skipped["1"] == "the weight needs no gradient; include the layer to prune it"
+    assert torch.equal(fst.fold(left)[1].weight, before)
+    asked = model()
+    assert set(fst.convert(asked, "srste", include="*").converted) == {"0", "1", "2", "3"}
+    with pytest.raises(ValueError, match="1  .*the weight needs no gradient"):
+        fst.convert(nn.Sequential(nn.ReLU(), model()[1]), "srste")
 
 
 @pytest.mark.parametrize("strategy", ["nope", None, 3])

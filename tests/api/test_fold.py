@@ -114,8 +114,8 @@ def test_a_fold_with_tied_biases_keeps_the_tie():
 
 def test_fold_of_frozen_tied_weights():
     net = _tied(*(nn.Linear(8, 8) for _ in range(2)))
-    net[0].weight.requires_grad_(False)
     fst.convert(net, "srste", layers="linear")
+    net[0].weight.requires_grad_(False)
     folded = fst.fold(net)
     assert folded[0].weight is folded[1].weight and not folded[0].weight.requires_grad
     assert torch.equal(folded[0].weight, net[0].effective_weight())

@@ -25,7 +25,7 @@ def detector(blocks: int) -> nn.Module:
 
 
 def test_a_long_report_is_summed_up_by_module():
-    text = str(fst.convert(detector(LONG).double(), "fst"))  # float64: no kernel skips zeros
+    text = str(fst.convert(detector(LONG).double(), "fst", include=nn.Conv2d))  # float64: no kernel skips zeros
     lines = text.splitlines()
     assert f"{LONG + 2} converted, 1 skipped" in lines[0]
     cells = [line.split() for line in lines]
@@ -109,7 +109,7 @@ def test_with_an_example_no_gradient_of_the_images_is_promised(monkeypatch):
 
 
 def test_a_short_report_names_every_layer():
-    report = fst.convert(detector(5), "sdgp")
+    report = fst.convert(detector(5), "sdgp", include=nn.Conv2d)
     text = str(report)
     assert "module" not in text
     assert all(f"\nbackbone.{i}" in text for i in range(5))
@@ -171,7 +171,7 @@ def test_tables_in_markdown():
 def test_a_frozen_weight_is_pruned_in_each_call_and_never_decays(strategy, monkeypatch):
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
     model[0].requires_grad_(False)
-    fst.convert(model, strategy)
+    fst.convert(model, strategy, include="*")
     calls: list[int] = []
     convolve_pruned = modules.convolve_pruned
 

@@ -29,8 +29,8 @@ def test_resume_is_bit_exact(row, frozen):
 
     def build():
         net = small_net()
-        net[2].weight.requires_grad_(not frozen)
         fst.convert(net, row.build(**overrides))
+        net[2].weight.requires_grad_(not frozen)
         optimizer = optimizer_for(net, lr=0.05, momentum=0.9)
         attach(net, optimizer)
         fst.seed_random_rules(net, 5)

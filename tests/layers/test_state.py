@@ -135,8 +135,8 @@ def test_a_copy_of_a_parametrized_layer_is_a_layer_of_its_own():
 def test_a_frozen_layer_may_be_called_without_end(monkeypatch):
     monkeypatch.setattr(checks, "MOST_CALLS", 3)
     net = small_net()
-    net[0].requires_grad_(False)
     fst.convert(net, "resprop")
+    net[0].requires_grad_(False)
     train(net, optimizer_for(net, 0.1), range(5))
     assert net[2].state.step == 5
     with pytest.raises(RuntimeError, match="'2' was called 3 times"):

@@ -27,6 +27,3 @@ param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, by_epoch=False, begin=0, end=500),
     dict(type="MultiStepLR", milestones=[16, 22], gamma=0.1),
 ]
-
-# The stem and the first stage are frozen: see faster-rcnn_r50_fpn_voc0712.py.
-sparsity = dict(exclude=["backbone.conv1", "backbone.layer1"])

@@ -5,7 +5,3 @@ _base_ = "mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py"
 bad_annotations = "skip"  # COCO 2017 itself has boxes without area
 visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))
-
-# The stem and the first stage are frozen (frozen_stages=1): pruned, their pretrained dense weights
-# could never adapt. With a backbone that was trained 2:4 set exclude=None: fully sparse.
-sparsity = dict(exclude=["backbone.conv1", "backbone.layer1"])

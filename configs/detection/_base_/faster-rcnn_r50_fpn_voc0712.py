@@ -4,7 +4,3 @@ _base_ = "mmdet::pascal_voc/faster-rcnn_r50_fpn_1x_voc0712.py"
 
 visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))
-
-# The stem and the first stage are frozen (frozen_stages=1): pruned, their pretrained dense weights
-# could never adapt. With a backbone that was trained 2:4 set exclude=None: fully sparse.
-sparsity = dict(exclude=["backbone.conv1", "backbone.layer1"])

@@ -182,8 +182,8 @@ def test_a_shared_layer_counts_each_call_with_its_own_map():
 
 def test_what_autograd_skips_costs_nothing():
     model = nn.ModuleDict({name: nn.Conv2d(4, 4, 1) for name in ("frozen", "used", "lost", "idle")})
-    model["frozen"].requires_grad_(False)
     fst.convert(model, "fst")
+    model["frozen"].requires_grad_(False)
 
     def run() -> None:
         features = model["used"](model["frozen"](torch.randn(1, 4, 2, 2)))

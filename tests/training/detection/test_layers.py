@@ -19,7 +19,7 @@ DECAY = 0.5
 
 def backbone(strategy, **options):
     model = ResNet(18, base_channels=8, frozen_stages=1, norm_eval=True, **options)
-    fst.convert(model, strategy)
+    fst.convert(model, strategy, include="*")
     model.train()  # returns nothing
     return model
 
