@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib
+import pkgutil
 import signal
 import sys
 import warnings
@@ -29,59 +29,45 @@ from fst.cli.options.paths import check_out, check_read
 
 
 class Command(NamedTuple):
-    """A subcommand: the function that takes arguments and returns a status; its command line."""
+    """A subcommand: "module:function" that takes arguments, a line about it, its command line."""
 
-    module: str
-    function: str
+    run: str
     summary: str
     parser: Callable[[], argparse.ArgumentParser]
 
 
-ENGINE = "fst.training.engine"
+ENGINE, LAB = "fst.training.engine", "fst.lab"
 COMMANDS = {
-    "train": Command(f"{ENGINE}.cli", "train", "train the model of a config", training.train),
-    "test": Command(f"{ENGINE}.cli", "test", "evaluate a checkpoint", training.test),
-    "fold": Command(f"{ENGINE}.cli", "fold", "write a checkpoint's pruned weights", training.fold),
+    "train": Command(f"{ENGINE}.cli:train", "train the model of a config", training.train),
+    "test": Command(f"{ENGINE}.cli:test", "evaluate a checkpoint", training.test),
+    "fold": Command(f"{ENGINE}.cli:fold", "write a checkpoint's pruned weights", training.fold),
     "verify": Command(
-        "fst.cli.checks", "verify", "check the N:M pattern of a file's weights", library.verify
+        "fst.cli.checks:verify", "check the N:M pattern of a file's weights", library.verify
     ),
     "export": Command(
-        f"{ENGINE}.export",
-        "main",
-        "write ONNX, .pt2 or .safetensors, checked",
-        training.export,
+        f"{ENGINE}.export:main", "write ONNX, .pt2 or .safetensors, checked", training.export
     ),
     "pack": Command(
-        f"{ENGINE}.pack", "main", "make a model faster on this CPU by its zeros", training.pack
+        f"{ENGINE}.pack:main", "make a model faster on this CPU by its zeros", training.pack
     ),
-    "ablate": Command(
-        "fst.lab.ablation.cli", "main", "train a grid of settings and seeds", lab.ablate
-    ),
+    "ablate": Command(f"{LAB}.ablation.cli:main", "train a grid of settings and seeds", lab.ablate),
     "analyze": Command(
-        "fst.lab.analysis.cli", "main", "multiply-adds of a training step", analyze.parser
+        f"{LAB}.analysis.cli:main", "multiply-adds of a training step", analyze.parser
     ),
     "report": Command(
-        "fst.lab.reporting.cli", "main", "one HTML page of runs and analyses", lab.report
+        f"{LAB}.reporting.cli:main", "one HTML page of runs and analyses", lab.report
     ),
-    "bench": Command(
-        "fst.lab.benchmark.cli", "main", "time layers, steps and inference", lab.bench
-    ),
+    "bench": Command(f"{LAB}.benchmark.cli:main", "time layers, steps and inference", lab.bench),
     "demo": Command(
-        "fst.lab.demo",
-        "main",
-        "dense against sparse on cluttered digits, minutes",
-        lab.demo,
+        f"{LAB}.demo:main", "dense against sparse on cluttered digits, minutes", lab.demo
     ),
     "configs": Command(
-        f"{ENGINE}.cli_configs",
-        "main",
-        "list, show or copy the package's configs",
-        training.configs,
+        f"{ENGINE}.cli_configs:main", "list, show or copy the package's configs", training.configs
     ),
     "strategies": Command(
-        "fst.cli.checks", "strategies", "list the strategies and their papers", library.strategies
+        "fst.cli.checks:strategies", "list the strategies and their papers", library.strategies
     ),
-    "env": Command("fst.cli.environment", "main", "versions, devices, backends", library.env),
+    "env": Command("fst.cli.environment:main", "versions, devices, backends", library.env),
 }
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
@@ -124,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in ("fold", "export", "pack"):
             check_out(given.out, given.checkpoint)
         with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
-            module = importlib.import_module(command.module)
-        return getattr(module, command.function)(given)
+            run = pkgutil.resolve_name(command.run)
+        return run(given)
 
 
 @contextmanager

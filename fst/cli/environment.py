@@ -97,8 +97,6 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         found["instruction set"] = torch.backends.cpu.get_cpu_capability()
     found["C++ kernels"] = cpp.missing() or "built"
     found |= {"threads": torch.get_num_threads(), **versions()}
-    if revision := commit():
-        found["commit"] = revision
     found["autotuner"] = "off" if choice.is_off() else "on"
     if forced := os.environ.get("FST_BACKENDS"):
         found["FST_BACKENDS"] = forced

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, positive
-from fst.cli.options.parsing import Size, add_cfg_options
+from fst.cli.options.parsing import SIZE, add_cfg_options
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:
@@ -33,10 +33,7 @@ def _macs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size",
-        type=positive,
-        nargs="+",
-        action=Size,
-        metavar=("HEIGHT", "WIDTH"),
+        **SIZE,
         help="of the images, one number for squares (default: 224 with --model; a detector's own)",
     )
     parser.add_argument("--batch-size", type=positive, default=1, help="images (default: 1)")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import positive
-from fst.cli.options.parsing import DTYPES, Size, add_cfg_options, command
+from fst.cli.options.parsing import DTYPES, SIZE, add_cfg_options, command
 
 MEASURES = ("layers", "steps", "memory", "compiled")
 BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
@@ -34,147 +34,91 @@ def ablate() -> argparse.ArgumentParser:
         "Train a grid of settings and seeds, and compare them with published numbers. "
         "The same command goes on where an earlier one stopped.",
     )
-    parser.add_argument(
-        "grid", type=Path, help="grid file, or a packaged one: fst::configs/ablation/..."
-    )
-    parser.add_argument(
-        "--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)"
-    )
-    parser.add_argument("--jobs", type=positive, default=1, help="runs at once (default: 1)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
-    parser.add_argument("--epochs", type=positive, help="per run, instead of the config's")
-    parser.add_argument("--only", nargs="+", metavar="SETTING", help="only these settings")
+    add = parser.add_argument
+    add("grid", type=Path, help="grid file, or a packaged one: fst::configs/ablation/...")
+    add("--work-dir", type=Path, help="folder (default: work_dirs/ablation/<grid name>)")
+    add("--jobs", type=positive, default=1, help="runs at once (default: 1)")
+    add("--seeds", type=int, nargs="+", help="instead of the grid's")
+    add("--epochs", type=positive, help="per run, instead of the config's")
+    add("--only", nargs="+", metavar="SETTING", help="only these settings")
     add_cfg_options(parser, "changes to the configs of all settings")
-    parser.add_argument(
-        "--rerun",
-        action="store_true",
-        help="train runs again whose config has changed since (the old folders are renamed)",
+    changed = "train runs again whose config has changed since (the old folders are renamed)"
+    add("--rerun", action="store_true", help=changed)
+    add("--dry-run", action="store_true", help="check and list the runs")
+    before = (
+        "write the results of what was run before: of the last command's epochs and options, "
+        "and of every seed, where this one gives none"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check and list the runs")
-    parser.add_argument(
-        "--report-only",
-        action="store_true",
-        help="write the results of what was run before: of the last command's epochs and options, "
-        "and of every seed, where this one gives none",
-    )
+    add("--report-only", action="store_true", help=before)
     return parser
 
 
 def bench() -> argparse.ArgumentParser:
     """`fst bench`."""
-    made = command("bench", BENCH)
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = made.add_argument
-    add(
-        "--model",
-        default="resnet18",
-        metavar="NAME",
-        help="a classifier of torchvision, [timm:|fst:]NAME, or a training config, PATH.py or "
-        "fst::configs/... (resnet18)",
+    parser = command("bench", BENCH)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    model = (
+        "a classifier of torchvision, [timm:|fst:]NAME, or a training config, PATH.py or "
+        "fst::configs/... (resnet18)"
     )
-    add(
-        "--layers",
-        choices=("conv", "linear", "all"),
-        help="which layers of a named --model are sparse and timed (conv; a config says it itself)",
+    add("--model", default="resnet18", metavar="NAME", help=model)
+    layers = "which layers of a named --model are sparse and timed (conv; a config says it itself)"
+    add("--layers", choices=("conv", "linear", "all"), help=layers)
+    infer = (
+        "instead: inference of this model (as --model) on a CPU: torch, torch.compile with "
+        "freezing, ONNX Runtime, OpenVINO, and packed models at 2:4 and 1:4"
     )
-    add(
-        "--infer",
-        metavar="NAME",
-        help="instead: inference of this model (as --model) on a CPU: torch, torch.compile with "
-        "freezing, ONNX Runtime, OpenVINO, and packed models at 2:4 and 1:4",
+    add("--infer", metavar="NAME", help=infer)
+    batch = "batch size; several for --infer (8)"
+    add("--batch", type=positive, nargs="+", default=[8], metavar="N", help=batch)
+    size = "of the images; one number for squares (224; detectors: as the config resizes)"
+    add("--size", **SIZE, help=size)
+    strategies = (
+        "strategies to compare, with options or without, such as sampled,keep=0.25 "
+        f"({' '.join(BENCHED)})"
     )
-    add(
-        "--batch",
-        type=positive,
-        nargs="+",
-        default=[8],
-        metavar="N",
-        help="batch size; several for --infer (8)",
-    )
-    add(
-        "--size",
-        type=positive,
-        nargs="+",
-        action=Size,
-        metavar=("HEIGHT", "WIDTH"),
-        help="of the images; one number for squares (224; detectors: as the config resizes)",
-    )
-    add(
-        "--strategies",
-        nargs="+",
-        default=BENCHED,
-        metavar="NAME",
-        help="strategies to compare, with options or without, such as sampled,keep=0.25 "
-        f"({' '.join(BENCHED)})",
-    )
+    add("--strategies", nargs="+", default=BENCHED, metavar="NAME", help=strategies)
     add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
-    add(
-        "--measure",
-        nargs="+",
-        choices=MEASURES,
-        default=["steps", "memory"],
-        metavar="WHAT",
-        help=f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
-        "memory; steps with torch.compile too (steps memory)",
+    measure = (
+        f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
+        "memory; steps with torch.compile too (steps memory)"
     )
-    add(
-        "--force-backends",
-        default="",
-        metavar="OPERATION=BACKEND,...",
-        help="the step of each strategy also with these backends, where they can compute",
+    usual = ["steps", "memory"]
+    add("--measure", nargs="+", choices=MEASURES, default=usual, metavar="WHAT", help=measure)
+    forced = "the step of each strategy also with these backends, where they can compute"
+    add("--force-backends", default="", metavar="OPERATION=BACKEND,...", help=forced)
+    repeats = (
+        f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
+        f"fit into {STEP_SECONDS:.0f} seconds)"
     )
-    add(
-        "--repeats",
-        type=positive,
-        help=f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
-        f"fit into {STEP_SECONDS:.0f} seconds)",
+    add("--repeats", type=positive, help=repeats)
+    threads = "CPU threads; several for --infer (torch's default)"
+    add("--threads", type=positive, nargs="+", metavar="N", help=threads)
+    processor = (
+        "on a CPU: what the process spends on its processors, not wall-clock time; with "
+        "--threads 1, for a machine that others use at the same time"
     )
-    add(
-        "--threads",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="CPU threads; several for --infer (torch's default)",
-    )
-    add(
-        "--processor-time",
-        action="store_true",
-        help="on a CPU: what the process spends on its processors, not wall-clock time; with "
-        "--threads 1, for a machine that others use at the same time",
-    )
-    add(
-        "--out",
-        type=Path,
-        default=Path("benchmarks/out/benchmark"),
-        help="files to write, without their ending (benchmarks/out/benchmark)",
-    )
-    return made
+    add("--processor-time", action="store_true", help=processor)
+    out, written = Path("benchmarks/out/benchmark"), "files to write, without their ending"
+    add("--out", type=Path, default=out, help=f"{written} ({out})")
+    return parser
 
 
 def demo() -> argparse.ArgumentParser:
     """`fst demo`."""
-    parser = command(
-        "demo",
-        "Train dense and sparse networks on cluttered digits and compare them.",
-    )
-    parser.add_argument(
-        "--strategies",
-        nargs="+",
-        default=DEMONSTRATED,
-        metavar="NAME",
-        help=f"what to compare (default: {' '.join(DEMONSTRATED)})",
-    )
-    parser.add_argument("--epochs", type=positive, default=6, help="per run (default: 6)")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)"
-    )
-    parser.add_argument(
-        "--threads", type=positive, default=1, help="of PyTorch (default: 1, robust on busy cores)"
-    )
-    parser.add_argument("--repeats", type=positive, default=10, help="timings (default: 10)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("work_dirs/demo"), help="folder (default: work_dirs/demo)"
-    )
+    text = "Train dense and sparse networks on cluttered digits and compare them."
+    parser = command("demo", text)
+    add = parser.add_argument
+    compared = f"what to compare (default: {' '.join(DEMONSTRATED)})"
+    add("--strategies", nargs="+", default=DEMONSTRATED, metavar="NAME", help=compared)
+    add("--epochs", type=positive, default=6, help="per run (default: 6)")
+    add("--seeds", type=int, nargs="+", default=[0, 1], help="a run each (default: 0 1)")
+    threads = "of PyTorch (default: 1, robust on busy cores)"
+    add("--threads", type=positive, default=1, help=threads)
+    add("--repeats", type=positive, default=10, help="timings (default: 10)")
+    out = Path("work_dirs/demo")
+    add("--out", type=Path, default=out, help=f"folder (default: {out})")
     return parser
 
 

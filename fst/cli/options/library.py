@@ -14,30 +14,20 @@ def verify() -> argparse.ArgumentParser:
         "Check that the weights of a checkpoint obey an N:M pattern, and say "
         "which share of the model that is (exit status: 0 yes, 1 no, 2 error).",
     )
-    parser.add_argument(
-        "checkpoint", help="folded checkpoint, any state_dict, .safetensors, .onnx or .pt2"
+    add = parser.add_argument
+    add("checkpoint", help="folded checkpoint, any state_dict, .safetensors, .onnx or .pt2")
+    kept = "weights kept per group (default, without --m too: as the file says, else 2)"
+    add("--n", type=int, help=kept)
+    add("--m", type=int, help="group size (default, without --n too: as the file says, else 4)")
+    order = "where groups run (default: as the file says, else channel)"
+    add("--group-order", choices=("channel", "im2col"), help=order)
+    add("--include", nargs="+", metavar="PATTERN", help="only these layers")
+    add("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
+    least = (
+        "least share (0 to 1) of all convolutions' and linear layers' weights in full N:M "
+        "groups (default: 0)"
     )
-    parser.add_argument(
-        "--n",
-        type=int,
-        help="weights kept per group (default, without --m too: as the file says, else 2)",
-    )
-    parser.add_argument("--m", type=int, help="group size (likewise, else 4)")
-    parser.add_argument(
-        "--group-order",
-        choices=("channel", "im2col"),
-        help="where groups run (default: as the file says, else channel)",
-    )
-    parser.add_argument("--include", nargs="+", metavar="PATTERN", help="only these layers")
-    parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help="not these layers")
-    parser.add_argument(
-        "--min-coverage",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="least share (0 to 1) of all convolutions' and linear layers' weights in full N:M "
-        "groups (default: 0)",
-    )
+    add("--min-coverage", type=float, default=0.0, metavar="SHARE", help=least)
     return parser
 
 

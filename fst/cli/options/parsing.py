@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fst.basics.arguments import add_traceback
+from fst.basics.arguments import add_traceback, positive
 
 Line = argparse.Namespace
 Command = Callable[..., int]
@@ -50,6 +50,14 @@ class Size(argparse.Action):
         if len(values) > 2:
             parser.error(f"argument {option_string}: {values} is not one number or two")
         setattr(namespace, self.dest, (values[0], values[-1]))
+
+
+SIZE: dict[str, Any] = {
+    "type": positive,
+    "nargs": "+",
+    "action": Size,
+    "metavar": ("HEIGHT", "WIDTH"),
+}  # of images
 
 
 class OptionAction(argparse.Action):

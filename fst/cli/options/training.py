@@ -6,115 +6,86 @@ import argparse
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, positive
-from fst.cli.options.parsing import Size, add_cfg_options, command
+from fst.cli.options.parsing import SIZE, add_cfg_options, command
 
 NEWEST = ""  # of --resume: the checkpoint of the work dir
+CONFIG = "config (.py, .json or .yaml), or one of the package: fst::configs/..."
+CHECKPOINT = "training checkpoint, or file written by `fst fold`"
+CHANGES = (
+    "changes to the config, such as train_dataloader.batch_size=8 optim_wrapper.optimizer.lr=0.1 "
+    "'model.data_preprocessor.mean=[0,0,0]'"
+)
 
 
 def train() -> argparse.ArgumentParser:
     """`fst train`."""
-    parser = command("train", "Train a model, sparsely if the config says so.")
-    _run_options(parser)
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=NEWEST,
-        metavar="PATH",
-        help="continue from a checkpoint; without PATH from the newest in the work dir; 'auto': "
-        "likewise, but start if there is none",
+    parser = _run("train", "Train a model, sparsely if the config says so.")
+    add = parser.add_argument
+    again = (
+        "continue from a checkpoint; without PATH from the newest in the work dir; 'auto': the "
+        "same, but start if there is none"
     )
-    parser.add_argument(
-        "--epochs", type=positive, help="length of the training and of its schedules"
-    )
-    parser.add_argument(
-        "--skip-broken",
-        action="store_true",
-        help="leave out images in folders that cannot be read, or are there in part; count them",
-    )
-    parser.add_argument(
-        "--amp",
-        action="store_true",
-        help="mixed precision, bfloat16 unless the config says float16",
-    )
+    add("--resume", nargs="?", const=NEWEST, metavar="PATH", help=again)
+    add("--epochs", type=positive, help="length of the training and of its schedules")
+    broken = "skip images in folders that cannot be read, or are there in part; count them"
+    add("--skip-broken", action="store_true", help=broken)
+    mixed = "mixed precision, bfloat16 unless the config says float16"
+    add("--amp", action="store_true", help=mixed)
     return parser
 
 
 def test() -> argparse.ArgumentParser:
     """`fst test`."""
-    parser = command("test", "Evaluate a checkpoint on the config's test data.")
-    _run_options(parser)
-    parser.add_argument("checkpoint", help="training checkpoint, or file written by `fst fold`")
-    parser.add_argument(
-        "--show-dir",
-        metavar="DIR",
-        help="draw the test images into DIR: on the left the annotated boxes, on the right what a "
-        "detector finds",
+    parser = _run("test", "Evaluate a checkpoint on the config's test data.")
+    add = parser.add_argument
+    add("checkpoint", help=CHECKPOINT)
+    drawn = (
+        "draw the test images into DIR: on the left the annotated boxes, on the right what a "
+        "detector finds"
     )
-    parser.add_argument(
-        "--show-score-thr",
-        type=float,
-        metavar="SCORE",
-        help="draw detections from this score on (default: 0.3)",
-    )
+    add("--show-dir", metavar="DIR", help=drawn)
+    least = "draw detections from this score on (default: 0.3)"
+    add("--show-score-thr", type=float, metavar="SCORE", help=least)
     return parser
 
 
 def fold() -> argparse.ArgumentParser:
     """`fst fold`."""
-    parser = command(
-        "fold",
+    text = (
         "Write the pruned weights of a training checkpoint as a plain state_dict, "
-        "which the unconverted model of timm, torchvision, fst.models or mmdet loads.",
+        "which the unconverted model of timm, torchvision, fst.models or mmdet loads."
     )
-    _trained_options(parser, "training checkpoint", "file to write")
-    return parser
+    return _trained("fold", text, "training checkpoint", "file to write")
 
 
 def export() -> argparse.ArgumentParser:
     """`fst export`."""
-    parser = command(
-        "export",
+    text = (
         "Write the folded model of a checkpoint as ONNX, torch.export or safetensors, "
         "read it back and check it. A classifier's file takes normalised images and gives logits; "
-        "a detector's gives what its head computes, before boxes are decoded and chosen.",
+        "a detector's gives what its head computes, before boxes are decoded and chosen."
     )
-    checkpoint = "training checkpoint, or file written by `fst fold`"
-    _trained_options(parser, checkpoint, "file to write: .onnx, .pt2 or .safetensors")
-    parser.add_argument(
-        "--size",
-        type=positive,
-        nargs="+",
-        action=Size,
-        metavar=("HEIGHT", "WIDTH"),
-        help="of the images, one number for squares; needed for .onnx and .pt2",
-    )
-    parser.add_argument(
-        "--fixed-batch", type=positive, metavar="N", help="the file takes N images, not any number"
-    )
+    parser = _trained("export", text, CHECKPOINT, "file to write: .onnx, .pt2 or .safetensors")
+    add = parser.add_argument
+    size = "of the images, one number for squares; needed for .onnx and .pt2"
+    add("--size", **SIZE, help=size)
+    fixed = "the file takes N images, not any number"
+    add("--fixed-batch", type=positive, metavar="N", help=fixed)
     return parser
 
 
 def pack() -> argparse.ArgumentParser:
     """`fst pack`."""
-    parser = command(
-        "pack",
+    text = (
         "Pack the folded model of a checkpoint for inference on this CPU: each layer runs by the "
-        "library or by the zeros of its weight, whichever is faster here. Prints both times.",
+        "library or by the zeros of its weight, whichever is faster here. Prints both times."
     )
-    checkpoint = "training checkpoint, or file written by `fst fold`"
     written = "file to write: .pt (for torch.load, weights_only=False) or .pt2 (torch.export)"
-    _trained_options(parser, checkpoint, written)
-    parser.add_argument(
-        "--size",
-        type=positive,
-        nargs="+",
-        action=Size,
-        required=True,
-        metavar=("HEIGHT", "WIDTH"),
-        help="of the images, one number for squares",
-    )
-    parser.add_argument("--batch", type=positive, default=1, help="images that it is timed on (1)")
-    parser.add_argument("--threads", type=positive, help="CPU threads (torch's default)")
+    parser = _trained("pack", text, CHECKPOINT, written)
+    add = parser.add_argument
+    add("--size", **SIZE, required=True, help="of the images, one number for squares")
+    add("--batch", type=positive, default=1, help="images that it is timed on (1)")
+    add("--threads", type=positive, help="CPU threads (torch's default)")
     return parser
 
 
@@ -131,7 +102,7 @@ def configs() -> argparse.ArgumentParser:
     showing = actions.add_parser(
         "show", help="print one, or a config of your own, with all that it inherits"
     )
-    showing.add_argument("config", help="config (.py, .json or .yaml), or fst::configs/...")
+    showing.add_argument("config", help=CONFIG)
     add_cfg_options(showing)
     copying = actions.add_parser("copy", help="copy all of them, to change them")
     copying.add_argument("folder", type=Path, help="folder to make")
@@ -140,31 +111,26 @@ def configs() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config", help="config (.py, .json or .yaml), or one of the package: fst::configs/..."
-    )
-    parser.add_argument(
-        "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
-    )
-    parser.add_argument(
+def _run(name: str, description: str) -> argparse.ArgumentParser:
+    parser = command(name, description)
+    add = parser.add_argument
+    add("config", help=CONFIG)
+    add("--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)")
+    add(
         "--launcher",
         choices=("none", "pytorch"),
         default="none",
         help="'pytorch' if started by torchrun (default: none)",
     )
-    parser.add_argument(
-        "--seed", type=int, help="seed of everything random (default: the config's)"
-    )
-    add_cfg_options(
-        parser,
-        "changes to the config, such as train_dataloader.batch_size=8 "
-        "optim_wrapper.optimizer.lr=0.1 'model.data_preprocessor.mean=[0,0,0]'",
-    )
+    add("--seed", type=int, help="seed of everything random (default: the config's)")
+    add_cfg_options(parser, CHANGES)
+    return parser
 
 
-def _trained_options(parser: argparse.ArgumentParser, checkpoint: str, out: str) -> None:
+def _trained(name: str, description: str, checkpoint: str, out: str) -> argparse.ArgumentParser:
+    parser = command(name, description)
     parser.add_argument("config", help="config that the checkpoint was trained with")
     parser.add_argument("checkpoint", help=checkpoint)
     parser.add_argument("out", help=out)
     add_cfg_options(parser)
+    return parser
