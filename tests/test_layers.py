@@ -24,10 +24,10 @@ FLOORS = (
     ("strategies", "inference"),
     ("api",),
     ("",),  # fst/__init__.py
-    ("baselines", "cli"),
+    ("cli",),
     ("integrations",),
     ("training",),
-    ("lab",),
+    ("baselines", "lab"),
     ("__main__",),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

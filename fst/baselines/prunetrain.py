@@ -21,7 +21,7 @@ only: DistributedDataParallel cannot exchange Parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from fst.baselines.channel_removal import (
     Place,
     channel_groups,
     channel_maxima,
+    fit_channels,
     remove_channels,
     weights_of,
 )
@@ -59,11 +60,20 @@ class ChannelLasso(fst.Schedule):
     interval: int = 10
     threshold: float = 1e-4
     needs: ClassVar[tuple[str, ...]] = ("steps_per_epoch",)
+    replaces_parameters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("interval", self.interval, 1)
         check_number("ratio", self.ratio, "[0, 1)")
         check_number("threshold", self.threshold, "[0, inf)")
+
+    def fit(
+        self,
+        model: nn.Module,
+        state_dict: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> list[str]:
+        return fit_channels(model, state_dict, optimizer)
 
     def attached(self, layers: Layers, run: Run) -> None:
         refuse_sharded(
@@ -172,11 +182,6 @@ class TracedChannels:
     def forget(self) -> None:
         """The model has changed: trace it anew."""
         self._groups = None
-
-
-def removes_channels(strategy: fst.Strategy) -> bool:
-    """True if the model gets smaller in training; Parameters are then replaced."""
-    return isinstance(strategy.schedule, ChannelLasso)
 
 
 @fst.register_strategy("prunetrain")

@@ -16,7 +16,6 @@ with extra_named():
 import fst
 from fst.api.attach import Attachment
 from fst.api.convert import Selector
-from fst.baselines.prunetrain import removes_channels
 from fst.basics.values import check_integer
 from fst.layers.step import held_by
 
@@ -54,7 +53,7 @@ class SparsityCallback(pl.Callback):
     ) -> None:
         check_integer("log_every", log_every, 0)
         self.strategy = fst.get_strategy(strategy, **overrides)
-        if removes_channels(self.strategy):
+        if self.strategy.replaces_parameters:
             raise ValueError(
                 f"strategy {self.strategy.name!r} replaces Parameters, which Lightning's "
                 "optimizers and wrappers cannot follow."

@@ -165,10 +165,12 @@ class Schedule:
     Attributes:
         needs: the arguments of `fst.attach` that the schedule requires.
         needs_trained_model: whether it makes sense only for a model that has been trained dense.
+        replaces_parameters: whether Parameters get new, smaller ones in training.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     needs_trained_model: ClassVar[bool] = False
+    replaces_parameters: ClassVar[bool] = False
 
     def acting(self, strategy: Any, phase: Any) -> Any:
         """Return the strategy that acts in ``phase``, which `PrunedLayer.enter` left in the state.
@@ -184,6 +186,19 @@ class Schedule:
         or "kept_mask". States that lack one are refused.
         """
         return ()
+
+    def fit(
+        self,
+        model: nn.Module,
+        state_dict: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> list[str]:
+        """Give ``model`` the shapes of ``state_dict``, which is loaded next; in place.
+
+        Returns:
+            Names of the layers that changed: none, unless the schedule replaces Parameters.
+        """
+        return []
 
     def attached(self, layers: Layers, run: Run) -> None:
         """At the end of `fst.attach`: refuse now what cannot work, register hooks."""

@@ -197,6 +197,11 @@ class Strategy:
         interval = self.output.keeps_mask_for if self.output else 1
         return interval > 1 or self.schedule is not None
 
+    @property
+    def replaces_parameters(self) -> bool:
+        """True if the model gets smaller in training, with new Parameters."""
+        return self.schedule is not None and self.schedule.replaces_parameters
+
     @cached_property
     def is_random(self) -> bool:
         """True if any rule draws random numbers."""

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 import fst
-from fst.baselines.prunetrain import removes_channels
 from fst.integrations.distributed_checkpoint import SparsityState
 from fst.rules.strategy import Strategy
 from tests.digests import ROWS as ALL_ROWS
@@ -166,7 +165,7 @@ def _against_ddp(row: str) -> Case:
 
 
 CASES.update({n: _strategies(n) for n, what in TABLE.items() if what != REFUSED})
-MORE.update({row: _against_ddp(row) for row in ROWS if not removes_channels(ROWS[row]())})
+MORE.update({row: _against_ddp(row) for row in ROWS if not ROWS[row]().replaces_parameters})
 
 # ------------------------------------------------------------------ options of fully_shard
 

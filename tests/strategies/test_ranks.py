@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import fst
-from fst.baselines.prunetrain import removes_channels
 from tests import two_ranks
 from tests.digests import EVENTFUL, PLANNED, digest
 from tests.strategy_settings import DEFAULTS, SETTINGS
@@ -59,7 +58,7 @@ def _all_rows(rank: int) -> None:
     differing = []
     for row, build in ROWS.items():
         strategy = build()
-        if removes_channels(strategy):
+        if strategy.replaces_parameters:
             with pytest.raises(ValueError, match="'prunetrain' replaces Parameters"):
                 _trained(rank, strategy)
             continue

@@ -8,8 +8,6 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 
 import fst
-from fst.baselines.channel_removal import fit_channels
-from fst.baselines.prunetrain import removes_channels
 from fst.files.checkpoint import load_checkpoint_safely, state_dict_of
 from fst.files.records import give_records, records_in
 from fst.training.engine.checkpoint import check_sparsity
@@ -50,8 +48,8 @@ def load_weights(
     state_dict = state_dict_of(checkpoint, path)
     if hasattr(model, "adopted"):
         state_dict = model.adopted(state_dict)
-    if strategy is not None and removes_channels(strategy):
-        fit_channels(model, state_dict)
+    if strategy is not None and strategy.schedule is not None:
+        strategy.schedule.fit(model, state_dict)
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:

@@ -20,8 +20,6 @@ from fst.api.attach import Attachment
 from fst.api.convert import check_layers, check_patterns
 from fst.api.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.api.report import modes
-from fst.baselines.channel_removal import fit_channels
-from fst.baselines.prunetrain import removes_channels
 from fst.basics.errors import UsageError
 from fst.basics.values import check_integer, one_of
 from fst.files.checkpoint import state_dict_of
@@ -114,7 +112,7 @@ class SparsityHook(Hook):
         if "FullyShardedDataParallel" in type(runner.model).__name__:
             raise ValueError("FSDP is not supported in MMEngine's runner; use DDP.")
         wrappers = built_wrappers(runner.optim_wrapper)
-        if removes_channels(self.strategy):
+        if self.strategy.replaces_parameters:
             self._check_parameters_may_change(runner)
         if self._attached or not wrappers:  # no training, or a run after it, such as a test
             return
@@ -200,9 +198,10 @@ class SparsityHook(Hook):
             runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
         else:
             self._convert(runner)
-        if removes_channels(self.strategy):
+        if self.strategy.replaces_parameters:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
-            changed = fit_channels(runner.model, checkpoint["state_dict"], *optimizers)
+            weights = checkpoint["state_dict"]
+            changed = self.strategy.schedule.fit(runner.model, weights, *optimizers)
             runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
         if state is not None:
             of_ranks = checkpoint.get("sparsity_of_ranks", ())
@@ -311,7 +310,7 @@ class SparsityHook(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         """Say how large the model is, if channels may have been removed."""
-        if removes_channels(self.strategy):
+        if self.strategy.replaces_parameters:
             layers = ", ".join(
                 f"{name} {'x'.join(map(str, layer.weight.shape))}"
                 for name, layer in self._layers.items()
