@@ -25,7 +25,9 @@ def detector(blocks: int) -> nn.Module:
 
 
 def test_a_long_report_is_summed_up_by_module():
-    text = str(fst.convert(detector(LONG).double(), "fst", include=nn.Conv2d))  # float64: no kernel skips zeros
+    text = str(
+        fst.convert(detector(LONG).double(), "fst", include=nn.Conv2d)
+    )  # float64: no kernel skips zeros
     lines = text.splitlines()
     assert f"{LONG + 2} converted, 1 skipped" in lines[0]
     cells = [line.split() for line in lines]
