@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fst.api.state import load_sparsity_state as load_sparsity_state
     from fst.api.state import seed_random_rules as seed_random_rules
     from fst.api.state import sparsity_state as sparsity_state
+    from fst.api.unconvert import unconvert as unconvert
     from fst.api.verify import verify as verify
     from fst.layers.frozen import frozen as frozen
     from fst.layers.modules import sparse_layers as sparse_layers
@@ -59,6 +60,7 @@ _MODULES = {  # public name -> the module that defines it
     "sparse_layers": "layers.modules",
     "sparse_linear": "api.functional",
     "sparsity_state": "api.state",
+    "unconvert": "api.unconvert",
     "verify": "api.verify",
 }
 __all__ = ["__version__", *_MODULES]

@@ -18,6 +18,7 @@ NAMES = {
         "patterns",
         "permute",
         "attach",
+        "unconvert",
         "frozen",
         "seed_random_rules",
     ),

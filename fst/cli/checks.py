@@ -23,7 +23,7 @@ def _is_training_checkpoint(path: str) -> bool:
     if Path(path).suffix in READERS:
         return False
     checkpoint = load_checkpoint_safely(path)
-    return isinstance(checkpoint, dict) and "sparsity" in checkpoint
+    return isinstance(checkpoint, dict) and bool(checkpoint.get("sparsity"))
 
 
 @takes(library.verify)

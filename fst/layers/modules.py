@@ -65,10 +65,17 @@ class SparseLayer(PrunableWeight):
         """Become `folded_class`, with the values of ``weight``."""
         with torch.no_grad():
             self.weight.copy_(weight)
+        self._become(self.folded_class)
+
+    def restore(self) -> None:
+        """Become `dense_class` again; the weight keeps its values."""
+        self._become(self.dense_class)
+
+    def _become(self, plain: type[nn.Module]) -> None:
         for name in ("strategy", "layer_name", "state", "passing"):
             delattr(self, name)
         _LIVING.pop(self, None)
-        self.__class__ = self.folded_class  # type: ignore[assignment]
+        self.__class__ = plain  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
         """As the dense layer's; by its own code where nothing is pruned and no backend gains."""

@@ -227,7 +227,7 @@ class Runner(mmengine.runner.Runner):
         if hasattr(model, "adopted"):
             checkpoint["state_dict"] = model.adopted(state_dict)
         has_hook = any(isinstance(hook, SparsityHook) for hook in self._hooks)
-        if self._resume and not has_hook and "sparsity" in checkpoint:
+        if self._resume and not has_hook and checkpoint.get("sparsity"):
             raise ValueError(
                 f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
                 f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."

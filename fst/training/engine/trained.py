@@ -25,7 +25,7 @@ def trained_model(config: Config, path: str) -> BaseModel:
     strategy, selection = read_sparsity(config)
     checkpoint = load_checkpoint_safely(path)
     check_sparsity(checkpoint, path, strategy is not None)
-    is_sparse = isinstance(checkpoint, dict) and "sparsity" in checkpoint
+    is_sparse = isinstance(checkpoint, dict) and bool(checkpoint.get("sparsity"))
     model = build_model(config)
     if is_sparse:
         fst.convert(sparse_root(model), strategy, **selection)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
-from fst.training.engine import Classifier, ClutteredDigits
+from fst.training.engine import Classifier, ClutteredDigits, cli
 from fst.training.engine.hooks.monitor import LossMonitorHook
 from fst.training.engine.metrics import Accuracy
 from fst.training.engine.preprocessor import ImagePreprocessor
@@ -243,3 +243,41 @@ def test_true_is_no_number(build):
     """It counts as 1 in Python, and is a slip in a config."""
     with pytest.raises(ValueError, match="=True must be"):
         build()
+
+
+@pytest.mark.parametrize("strategy", ["srste", "tsm"])
+def test_until_ends_in_dense_training_also_after_a_stop(
+    train, train_with_stop, assert_same_state, strategy
+):
+    """Two epochs, dense from the middle of the second one on, or from its begin."""
+    for until in (0.5, 0.7):
+        sparsity = f'dict(strategy="{strategy}", until={until}, log_interval=1)'
+        whole = train(f"whole{until}", sparsity=sparsity)
+        parts = train_with_stop(f"parts{until}", sparsity=sparsity)
+        assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+        first, last = (load_checkpoint_safely(whole / f"epoch_{n}.pth") for n in (1, 2))
+        assert first["sparsity"] and last["sparsity"] == {}
+        assert "dense from here on" in "".join(p.read_text() for p in whole.glob("*/*.log"))
+    free = dict(sparsity=sparsity, extra="param_scheduler = []\n")
+    train("again", **free)
+    again = train("again", "--resume", "--epochs", "3", **free)
+    assert load_checkpoint_safely(again / "epoch_3.pth")["sparsity"] == {}
+    with pytest.raises(ValueError, match="comes from a run without sparsity"):
+        train(f"whole{until}", "--resume", sparsity=f'dict(strategy="{strategy}")')
+
+
+def test_the_dense_end_of_a_training_is_evaluated_as_it_is(train, write_config, capsys):
+    sparsity = 'dict(strategy="srste", until=0.5)'
+    work_dir = train(sparsity=sparsity)
+    path = write_config(sparsity)
+    assert cli.test([path, str(work_dir / "epoch_2.pth"), "--traceback"]) == 0
+    assert "its weights are used as they are" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.fold([path, str(work_dir / "epoch_2.pth"), str(work_dir / "folded.pth")])
+    assert "holds no sparsity state" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("until", [0, 1, 1.5, "half"])
+def test_a_bad_until_is_refused(until, train):
+    with pytest.raises(ValueError, match=f"until={until!r} must be a number"):
+        train(sparsity=f'dict(strategy="srste", until={until!r})')

@@ -21,7 +21,7 @@ from fst.api.convert import check_layers, check_patterns
 from fst.api.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.api.report import modes
 from fst.basics.errors import UsageError
-from fst.basics.values import check_integer, one_of
+from fst.basics.values import check_integer, check_number, one_of
 from fst.files.checkpoint import state_dict_of
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
@@ -63,6 +63,8 @@ class SparsityHook(Hook):
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
         permute: Permute the channels of a classifier first, once it has its weights, so that N:M
             keeps larger ones, see `fst.permute`.
+        until: Share of the iterations after which the model is dense again, as `fst.unconvert`
+            makes it: with 0.7 the last 30 % are dense training. None: never.
         **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
     """
 
@@ -78,12 +80,15 @@ class SparsityHook(Hook):
         log_interval: int = 50,
         from_scratch: str = "warn",
         permute: bool = False,
+        until: float | None = None,
         **overrides: Any,
     ) -> None:
         check_integer("log_interval", log_interval, 1)
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
         one_of("permute", permute, (False, True))
-        self.from_scratch, self.permute = from_scratch, permute
+        if until is not None:
+            check_number("until", until, "(0, 1)")
+        self.from_scratch, self.permute, self.until = from_scratch, permute, until
         self.strategy = fst.get_strategy(strategy, **overrides)
         check_layers(layers, include)
         check_patterns(patterns)
@@ -183,7 +188,7 @@ class SparsityHook(Hook):
             ValueError: the checkpoint is of no sparse run, or none of its weights fits.
         """
         state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
-        if runner._resume and state is None:
+        if runner._resume and (state is None if self.until else not state):
             raise ValueError(
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
                 "run without sparsity. To start from its weights use load_from without resume."
@@ -194,16 +199,18 @@ class SparsityHook(Hook):
             for layer in self._layers.values():
                 layer.passing.has_loaded_state = True  # a new training, which needs no warning
             return
-        if state is None:
-            runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
-        else:
+        if state:
             self._convert(runner)
+        elif runner._resume:
+            self._end(runner)
+        else:
+            runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
         if self.strategy.replaces_parameters:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
             weights = checkpoint["state_dict"]
             changed = self.strategy.schedule.fit(runner.model, weights, *optimizers)
             runner.logger.info(f"{len(changed)} layers take up the checkpoint's fewer channels")
-        if state is not None:
+        if state:
             of_ranks = checkpoint.get("sparsity_of_ranks", ())
             if runner._resume and len(of_ranks) == get_world_size():
                 state = of_ranks[get_rank()]
@@ -233,7 +240,8 @@ class SparsityHook(Hook):
         """
         if self.permute and not runner._resume:
             self._permute(runner)
-        fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
+        if self._layers:
+            fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
 
     def _permute(self, runner: Any) -> None:
         """With two images of the training as the example; ranks take the first one's weights."""
@@ -264,13 +272,21 @@ class SparsityHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Decide whether the next optimizer step is looked at."""
+        if self.until and self._layers and runner.iter >= self.until * runner.max_iters:
+            self._end(runner)
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
         self._is_logged = is_logged(runner, batch_idx)
+
+    def _end(self, runner: Any) -> None:
+        """Train on as a dense model."""
+        fst.unconvert(self.root(runner))
+        self._layers = {}
+        runner.logger.info(f"until={self.until}: the layers are dense from here on")
 
     def _look(self, layers: Layers, *_: Any) -> None:
         # right before the optimizer's step, after the decay: mmengine clears the gradients right
         # after it, and masks are still those of this iteration
-        if not (self._is_due or self._is_logged):
+        if not self._layers or not (self._is_due or self._is_logged):
             return
         measured = self._masks.look(layers) if self._is_due else {}
         for what, values in {"grad_norm": gradient_norms(layers), **measured}.items():
