@@ -1,10 +1,6 @@
 """FST: N:M structured sparse training of convolutional networks."""
 
 import importlib
-import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fst.basics.version import __version__ as __version__
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
     from fst.api.metrics import metrics as metrics
     from fst.api.pack import pack as pack
     from fst.api.patterns import patterns as patterns
-    from fst.api.permute import permute as permute
     from fst.api.state import load_sparsity_state as load_sparsity_state
     from fst.api.state import seed_random_rules as seed_random_rules
     from fst.api.state import sparsity_state as sparsity_state
@@ -53,7 +48,6 @@ _MODULES = {  # public name -> the module that defines it
     "metrics": "api.metrics",
     "pack": "api.pack",
     "patterns": "api.patterns",
-    "permute": "api.permute",
     "register_strategy": "strategies.registry",
     "seed_random_rules": "api.state",
     "sparse_conv2d": "api.functional",
@@ -71,37 +65,10 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         for public, module in _MODULES.items():
             globals()[public] = getattr(importlib.import_module(f"fst.{module}"), public)
-        importlib.import_module("fst.baselines")  # they register themselves with these names
+        importlib.import_module("fst.baselines")  # registers its strategies
     if name in globals():
         return globals()[name]
     raise AttributeError(f"module 'fst' has no attribute {name!r}")
-
-
-class _Moved(MetaPathFinder, Loader):
-    """Imports the packages of version 0.1 under their names of then: configs of users name them."""
-
-    names = {"engine": "training.engine", "detection": "training.detection"}
-    names["functional"] = "api.functional"
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        parts = name.split(".")
-        moved = len(parts) > 1 and parts[0] == "fst" and parts[1] in self.names
-        return ModuleSpec(name, self) if moved else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        _, package, *rest = spec.name.split(".")
-        found = importlib.import_module(".".join(["fst", self.names[package], *rest]))
-        spec.loader_state = found.__spec__
-        return found
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The module has run under its own name, which its spec keeps."""
-        spec = module.__spec__
-        assert spec is not None  # the import system has just set it
-        module.__spec__ = spec.loader_state
-
-
-sys.meta_path.insert(0, _Moved())
 
 
 def __dir__() -> list[str]:

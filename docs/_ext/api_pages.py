@@ -16,7 +16,6 @@ NAMES = {
     "Convert and train": (
         "convert",
         "patterns",
-        "permute",
         "attach",
         "unconvert",
         "frozen",
@@ -44,7 +43,6 @@ PAGES = {
         "fst.api.export",
         "fst.api.state",
         "fst.api.functional",
-        "fst.channels.report",
     ),
     "rules": ("fst.rules",),
     "strategies": ("fst.strategies",),

@@ -1,7 +1,7 @@
 """Systems of FST's Table 3 that are no N:M, written as plug-ins from outside are.
 
-They use the names of `fst`, and the packages that say what is pruned: `fst.rules`, `fst.channels`,
-and checks of values in `fst.basics`. Importing the package registers them; `fst` does it.
+They use `fst.rules`, the registry of strategies, and checks of values in `fst.basics`. Importing
+the package registers them; `fst` does it.
 """
 
 import importlib

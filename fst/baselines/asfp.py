@@ -14,10 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import fst
 from fst.basics.values import check_number
 from fst.rules import masks
-from fst.rules.schedule import Layers, Run
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 KNEE = (1 / 8, 3 / 4)
 
@@ -36,7 +37,7 @@ def asymptotic_rate(goal: float, progress: float) -> float:
 
 
 @dataclass(frozen=True)
-class SoftFilters(fst.Schedule):
+class SoftFilters(Schedule):
     """Zeroes filters after each epoch.
 
     Attributes:
@@ -67,7 +68,7 @@ class SoftFilters(fst.Schedule):
         return f"filters zeroed after each epoch, {self.goal:g} in the end"
 
 
-@fst.register_strategy("asfp")
-def asfp(goal: float = 0.3) -> fst.Strategy:
+@register_strategy("asfp")
+def asfp(goal: float = 0.3) -> Strategy:
     """All GEMMs dense; after each epoch the filters of smallest norm start anew from zero."""
-    return fst.Strategy("asfp", schedule=SoftFilters(goal))
+    return Strategy("asfp", schedule=SoftFilters(goal))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fst.channels.axes import Axis
-from fst.channels.graph import ModelAxes, traceable, traced
+from fst.baselines.channels import Axes, Axis, traced_axes
 
 Place = tuple[str, int]  # the name of a parameter or buffer, and one of its axes
 
@@ -42,8 +41,7 @@ def channel_groups(
     Raises:
         RuntimeError: the model cannot be traced.
     """
-    with traceable(model), torch.enable_grad():
-        axes = traced(model, (example,))
+    axes = traced_axes(model, example)
     stored = {
         (name, dim): axis
         for name, tensor in axes.tensors.items()
@@ -76,18 +74,16 @@ def _multiplies(model: nn.Module, name: str) -> bool:
 
 def _obstacle(
     model: nn.Module,
-    axes: ModelAxes,
+    axes: Axes,
     family: Axis,
     places: Collection[Place],
     producers: Collection[object],
 ) -> str:
-    reasons = [axes.pinned(family[0]), axes.counted(family[0])]
+    reasons = [axes.fixed(family[0])]
     for name, dim in places:
         layer, module = name.rpartition(".")[0], _owner(model, name)
         if not isinstance(module, nn.Conv2d | nn.Linear | _BatchNorm):
             reasons.append(f"{name!r} belongs to a {type(module).__name__}")
-        elif getattr(module, "groups", 1) > 1 and not is_depthwise(module):
-            reasons.append(f"{layer!r} is a grouped convolution")
         elif dim == 0 and not isinstance(module, _BatchNorm) and module not in producers:
             reasons.append(f"{layer!r} is not converted")
     if not any(dim == 1 and _multiplies(model, name) for name, dim in places):

@@ -25,11 +25,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-import fst
 from fst.basics.values import check_number, one_of
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.schedule import Layers, PrunedLayer, Run, hold_at_zero, mask_gradients
+from fst.rules.rule import Rule
+from fst.rules.schedule import Layers, PrunedLayer, Run, Schedule, hold_at_zero, mask_gradients
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 # The sets are the first 4, 8 or 12 of these 3x3 patterns, row by row.
 KERNEL_PATTERNS = (
@@ -64,7 +66,7 @@ def connectivity_mask(scores: Tensor, connectivity: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KernelPatterns(fst.Rule):
+class KernelPatterns(Rule):
     """Four of nine entries of each 3x3 kernel, and whole kernels (Zhang et al. 2021).
 
     Attributes:
@@ -100,7 +102,7 @@ class KernelPatterns(fst.Rule):
 
 
 @dataclass(frozen=True)
-class PatternSelection(fst.Schedule):
+class PatternSelection(Schedule):
     """Masks chosen by weight times gradient, approached by a group lasso, then held.
 
     Attributes:
@@ -169,16 +171,16 @@ class PatternSelection(fst.Schedule):
         return f"masks {times}, group lasso {self.lasso:g}"
 
 
-@fst.register_strategy("clicktrain")
+@register_strategy("clicktrain")
 def clicktrain(
     patterns: int = 4,
     connectivity: float = 0.375,
     choose: float = 35 / 95,
     enforce: float = 78 / 95,
     lasso: float = 2.5e-4,
-) -> fst.Strategy:
+) -> Strategy:
     """In the end Y = (M∘W)·X, dX = (M∘W)ᵀ·dY, dW and momentum masked by M."""
-    return fst.Strategy(
+    return Strategy(
         "clicktrain",
         output=KernelPatterns(patterns=patterns, connectivity=connectivity),
         grad_input=SameAsOutput(),

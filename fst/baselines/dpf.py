@@ -13,16 +13,17 @@ from typing import ClassVar
 
 import torch
 
-import fst
 from fst.basics.values import check_integer, check_number, one_of
 from fst.rules import masks
 from fst.rules.nm import SameAsOutput
-from fst.rules.schedule import Layers, Run
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
 from fst.rules.weight import Unstructured
+from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)
-class GrowingSparsity(fst.Schedule):
+class GrowingSparsity(Schedule):
     """New masks at the sparsity of the moment; the weights stay dense.
 
     Attributes:
@@ -71,12 +72,12 @@ class GrowingSparsity(fst.Schedule):
         return f"{self.allocation} mask every {self.interval} steps, {growth}"
 
 
-@fst.register_strategy("dpf")
+@register_strategy("dpf")
 def dpf(
     sparsity: float = 0.5, interval: int = 16, ramp: float = 0.75, allocation: str = "global"
-) -> fst.Strategy:
+) -> Strategy:
     """Y = (M∘W)·X, dX = (M∘W)ᵀ·dY; the dense dW is applied to the dense W."""
-    return fst.Strategy(
+    return Strategy(
         "dpf",
         output=Unstructured(sparsity=sparsity),
         grad_input=SameAsOutput(),

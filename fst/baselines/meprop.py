@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fst
 from fst.basics.values import check_number
 from fst.rules import masks
+from fst.rules.rule import Rule
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 
 @dataclass(frozen=True)
-class TopK(fst.Rule):
+class TopK(Rule):
     """Keep the largest |grad_output| of each sample (meProp, Sun et al. 2017, Eq. 6 to 8).
 
     A sample of L = Cout·P·Q elements keeps exactly max(1, round(density·L)); ties keep the lower
@@ -54,8 +56,8 @@ class TopK(fst.Rule):
         return f"{self.operand} top {self.density:g} per sample"
 
 
-@fst.register_strategy("meprop")
-def meprop(density: float = 0.5) -> fst.Strategy:
+@register_strategy("meprop")
+def meprop(density: float = 0.5) -> Strategy:
     """dX = Wᵀ·T(dY), dW = T(dY)·Xᵀ, T being the top ``density`` of each sample, selected once."""
     rule = TopK(density=density)
-    return fst.Strategy("meprop", grad_input=rule, grad_weight=rule)
+    return Strategy("meprop", grad_input=rule, grad_weight=rule)

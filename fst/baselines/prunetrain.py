@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-import fst
 from fst.baselines.channel_removal import (
     ChannelGroup,
     Place,
@@ -41,13 +40,15 @@ from fst.baselines.channel_removal import (
 from fst.basics.errors import UsageError
 from fst.basics.sharding import refuse_sharded, several_ranks
 from fst.basics.values import check_integer, check_number
-from fst.rules.schedule import Layers, Run
+from fst.rules.schedule import Layers, Run, Schedule
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 TINY = 1e-8  # added to squared norms: the gradient of a norm of zero
 
 
 @dataclass(frozen=True)
-class ChannelLasso(fst.Schedule):
+class ChannelLasso(Schedule):
     """Group lasso on channels, and removal of those it has driven to zero.
 
     Attributes:
@@ -184,7 +185,7 @@ class TracedChannels:
         self._groups = None
 
 
-@fst.register_strategy("prunetrain")
-def prunetrain(ratio: float = 0.2, interval: int = 10, threshold: float = 1e-4) -> fst.Strategy:
+@register_strategy("prunetrain")
+def prunetrain(ratio: float = 0.2, interval: int = 10, threshold: float = 1e-4) -> Strategy:
     """Dense GEMMs of a model that loses channels every ``interval`` epochs."""
-    return fst.Strategy("prunetrain", schedule=ChannelLasso(ratio, interval, threshold))
+    return Strategy("prunetrain", schedule=ChannelLasso(ratio, interval, threshold))

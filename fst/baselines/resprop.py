@@ -25,14 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fst
 from fst.basics.values import check_integer, check_number
+from fst.rules.rule import Rule
+from fst.rules.strategy import Strategy
+from fst.strategies.registry import register_strategy
 
 LEAST_THRESHOLD = 1e-15  # halving must not end at 0, from which no doubling leads away
 
 
 @dataclass(frozen=True)
-class Reuse(fst.Rule):
+class Reuse(Rule):
     """Keep what differs from the previous step's grad_output, reuse that elsewhere (ReSprop).
 
     Attributes:
@@ -116,8 +118,8 @@ def _adapted(threshold: Tensor, kept: Tensor, wanted: float) -> Tensor:
     return (threshold * factor).clamp(min=LEAST_THRESHOLD)
 
 
-@fst.register_strategy("resprop")
-def resprop(density: float = 0.5, threshold: float = 1e-7, warmup: int = 0) -> fst.Strategy:
+@register_strategy("resprop")
+def resprop(density: float = 0.5, threshold: float = 1e-7, warmup: int = 0) -> Strategy:
     """dX = Wᵀ·R(dY), dW = R(dY)·Xᵀ with R(dY) = prev + P(dY − prev)."""
     rule = Reuse(density=density, threshold=threshold, warmup=warmup)
-    return fst.Strategy("resprop", grad_input=rule, grad_weight=rule)
+    return Strategy("resprop", grad_input=rule, grad_weight=rule)

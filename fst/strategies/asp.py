@@ -7,7 +7,7 @@ optimizer's step and weights after it. Apex leaves layers out whose channels are
 (input) or 8 (output), in a ResNet the first one; here all convolutions are pruned, as by `fst`:
 ``exclude`` the first one for apex's choice. Apex prunes fully connected layers too: ask for them
 with ``include`` of `fst.convert`. Newer versions permute input channels before they choose the
-mask, which keeps larger weights: `fst.permute` does that here. Apex lets weights grow that are zero
+mask, which keeps larger weights; here they keep their order. Apex lets weights grow that are zero
 when the mask is chosen; here they stay zero, so a model that was pruned before keeps its zeros.
 """
 

@@ -80,9 +80,8 @@ def test_two_ranks(write_config, run_python, repo, tmp_path, assert_same_state):
         'dict(strategy="fst")',
         'dict(strategy="sdgp", rule="random")',
         'dict(strategy="resprop", threshold=1e-4)',
-        'dict(strategy="srste", permute=True)',
     )
-    extras = (AVERAGED, PROBE, PROBE, PROBE)
+    extras = (AVERAGED, PROBE, PROBE)
     settings = list(zip(strategies, extras, strict=True))
     configs = [[write_config(*setting) for _ in range(3)] for setting in settings]
     script = tmp_path / "script.py"

@@ -136,21 +136,6 @@ log_processor = dict(by_epoch=False)
             assert int((weight == 0).flatten(1).all(1).sum()) == expected
 
 
-@pytest.mark.system
-def test_asp_with_permuted_channels(train, train_with_stop, assert_same_state):
-    dense = train("dense", sparsity='dict(strategy="dense")') / "epoch_2.pth"
-    options = dict(
-        extra=f'load_from = "{dense}"\n', sparsity='dict(strategy="asp", permute=True, n=1, m=4)'
-    )
-    work_dir = train("asp", **options)
-    assert fst.verify(work_dir / "epoch_2.pth").ok
-    log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
-    assert "1 of 1: 8 channels of 3: " in log and "1 sets of channels permuted" in log
-    assert_same_state(work_dir / "epoch_2.pth", train_with_stop("parts", **options) / "epoch_2.pth")
-    with pytest.raises(ValueError, match="permute=1 is unknown"):
-        train("refused", sparsity='dict(strategy="asp", permute=1)')
-
-
 @pytest.mark.parametrize(
     ("sparsity", "message"),
     [

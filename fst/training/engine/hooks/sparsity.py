@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from mmengine.dist import all_gather_object, broadcast, get_rank, get_world_size
+from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
@@ -20,12 +20,10 @@ from fst.api.attach import Attachment
 from fst.api.convert import check_layers, check_patterns
 from fst.api.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.api.report import modes
-from fst.basics.errors import UsageError
 from fst.basics.values import check_integer, check_number, one_of
 from fst.files.checkpoint import state_dict_of
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
-from fst.training.engine.classifier import Classifier
 from fst.training.engine.hooks.monitor import is_logged
 from fst.training.engine.model import built_wrappers, sparse_root, unwrapped
 
@@ -61,8 +59,6 @@ class SparsityHook(Hook):
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
-        permute: Permute the channels of a classifier first, once it has its weights, so that N:M
-            keeps larger ones, see `fst.permute`.
         until: Share of the iterations after which the model is dense again, as `fst.unconvert`
             makes it: with 0.7 the last 30 % are dense training. None: never.
         **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
@@ -79,16 +75,14 @@ class SparsityHook(Hook):
         patterns: Mapping[str, str] | None = None,
         log_interval: int = 50,
         from_scratch: str = "warn",
-        permute: bool = False,
         until: float | None = None,
         **overrides: Any,
     ) -> None:
         check_integer("log_interval", log_interval, 1)
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
-        one_of("permute", permute, (False, True))
         if until is not None:
             check_number("until", until, "(0, 1)")
-        self.from_scratch, self.permute, self.until = from_scratch, permute, until
+        self.from_scratch, self.until = from_scratch, until
         self.strategy = fst.get_strategy(strategy, **overrides)
         check_layers(layers, include)
         check_patterns(patterns)
@@ -233,31 +227,9 @@ class SparsityHook(Hook):
             checkpoint["sparsity_of_ranks"] = self._of_ranks
 
     def before_train(self, runner: Any) -> None:
-        """Seed the random rules: only now is the seed of a resumed run known.
-
-        Raises:
-            RuntimeError: the channels are to be permuted, and cannot be.
-        """
-        if self.permute and not runner._resume:
-            self._permute(runner)
+        """Seed the random rules: only now is the seed of a resumed run known."""
         if self._layers:
             fst.seed_random_rules(self.root(runner), runner.seed, get_rank())
-
-    def _permute(self, runner: Any) -> None:
-        """With two images of the training as the example; ranks take the first one's weights."""
-        model, loader = unwrapped(runner.model), runner.train_loop.dataloader
-        if not isinstance(model, Classifier):
-            raise UsageError(
-                f"sparsity.permute=True: {type(model).__name__} is no Classifier; permute traces "
-                "calls of images alone."
-            )
-        dataset, some = loader.dataset, [0, 1]
-        batch = getattr(dataset, "__getitems__", lambda some: [dataset[i] for i in some])(some)
-        images = model.data_preprocessor(loader.collate_fn(batch), False)["inputs"]
-        report = fst.permute(self.root(runner), images, progress=runner.logger.info)
-        runner.logger.info(f"Channels permuted:\n{report}")
-        for tensor in model.state_dict().values():
-            broadcast(tensor)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Prune each weight once for the whole validation."""

@@ -1,17 +1,8 @@
 """Networks whose channels are added, concatenated, flattened, shuffled, and read in other ways."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-
-def seeds(count):
-    """Of `Everything`, as cases of a test: a third, and the others marked `exhaustive`."""
-    return [
-        pytest.param(seed, marks=() if seed < count // 3 else pytest.mark.exhaustive)
-        for seed in range(count)
-    ]
 
 
 def unequal(model, seed=0):
@@ -24,28 +15,6 @@ def unequal(model, seed=0):
                 noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
                 tensor.copy_((tensor + 0.1 * noise.abs()) * (0.5 * noise).exp())
     return model
-
-
-class Branches(nn.Module):
-    """A shortcut, a concatenation, a depthwise convolution of two maps each, a flattened map."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.body = nn.Conv2d(16, 16, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(16)
-        self.left, self.right = nn.Conv2d(16, 12, 1), nn.Conv2d(16, 8, 1)
-        self.depthwise = nn.Conv2d(20, 40, 3, groups=20)
-        self.last = nn.Conv2d(20, 16, 1)
-        self.head = nn.Linear(40 * 16 + 16 * 36, 3)
-
-    def forward(self, x):
-        x = self.stem(x).relu()
-        y = self.norm(self.body(x))
-        y += x
-        x = torch.cat([self.left(y), self.right(y)], 1)
-        wide = self.depthwise(x).relu()
-        return self.head(torch.cat([wide.flatten(1), self.last(x).flatten(1)], 1))
 
 
 class Auxiliary(nn.Module):

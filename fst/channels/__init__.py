@@ -1,1 +1,0 @@
-"""Tensors that share a channel dimension, and the search for its best order."""
