@@ -187,11 +187,6 @@ class Strategy:
         return True
 
     @property
-    def replaces_parameters(self) -> bool:
-        """True if the model gets smaller in training."""
-        return self.schedule is not None and self.schedule.replaces_parameters
-
-    @property
     def gradient_decay(self) -> float:
         """λ as far as it is applied through the gradient."""
         return self.decay if self.decay_mode == "gradient" else 0.0
