@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import pickle
 import re
 import shutil
-import stat
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -20,18 +19,11 @@ import torch
 
 PREFIX, SUFFIX = ".fst-", ".unfinished"  # of the folders in which files are written
 PROGRAMS = (".pt2", ".onnx")
-ZIP_START = b"PK\3\4"
-CHUNK = 1 << 20
 LEAST_FREE = 1 << 16  # bytes of a disk that is not full
-NUMBERS = {"f2": "e", "f4": "f", "f8": "d", "b1": "?"} | {
-    f"{kind}{size}": code.upper() if kind == "u" else code
-    for kind in "iu"
-    for size, code in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
-}  # kinds of NumPy's scalars, as `struct` writes them
 
 
 class _Discarded:
-    """Takes the place of what is read past and never built, such as log curves."""
+    """Takes the place of what is read past and never built: log curves and NumPy's arrays."""
 
     def __new__(cls, *_: object) -> _Discarded:
         return super().__new__(cls)
@@ -44,44 +36,17 @@ class _Discarded:
 
 
 class _Kind(_Discarded):
-    """Takes the place of `numpy.dtype`."""
+    """Takes the place of `numpy.dtype`, whose own state a file could forge to reach memory."""
 
     def __init__(self, name: object = "", *_: object) -> None:
-        self.name: Any = name
-        self.order = "<"
-
-    def __setstate__(self, state: object) -> None:
-        """Remember the order of bytes alone."""
-        self.order = ">" if isinstance(state, tuple) and state[1:2] == (">",) else "<"
-
-    @property
-    def is_number(self) -> bool:
-        """True if its values are numbers, not pointers or text."""
-        return isinstance(self.name, str) and self.name in NUMBERS
+        self.name = str(name)
 
 
-class _Array(_Discarded):
-    """Takes the place of `numpy.ndarray`; `numpy.asarray` makes one of it, if it holds numbers."""
-
-    def __setstate__(self, state: Any) -> None:
-        """Keep the state as it is."""
-        self.state = state
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        import numpy as np
-
-        _, shape, kind, is_fortran, content = self.state
-        if not kind.is_number:
-            raise ValueError(f"an array of kind {kind.name!r} in a checkpoint holds no numbers.")
-        values = np.frombuffer(content, kind.order + kind.name)
-        return values.reshape(shape, order="F" if is_fortran else "C").astype(dtype or values.dtype)
-
-
-def _number(kind: object = None, content: object = b"", *_: object) -> object:
+def _number(kind: _Kind, content: bytes) -> object:
     """Takes the place of NumPy's scalars: a Python number."""
-    if not isinstance(kind, _Kind) or not kind.is_number or not isinstance(content, bytes):
-        return _Discarded()
-    return struct.unpack(kind.order + NUMBERS[kind.name], content)[0]
+    import numpy as np
+
+    return np.frombuffer(content, kind.name).item()
 
 
 def _discarded_call(*_: object) -> None:
@@ -89,12 +54,12 @@ def _discarded_call(*_: object) -> None:
 
 
 _ALLOWED: list[Any] = [  # what a file may name besides tensors and plain data
+    argparse.Namespace,  # the arguments of timm's and torchvision's scripts
     (_Discarded, "mmengine.logging.history_buffer.HistoryBuffer"),
     (_discarded_call, "builtins.getattr"),
-    (_Discarded, "argparse.Namespace"),  # the arguments of timm's and torchvision's scripts
-    (_Array, "numpy.ndarray"),
+    (_Discarded, "numpy.ndarray"),
     (_Kind, "numpy.dtype"),
-    *((_Array, f"numpy.{core}.multiarray._reconstruct") for core in ("_core", "core")),
+    *((_Discarded, f"numpy.{core}.multiarray._reconstruct") for core in ("_core", "core")),
     *((_number, f"numpy.{core}.multiarray.scalar") for core in ("_core", "core")),
 ]
 
@@ -103,7 +68,7 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
     """Read a checkpoint of FST, mmengine, timm or torchvision without running code from it.
 
     Records are bounded by the file's size, and checksums are verified (the files of PyTorch before
-    1.6 have none). NumPy's scalars become Python numbers, its arrays what `numpy.asarray` takes.
+    1.6 have none). NumPy's scalars become Python numbers; its arrays are not read.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -138,24 +103,21 @@ def load_checkpoint_safely(path: str | os.PathLike[str], map_location: Any = "cp
 
 
 def check_file(path: Path) -> None:
-    """Refuse archives that torch.load would read: wrong checksums, records beyond the file's size.
+    """Refuse archives that torch.load would read.
 
     Raises:
-        zipfile.BadZipFile: a checksum is wrong.
-        ValueError: compressed records claim more than the file's size.
+        ValueError: a record's checksum is wrong, or records claim more than the file's size.
     """
-    with open(path, "rb") as file:
-        if file.read(len(ZIP_START)) != ZIP_START:
-            return
-        with zipfile.ZipFile(file) as archive:
-            records = archive.infolist()
-            if sum(record.file_size for record in records) > path.stat().st_size:
-                raise ValueError("its records are larger than the file")
-            for record in records:
-                record.CRC = record.CRC or None  # type: ignore[assignment]  # torch may write none
-                with archive.open(record) as content:
-                    while content.read(CHUNK):
-                        pass  # the last read raises BadZipFile if the checksum is wrong
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        if sum(record.file_size for record in records) > path.stat().st_size:
+            raise ValueError("its records are larger than the file")
+        for record in records:
+            record.CRC = record.CRC or None  # type: ignore[assignment]  # torch may write none
+        if damaged := archive.testzip():
+            raise ValueError(f"the checksum (CRC-32) of its record {damaged!r} is wrong")
 
 
 def check_sizes(weights: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -206,54 +168,31 @@ def trained_classes(checkpoint: object) -> list[str]:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The file to write in the place of ``path``, which it becomes when the block ends.
 
-    It lies in a folder of its own beside ``path``, so writers of one path do not disturb each
-    other, and each finds what it has written. Readers see the old file or the whole new one. After
-    an exception the old file stays, and nothing else. A link stays a link: what it names is
-    replaced. A process that is killed leaves its folder behind, for `discard_unfinished`.
+    It lies in a folder of its own next to ``path``, so writers of one path do not disturb each
+    other. Readers see the old file or the whole new one. After an exception the old file stays, and
+    nothing else. What a link names is replaced, not the link. A process that is killed leaves its
+    folder behind, for `discard_unfinished`.
 
     Raises:
         OSError: ``path`` is a folder or no regular file, or its folder does not exist or cannot be
             written to; before the block begins. Or the disk is full.
     """
     final = Path(os.path.realpath(path))
-    if final.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    if final.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder, where a file is to be written", str(path))
     if final.exists() and not final.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    try:
-        beside = tempfile.TemporaryDirectory(prefix=PREFIX, suffix=SUFFIX, dir=final.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    with beside as folder:
-        partial = Path(folder) / Path(path).name  # a link names the format
-        if final.exists():
-            mode = final.stat().st_mode
-        else:  # what new files get: some writers choose a mode of their own
-            partial.touch()
-            mode = partial.stat().st_mode
-            partial.unlink()
+        raise OSError(errno.EINVAL, "a folder or no regular file", str(path))
+    with tempfile.TemporaryDirectory(prefix=PREFIX, suffix=SUFFIX, dir=final.parent) as folder:
+        partial = Path(folder, Path(path).name)  # a link names the format
         try:
             yield partial
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
         except Exception as error:  # writers say in many ways that a disk is full
-            if _is_full(folder, error):
+            if shutil.disk_usage(folder).free < LEAST_FREE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
             raise
-        os.chmod(partial, stat.S_IMODE(mode))
+        if final.exists():
+            shutil.copymode(final, partial)
         os.replace(partial, final)
-        directory = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def _is_full(folder: str, error: Exception) -> bool:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or shutil.disk_usage(folder).free < LEAST_FREE
 
 
 def discard_unfinished(folder: str | os.PathLike[str]) -> None:

@@ -107,10 +107,10 @@ def _pt2_outputs(path: Path, inputs: Inputs) -> list[Any]:
 
 def _write_safetensors(model: nn.Module, inputs: Inputs, dynamic_batch: bool, path: Path) -> None:
     with extra_named():
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     # clones: the format has no shared tensors, and a model's may be tied
     whole = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(whole, path, {"format": "pt", RECORDS: as_text(records_of(model))})
+    path.write_bytes(save(whole, {"format": "pt", RECORDS: as_text(records_of(model))}))
 
 
 def held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> tuple[str, bool] | None:
