@@ -7,8 +7,6 @@ up from layer to layer; SDGP finds them harmless. Here both errors are measured 
 
 - local: the layer is given the exact input and grad_output, so that the error is its own;
 - global: all layers prune, so that grad_output carries the errors of the layers behind it.
-
-Over several batches, what of the local error of grad_weight does not average out: see `bias`.
 """
 
 from __future__ import annotations
@@ -18,26 +16,25 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from approximations import REFERENCES, Approximation, parse
-from bias import PARTS, Bias, MeanGradient, biases
 from errors import Error, error_of, mean
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
-from model_under_test import Batch, Loss, add_model_options, same_draws, tested_model
+from model_under_test import Batch, Loss, add_model_options, one_step, same_draws, tested_model
 from paper import Precision, add_precision, drawing, main
-from probe import PROBE
 from record import LayerRecord, StepRecord, record_step
 from torch import Tensor, nn
 
-from fst import list_strategies
+import fst
+from fst.basics.values import one_of
 from fst.lab.arguments import amp_dtype
 from fst.lab.reporting.document import Document
 from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.rules.nm import NM
+from fst.rules.strategy import Strategy
 from fst.training.engine.model import sparse_root
 
 KINDS = (
@@ -57,13 +54,10 @@ BY_DEPTH = (
     "that errors come in from the right."
 )
 COMPARED = ["wg", "wx", "gg", "gx", "sdgp,rule=magnitude", "sdgp"]
-APPROXIMATIONS_HELP = (
-    f"NAME or NAME,option=value,...: one of {', '.join(list_strategies())}; or {PROBE!r}, a "
-    "pruning of grad_output alone, with the options n=2, m=4, "
-    "rule=magnitude|random|magnitude_rescaled, "
-    "rescale=sample_channel|channel|group, axis=channel|position (along which groups run) and "
-    "gemm=grad_input|grad_weight|both (which GEMM sees the pruned one)"
-)
+REFERENCES = {  # what the exact gradients are those of
+    "forward": "the dense backward pass of the same forward pass",
+    "dense": "the dense model",
+}
 SCOPES = {"local": "--", "global": "-"}
 
 
@@ -74,43 +68,38 @@ class LayerSaliency:
 
     Attributes:
         depth: convolutions before it, in the order of execution.
-        bias: of the local grad_weight, for each part of the kernel (see `bias.PARTS`).
     """
 
     name: str
     depth: int
     errors: dict[str, Error]
-    bias: dict[str, Bias]
 
 
 @dataclass
 class Saliency:
-    """The errors of one approximation, as `saliency` finds them.
+    """The errors of one strategy, as `saliency` finds them.
 
     Attributes:
         layers: the convolutions that a gradient reaches, in the order of execution.
         total: error of the gradient of all parameters taken as one vector.
-        bias: of the local grad_weight of all layers taken as one vector.
     """
 
     label: str
     layers: list[LayerSaliency]
     total: Error
-    bias: dict[str, Bias]
 
 
 @dataclass
 class _Sums:
     layers: dict[str, dict[str, list[Error]]] = field(default_factory=dict)
     totals: list[Error] = field(default_factory=list)
-    means: dict[str, MeanGradient] = field(default_factory=dict)
 
 
 def saliency(
     model: nn.Module,
     loss: Loss,
     batches: Sequence[Batch],
-    approximation: Approximation,
+    label: str,
     *,
     root: Callable[[nn.Module], nn.Module] = lambda model: model,
     reference: str = "forward",
@@ -118,21 +107,31 @@ def saliency(
     precision: Precision | None = None,
     seed: int = 0,
 ) -> Saliency:
-    """Compare the gradients of ``approximation`` with the exact ones, on every batch.
+    """Compare the gradients of a strategy with the exact ones, on every batch.
 
     Args:
         model: dense, in the mode that is to be analysed; it is copied.
         loss: computes the scalar of a model and a batch.
+        label: of the strategy, NAME or NAME,OPTION=VALUE,...
         root: the part of a model that is converted, and by whose names layers go.
-        reference: see `Approximation.prepare_reference`.
+        reference: "forward": exact is the dense backward pass of the strategy's own forward pass;
+            "dense": that of the dense model.
         selectors: include, exclude and other choices of `fst.convert`.
         seed: of everything that a step draws (dropout, random rules), the same for both.
     """
+    one_of("reference", reference, tuple(REFERENCES))
+    strategy = one_step(fst.get_strategy(label))
     chosen, precision = dict(selectors or {}), precision or Precision()
     exact, approximate, alone = (copy.deepcopy(model) for _ in range(3))
-    approximation.prepare_reference(root(exact), chosen, reference, seed)
     for prepared in (approximate, alone):
-        approximation.prepare(root(prepared), chosen, seed)
+        fst.convert(root(prepared), strategy, **chosen)
+        fst.seed_random_rules(root(prepared), seed)
+        _keep_masks(root(prepared), root(prepared))
+    if strategy.output is not None and reference == "forward":
+        least = strategy.min_in_channels
+        forward = Strategy("forward", output=NM("weight"), min_in_channels=least)
+        fst.convert(root(exact), forward, **chosen)
+        _keep_masks(root(exact), root(alone))
     sums = _Sums()
     for number, batch in enumerate(batches):
         place = (batch, loss, seed + number)
@@ -144,8 +143,6 @@ def saliency(
             with same_draws(seed + number, record.calls[0].input.device):
                 own = _local_gradients(layer, record, precision)
             _add(errors, "local", own, record)
-            if own[0] is not None and record.grad_weight is not None:
-                sums.means.setdefault(name, MeanGradient()).add(own[0], record.grad_weight)
             if name in found.layers:
                 other = found.layers[name]
                 _add(errors, "global", (other.grad_weight, _grad_inputs(other)), record)
@@ -154,15 +151,19 @@ def saliency(
             error_of(*([step.gradients[name] for name in shared] for step in (found, truth)))
         )
     layers = [
-        LayerSaliency(
-            name,
-            depth,
-            {kind: mean(e) for kind, e in errors.items() if e},
-            biases([sums.means[name]] if name in sums.means else []),
-        )
+        LayerSaliency(name, depth, {kind: mean(e) for kind, e in errors.items() if e})
         for depth, (name, errors) in enumerate(sums.layers.items())
     ]
-    return Saliency(approximation.label, layers, mean(sums.totals), biases(sums.means.values()))
+    return Saliency(label, layers, mean(sums.totals))
+
+
+def _keep_masks(model: nn.Module, pruned: nn.Module) -> None:
+    """Prune the weights of ``model`` by the masks that ``pruned`` has now, in every step."""
+    layers = fst.sparse_layers(model)
+    for name, source in fst.sparse_layers(pruned).items():
+        mask = source.output_mask()
+        if mask is not None:
+            layers[name].keep(mask.view(source.weight_as_conv().shape))
 
 
 def _step(
@@ -221,7 +222,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add_model_options(parser, batches=4, batch_size=32)
     parser.add_argument(
-        "--strategies", nargs="+", default=COMPARED, metavar="SPEC", help=APPROXIMATIONS_HELP
+        "--strategies",
+        nargs="+",
+        default=COMPARED,
+        metavar="STRATEGY",
+        help="NAME or NAME,OPTION=VALUE,...",
     )
     parser.add_argument(
         "--reference",
@@ -234,8 +239,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Document:
-    """Measure every approximation on the same batches."""
-    approximations = [parse(text) for text in options.strategies]
+    """Measure every strategy on the same batches."""
     tested = tested_model(options)
     precision = Precision(amp_dtype(options.dtype), options.loss_scale)
     found = [
@@ -243,25 +247,22 @@ def run(options: argparse.Namespace) -> Document:
             tested.model,
             tested.loss,
             tested.batches,
-            approximation,
+            label,
             root=sparse_root,
             reference=options.reference,
             selectors=tested.selectors,
             precision=precision,
             seed=options.seed,
         )
-        for approximation in approximations
+        for label in options.strategies
     ]
-    against = {
-        "forward": "the dense backward pass of the same forward pass",
-        "dense": "the dense model",
-    }[options.reference]
     result = Document(
         "Errors of pruned gradients, layer by layer",
         f"{tested.title}; means over {options.batches} batches of {options.batch_size} images in "
         f"training mode, in {options.dtype} with the loss scaled by {options.loss_scale:g}. Exact: "
-        f"{against} in float32, without weight decay of any kind. Local: one layer prunes, given "
-        "the exact input and grad_output. Global: all layers prune in the same step.",
+        f"{REFERENCES[options.reference]} in float32, without weight decay of any kind. Local: one "
+        "layer prunes, given the exact input and grad_output. Global: all layers prune in the same "
+        "step.",
     )
     measures = ("relative error", "cosine", "norm ratio")
     result.add_table(
@@ -279,41 +280,7 @@ def run(options: argparse.Namespace) -> Document:
     for name, label, log in FIGURES:
         drawn = _draw(found, name, label, log=log)
         result.add_figure(f"Gradients: {label}", f"saliency_{name}", BY_DEPTH, drawn, options.out)
-    if options.batches > 1:
-        _add_bias(result, found, options.out)
     return result
-
-
-def _add_bias(result: Document, found: list[Saliency], folder: Path) -> None:
-    result.add_table(
-        "Bias of grad_weight, all layers as one vector",
-        ["strategy", "part of the kernel", "relative error", "by chance", "cosine", "gain", "±"],
-        [[one.label, part, *bias] for one in found for part, bias in one.bias.items()],
-        "The mean of the local grad_weight over the batches against the mean of the exact one. By "
-        "chance: the relative error that so few batches leave without any bias. Gain: the share of "
-        "the exact gradient that comes through in each batch, with its standard error; 1 without "
-        "bias. The error of a single gradient, above, does not tell what averages out from what "
-        "stays. kw: along the kernel's width; slope: (−1, 0, 1); curvature: (1, −2, 1).",
-    )
-    result.add_table(
-        "Bias of grad_weight per layer: gain",
-        ["strategy", "layer", *PARTS],
-        [
-            [
-                one.label,
-                layer.name,
-                *(layer.bias[p].gain if p in layer.bias else None for p in PARTS),
-            ]
-            for one in found
-            for layer in one.layers
-        ],
-    )
-    figure = _draw_bias(found)
-    caption = (
-        "Share of the exact grad_weight that comes through in each strategy's local one, with its "
-        "standard error, all layers as one vector: whole, and by parts of the kernel. 1: no bias."
-    )
-    result.add_figure("Bias of grad_weight", "saliency_bias", caption, figure, folder)
 
 
 def _cells(errors: dict[str, Error], kind: str) -> list[float | None]:
@@ -352,25 +319,6 @@ def _draw(found: Sequence[Saliency], field: str, label: str, *, log: bool) -> Fi
     keys = [Line2D([], [], color=_colour(i), label=one.label) for i, one in enumerate(found)]
     keys += [Line2D([], [], color=INK, linestyle=ls, label=s) for s, ls in SCOPES.items()]
     figure.legend(handles=keys, loc="outside right upper", fontsize=8)
-    return figure
-
-
-def _draw_bias(found: Sequence[Saliency]) -> Figure:
-    """Bars of the gain of each part of the kernel, a colour for each approximation."""
-    parts = list(found[0].bias)
-    width = 0.8 / len(found)
-    figure = drawing(max(7.0, 0.3 * len(parts) * len(found) + 4), 3.6)
-    axis = figure.subplots()
-    for index, one in enumerate(found):
-        places = [i + (index - (len(found) - 1) / 2) * width for i in range(len(parts))]
-        gains = [one.bias[part].gain for part in parts]
-        spread = [one.bias[part].deviation for part in parts]
-        colour = _colour(index)
-        axis.bar(places, gains, 0.9 * width, yerr=spread, label=one.label, color=colour)
-    axis.axhline(1, color=INK, linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(parts)), [part.replace(" along ", "\nalong ") for part in parts])
-    axis.set_ylabel("gain")
-    figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 

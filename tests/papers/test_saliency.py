@@ -6,15 +6,12 @@ import errors
 import pytest
 import torch
 import torch.nn.functional as F
-from approximations import parse
 from paper import Precision
-from probe import GradientProbe, insert_probe
 from record import record_step
 from saliency import saliency
 from torch import nn
 
 import fst
-from fst.rules.nm import NM
 from tests.strategy_settings import SHIPPED
 
 
@@ -48,7 +45,7 @@ def pruned_magnitude(tensor, dim):
 
 
 def test_dense_has_no_error(batches):
-    found = saliency(net(), loss, batches, parse("dense"))
+    found = saliency(net(), loss, batches, "dense")
     assert found.total.relative == pytest.approx(0, abs=1e-12)
     assert [layer.name for layer in found.layers] == ["0", "2", "4"]
     for layer in found.layers:
@@ -60,7 +57,7 @@ def test_dense_has_no_error(batches):
 def test_sdgp_local_and_global_errors(batches):
     """Against a hand-written backward pass of the same network."""
     model = net()
-    found = saliency(model, loss, batches[:1], parse("sdgp,rule=magnitude"), seed=5)
+    found = saliency(model, loss, batches[:1], "sdgp,rule=magnitude", seed=5)
 
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -95,11 +92,11 @@ def test_sdgp_local_and_global_errors(batches):
 
 def test_reference_forward_or_dense(batches):
     """Only the forward pass of `srste` with backward="dense" differs from the dense model."""
-    approximation = parse("srste,backward=dense")
-    assert saliency(net(), loss, batches, approximation).total.relative < 1e-12
-    dense = saliency(net(), loss, batches, approximation, reference="dense", seed=2)
+    label = "srste,backward=dense"
+    assert saliency(net(), loss, batches, label).total.relative < 1e-12
+    dense = saliency(net(), loss, batches, label, reference="dense", seed=2)
     model, changed = net(), net()
-    fst.convert(changed, approximation.rule, exclude=[])
+    fst.convert(changed, label, exclude=[])
     measured = []
     for number, batch in enumerate(batches):
         gradients = []
@@ -111,7 +108,7 @@ def test_reference_forward_or_dense(batches):
         measured.append(errors.error_of(*gradients))
     assert dense.total == pytest.approx(errors.mean(measured), rel=1e-6)
     with pytest.raises(ValueError, match="reference='own'"):
-        saliency(net(), loss, batches, approximation, reference="own")
+        saliency(net(), loss, batches, label, reference="own")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -119,7 +116,7 @@ def test_every_strategy_can_be_measured(name, batches):
     """Schedules, kept masks and random rules included; the model itself stays as it is."""
     model = net().train()
     before = copy.deepcopy(model.state_dict())
-    found = saliency(model, loss, batches, parse(name))
+    found = saliency(model, loss, batches, name)
     # maxq's masks scale what they keep
     assert found.label == name and 0 <= found.total.relative < (100 if name == "maxq" else 1.5)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -129,15 +126,15 @@ def test_every_strategy_can_be_measured(name, batches):
 def test_low_precision_and_loss_scale(batches):
     images = [batch.float() for batch in batches]
     model = net().float()
-    exact = saliency(model, loss, images, parse("dense"))
-    half = saliency(model, loss, images, parse("dense"), precision=Precision(torch.bfloat16))
+    exact = saliency(model, loss, images, "dense")
+    half = saliency(model, loss, images, "dense", precision=Precision(torch.bfloat16))
     assert exact.total.relative < 1e-6 < 1e-4 < half.total.relative < 0.1
 
     def tiny(one, batch):
         return loss(one, batch).float() * 1e-7
 
     lost, kept = (
-        saliency(model, tiny, images, parse("dense"), precision=Precision(torch.float16, scale))
+        saliency(model, tiny, images, "dense", precision=Precision(torch.float16, scale))
         for scale in (1.0, 2.0**20)
     )
     assert lost.total.norm < 0.9 and kept.total.relative < 0.05
@@ -145,51 +142,7 @@ def test_low_precision_and_loss_scale(batches):
         assert all(error.relative < 0.05 for error in layer.errors.values())
 
 
-@pytest.mark.parametrize("axis", ["channel", "position"])
-@pytest.mark.parametrize("gemm", ["grad_input", "grad_weight", "both"])
-def test_probe(axis, gemm, batches):
-    torch.manual_seed(0)
-    layer = nn.Conv2d(4, 8, 3, padding=1).double()
-    probed = nn.Sequential(copy.deepcopy(layer))
-    insert_probe(probed, GradientProbe(NM("grad_output"), axis, gemm))
-    x, y = (batches[0].clone().requires_grad_() for _ in range(2))
-    output, exact = probed(x), layer(y)
-    assert torch.equal(output, exact)
-    grad_output = torch.randn_like(output)
-    output.backward(grad_output)
-    flat = grad_output if axis == "channel" else grad_output.flatten(2)
-    pruned = pruned_magnitude(flat, 1 if axis == "channel" else 2).view_as(grad_output)
-    to_input = pruned if gemm in ("grad_input", "both") else grad_output
-    to_weight = pruned if gemm in ("grad_weight", "both") else grad_output
-    wanted = torch.autograd.grad(exact, y, to_input, retain_graph=True)[0]
-    assert torch.allclose(x.grad, wanted)
-    wanted = torch.autograd.grad(exact, [layer.weight, layer.bias], to_weight)
-    assert torch.allclose(probed[0].weight.grad, wanted[0])
-    assert torch.allclose(probed[0].bias.grad, wanted[1])
-
-
-def test_candidates_are_parsed():
-    assert parse("fst,block=(2,2),restore=False").rule == fst.get_strategy(
-        "fst", block=(2, 2), restore=False
-    )
-    probe = parse("dy,n=1,m=8,rule=magnitude_rescaled,rescale=group,axis=position,gemm=both").rule
-    assert probe == GradientProbe(
-        NM("grad_output", 1, 8, "magnitude_rescaled", rescale="group"), "position", "both"
-    )
-    for text, message in (
-        ("fts", "fst"),
-        ("sdgp,o=2", "'o'"),
-        ("dy,axis=row", "axis='row'"),
-        ("dy,gemm=output", "gemm='output'"),
-        ("dy,group=2", "options of 'dy' are n, m"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse(text)
-    with pytest.raises(ValueError, match="no plain nn.Conv2d"):
-        insert_probe(nn.Linear(2, 2), probe)
-
-
 def test_a_mask_is_kept_for_all_batches(batches):
     """A random forward mask is the same for the approximation and its reference."""
-    found = saliency(net(), loss, batches, parse("srste,rule=random,backward=dense"), seed=4)
+    found = saliency(net(), loss, batches, "srste,rule=random,backward=dense", seed=4)
     assert found.total.relative < 1e-12
