@@ -72,6 +72,7 @@ COMMANDS = {
 NOISE = (
     "'pin_memory' argument is set as true but no accelerator is found",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    "faster_coco_eval is not installed",
     "Warning: The bbox is out of bounds",  # a drawn box ends at the border
     "Warning: The polygon is out of bounds",
 )

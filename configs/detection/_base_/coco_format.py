@@ -7,13 +7,13 @@ classes = "auto"  # all categories of the training annotations, in file order; o
 
 images = dict(img="JPEGImages")
 train_dataloader = dict(
-    dataset=dict(type="COCOFormatDataset", ann_file="train.json", data_prefix=images),
+    dataset=dict(type="CocoDataset", ann_file="train.json", data_prefix=images),
 )
 val_dataloader = dict(
-    dataset=dict(type="COCOFormatDataset", ann_file="val.json", data_prefix=images),
+    dataset=dict(type="CocoDataset", ann_file="val.json", data_prefix=images),
 )
 test_dataloader = dict(
-    dataset=dict(type="COCOFormatDataset", ann_file="test.json", data_prefix=images),
+    dataset=dict(type="CocoDataset", ann_file="test.json", data_prefix=images),
 )
 val_evaluator = dict(type="CocoMetric", metric="bbox")  # without ann_file: the data set's
 test_evaluator = val_evaluator

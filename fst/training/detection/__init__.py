@@ -1,18 +1,15 @@
 """Detectors of MMDetection, trained sparsely: the only part of FST that imports mmcv and mmdet.
 
 Importing it makes `mmcv.ops` work without mmcv's compiled extension (`ops`) and, where mmdet is
-installed, mends what stops its detectors (`fixes`) and registers checked data sets (`data`), a
-metric and hooks.
+installed, mends what stops its detectors (`fixes`) and registers checked data sets (`data`).
 """
 
+import contextlib
 import importlib.util
 
-from fst.training.detection import fixes, ops
+from fst.training.detection import ops
 
 ops.install()
 if importlib.util.find_spec("mmdet") is not None:
-    with fixes.quiet():
-        fixes.apply()
-        import fst.training.detection.anchors
-        import fst.training.detection.data
-        import fst.training.detection.metric  # noqa: F401
+    with contextlib.redirect_stdout(None):  # mmdet prints which of its data sets it cannot import
+        from fst.training.detection import data, fixes  # noqa: F401

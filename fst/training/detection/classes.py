@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os.path as osp
-import xml.etree.ElementTree as ET
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fst.training.detection.annotations import classes_in_xml, names_of_split, read_coco
+from fst.training.detection.data import classes_in_xml
 
 _OTHER_CLASSES = ("RPNHead", "FusedSemanticHead")  # whose num_classes are not the data set's
 
@@ -21,28 +21,28 @@ def classes_of(dataset: Mapping[str, Any], layout: str) -> list[str]:
 
     Raises:
         FileNotFoundError: the annotation file is missing.
-        ValueError: it holds no classes.
+        ValueError: it is no such file, or holds no classes.
     """
     root = dataset.get("data_root") or ""
-    path = osp.join(root, dataset["ann_file"])
-    if not osp.isfile(path):
+    path = Path(root, dataset["ann_file"])
+    if not path.is_file():
         raise FileNotFoundError(
-            f"classes='auto': annotation file {path!r} does not exist; set data_root to the folder "
-            "of the data set, or train_dataloader.dataset.ann_file to its file there."
+            f"classes='auto': annotation file {str(path)!r} does not exist; set data_root to the "
+            "folder of the data set, or train_dataloader.dataset.ann_file to its file there."
         )
     if layout == "coco":
-        return [str(category["name"]) for category in read_coco(path)["categories"]]
-    prefix = dataset.get("data_prefix", {}).get("sub_data_root", "")
-    folder = osp.join(root, prefix, dataset.get("ann_subdir", "Annotations"))
-    names: set[str] = set()
-    for name in names_of_split(path):
         try:
-            names |= classes_in_xml(osp.join(folder, f"{name}.xml"))
-        except (LookupError, OSError, ET.ParseError):
-            continue  # it is reported when the data set is built
+            names = [str(entry["name"]) for entry in json.loads(path.read_bytes())["categories"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is no annotation file of COCO: {error!r}.") from error
+    else:
+        prefix = (dataset.get("data_prefix") or {}).get("sub_data_root", "")
+        folder = Path(root, prefix, dataset.get("ann_subdir", "Annotations"))
+        files = (folder / f"{name}.xml" for name in path.read_text().split())
+        names = sorted(set().union(*(classes_in_xml(file) for file in files)))
     if not names:
-        raise ValueError(f"classes='auto': no object in the annotations listed in {path!r}.")
-    return sorted(names)
+        raise ValueError(f"classes='auto': no class in the annotations of {str(path)!r}.")
+    return names
 
 
 def set_num_classes(model: Any, count: int) -> None:

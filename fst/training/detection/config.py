@@ -6,21 +6,16 @@ import os.path as osp
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fst.basics.values import one_of
-from fst.training.detection.annotations import POLICIES
 from fst.training.detection.classes import classes_of, set_num_classes
-from fst.training.detection.layouts import find_split
 
 EVALUATORS = ("val_evaluator", "test_evaluator")
 CHECKED = {
     "VOCDataset": "CheckedVOCDataset",
-    "XMLDataset": "VOCFormatDataset",
+    "XMLDataset": "CheckedXMLDataset",
     "CocoDataset": "CheckedCocoDataset",
 }
 LAYOUTS = {
-    "VOCFormatDataset": "voc",
-    "CheckedVOCDataset": "voc",
-    "COCOFormatDataset": "coco",
+    **dict.fromkeys(("CheckedVOCDataset", "CheckedXMLDataset"), "voc"),
     "CheckedCocoDataset": "coco",
 }
 
@@ -34,8 +29,7 @@ def prepare(
     """Apply ``classes``, ``bad_annotations`` and ``data_root`` of a detector's config, in place.
 
     - Data sets of mmdet's VOC and COCO types become fst's checked ones, with ``bad_annotations``.
-    - ``data_root`` goes to those that have none of their own. Where their annotation file does not
-      exist below it, VOC's and COCO's own layouts are tried: `fst.training.detection.layouts`.
+    - ``data_root`` goes to those that have none of their own.
     - ``classes`` ("auto" or names) goes to all data sets and all heads.
     - A CocoMetric without ``ann_file`` takes that of the data it evaluates.
 
@@ -49,8 +43,6 @@ def prepare(
         FileNotFoundError: the annotations that "auto" reads are missing.
         ValueError: one of the keys is wrong, or would change nothing.
     """
-    policy = config.get("bad_annotations", "error")
-    one_of("bad_annotations", policy, POLICIES)
     datasets = {
         name: [d for d in group if not d.keys() & {"dataset", "datasets"}]
         for name, group in datasets.items()
@@ -61,21 +53,16 @@ def prepare(
             dataset["type"] = CHECKED[_kind(dataset)]
     checked = [dataset for dataset in every if _kind(dataset) in LAYOUTS]
     for dataset in checked:
-        dataset.setdefault("bad_annotations", policy)
+        dataset.setdefault("bad_annotations", config.get("bad_annotations", "error"))
     if "bad_annotations" in config and not checked:
         raise ValueError("bad_annotations: no data set of the config is in VOC or COCO format.")
     _set_data_root(config, every, "data_root" in options)
-    for name, group in datasets.items():
-        for dataset in group:
-            if dataset in checked and dataset.get("data_root") == config.get("data_root"):
-                find_split(dataset, name.removesuffix("_dataloader"), LAYOUTS[_kind(dataset)])
     _set_classes(config, datasets, trained)
     for name in EVALUATORS:
         _complete_evaluators(config.get(name), datasets[name.replace("evaluator", "dataloader")])
     hooks = list(config.get("custom_hooks") or ())
-    named = {_kind(hook) for hook in hooks}
-    added = ("NumClassCheckHook", "AnchorFitHook")
-    config.custom_hooks = [*hooks, *({"type": name} for name in added if name not in named)]
+    if "NumClassCheckHook" not in map(_kind, hooks):
+        config.custom_hooks = [*hooks, {"type": "NumClassCheckHook"}]
 
 
 def _kind(config: Any) -> str:
@@ -126,15 +113,12 @@ def _classes_of_data(datasets: dict[str, list[Any]]) -> list[str]:
         names += classes_of(dataset, layout)
     if not names:
         raise ValueError("classes='auto' needs a train_dataloader: give a list of names.")
-    is_voc = _kind(datasets["train_dataloader"][0]).startswith(("VOC", "CheckedVOC"))
-    return sorted(set(names)) if is_voc else list(dict.fromkeys(names))
+    return list(dict.fromkeys(names))
 
 
 def _complete_evaluators(evaluator: Any, datasets: list[Any]) -> None:
     for metric in evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]:
-        if not isinstance(metric, dict) or _kind(metric) != "CocoMetric":
-            continue
-        metric["type"] = "COCOFormatMetric"
-        if not metric.get("ann_file") and len(datasets) == 1:
+        is_coco = isinstance(metric, dict) and _kind(metric) == "CocoMetric"
+        if is_coco and not metric.get("ann_file") and len(datasets) == 1:
             root = datasets[0].get("data_root") or ""
             metric["ann_file"] = osp.join(root, datasets[0]["ann_file"])

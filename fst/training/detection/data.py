@@ -1,268 +1,159 @@
-"""Data sets in Pascal VOC's and COCO's format that do not train on wrong annotations."""
+"""mmdet's data sets, which refuse what mmdet would train on, or leave out, without a word."""
 
 from __future__ import annotations
 
 import logging
-import os.path as osp
-from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from mmdet.datasets import CocoDataset, VOCDataset, XMLDataset
 from mmdet.registry import DATASETS
-from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
+from PIL import Image
 
 from fst.basics.text import counted_as
 from fst.basics.values import one_of
-from fst.training.detection.annotations import (
-    POLICIES,
-    Box,
-    Size,
-    category_ids,
-    check_box,
-    classes_in_xml,
-    names_of_split,
-    read_coco,
-)
-from fst.training.detection.images import find_image, image_size
 
-_NAMED = 20  # classes whose boxes are counted one by one in the log
-_UNREADABLE = (  # raised by ElementTree and by mmdet for an XML file that lacks what they read
-    AttributeError,
-    LookupError,
-    OSError,
-    OverflowError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+POLICIES = ("error", "skip")
+NEEDED = {"id", "bbox", "area", "category_id"}  # of an annotation in a COCO file
+ORIENTATION = 0x0112  # EXIF's tag: from 5 on the image is loaded turned by 90 degrees
 
 
-class _Checked(ABC):
-    """Refuses, when it is built, what mmdet would train on without a word.
+class _Checked:
+    """Names the first fault of the annotations by file and id, when the data set is built.
 
-    That is: an object of a class that is not in ``classes``; a box that is none, or not in its
-    image; an image that is missing, is none, or has another size than its annotation says; an id
-    that is listed twice.
+    A fault is: an object of a class that is not in ``classes``; a box that is none, or reaches out
+    of its image; an image that cannot be opened, has another size than its annotation says, or is
+    listed twice.
 
     Args:
-        bad_annotations: "error": raise and name the first fault; "skip": leave faults out (boxes
-            that reach out of their image are clipped), and log their number.
-        **kwargs: As of mmdet's data set.
+        bad_annotations: "error": raise; "skip": log the number of faults, and let mmdet treat them
+            as it does: it leaves such objects out, but takes boxes that reach out of the image.
+        **kwargs: as of mmdet's data set.
 
     Raises:
-        FileNotFoundError: the annotation file is missing.
-        ValueError: there is a fault, or no image with an object is left to train on.
+        ValueError: there is a fault, or no box to train on.
     """
 
-    image_prefix: str  # the key of data_prefix for the images' folder: data_root if it is absent
-
-    def __init__(
-        self,
-        *args: Any,
-        bad_annotations: str = "error",
-        data_prefix: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, bad_annotations: str = "error", **kwargs: Any) -> None:
         one_of("bad_annotations", bad_annotations, POLICIES)
         self.bad_annotations = bad_annotations
         self._faults: list[str] = []
-        data_prefix = {self.image_prefix: "", **(data_prefix or {})}
-        super().__init__(*args, data_prefix=data_prefix, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def load_data_list(self) -> list[dict[str, Any]]:
-        """Read and check all annotations, and the sizes of all images."""
-        if not self._metainfo.get("classes"):
-            raise ValueError(
-                f"{type(self).__name__} of {self.ann_file!r} needs its class names: "
-                "metainfo=dict(classes=[...]), or `classes` in the config."
-            )
-        images = list(self._read())
+        """As mmdet's; logs the number of boxes of each class."""
+        images = super().load_data_list()
+        listed = Counter(image["img_id"] for image in images)
+        self._faults += [f"image {name!r} is listed twice" for name in listed if listed[name] > 1]
         if self._faults:
-            first = self._faults[0]
             count = counted_as(len(self._faults), "fault", "faults")
+            text = f"{self.ann_file!r} has {count}, the first: {self._faults[0]}"
             if self.bad_annotations == "error":
                 raise ValueError(
-                    f"{self.ann_file!r} has {count}, the first: {first}. Repair them, or leave "
-                    "them out with bad_annotations='skip'."
+                    f"{text}. Repair them, or train all the same with bad_annotations='skip'."
                 )
-            text = f"{self.ann_file}: {count} left out or clipped, the first: {first}"
             print_log(text, "current", logging.WARNING)
-        boxes = Counter(box["bbox_label"] for info in images for box in _learnt(info))
-        text = f"{self.ann_file}: {len(images)} images, {boxes.total()} boxes"
-        names = self._metainfo["classes"]
-        if len(names) <= _NAMED:
-            text += ": " + ", ".join(f"{name} {boxes[label]}" for label, name in enumerate(names))
-        print_log(text, "current")
+        every = (box for image in images for box in image["instances"])
+        boxes = Counter(box["bbox_label"] for box in every if not box["ignore_flag"])
+        classes = self.metainfo["classes"]
+        if not boxes and not self.test_mode:
+            raise ValueError(f"{self.ann_file!r} has no box of the classes {', '.join(classes)}.")
+        counts = ", ".join(f"{name} {boxes[label]}" for label, name in enumerate(classes))
+        print_log(f"{self.ann_file}: {len(images)} images, boxes: {counts}", "current")
         return images
 
-    def filter_data(self) -> list[dict[str, Any]]:
-        """As mmdet's, but refuse a result without anything to learn, and warn of one to test."""
-        kept = super().filter_data()
-        has_boxes = any(_learnt(info) for info in kept)
-        if kept and self.test_mode and not has_boxes:
-            text = f"{self.ann_file}: no image has an object, so metrics of it say nothing"
-            print_log(text, "current", logging.WARNING)
-        if kept and (self.test_mode or has_boxes):
-            return kept
-        raise ValueError(
-            f"{self.ann_file!r} has no image with an object of the classes "
-            f"{', '.join(self._metainfo['classes'])}: {len(self.data_list)} images could be read, "
-            f"of which filter_cfg={self.filter_cfg} leaves {len(kept)}."
-        )
-
-    @abstractmethod
-    def _read(self) -> Iterator[dict[str, Any]]:
-        """The images, as mmdet's ``parse_data_info`` returns them; faults go to ``_faults``."""
-
-    def _size(self, path: str, annotated: Sequence[float | None]) -> Size | None:
-        """Width and height of an image as it is loaded; None, and a fault, if it cannot be used.
-
-        Files that are not local are not read.
-        """
-        is_annotated = all(annotated)
-        if self.backend_args is not None or "://" in path:
-            if is_annotated:
-                return int(annotated[0]), int(annotated[1])
-            self._faults.append(f"{path} is not local, and its annotation has no size")
-            return None
+    def _check_image(self, info: dict[str, Any]) -> None:
+        """Compare an image's annotated size with the file's, which is read from its header."""
+        path, annotated = info["img_path"], (info["width"], info["height"])
+        if self.backend_args is not None:  # the file is not local
+            return
         try:
-            size = image_size(path)
-        except (FileNotFoundError, ValueError) as error:
+            with Image.open(path) as image:
+                size = image.size
+                if image.getexif().get(ORIENTATION) in range(5, 9):
+                    size = size[::-1]
+        except OSError as error:
             self._faults.append(f"{path} cannot be read: {error}")
-            return None
-        if is_annotated and tuple(annotated) != size:
-            sizes = ("{} x {}".format(*sides) for sides in (size, annotated))
-            self._faults.append(f"{path} is {', but annotated as '.join(sizes)}")
-            return None
-        return size
+            return
+        if size != annotated:
+            text = "{} is {} x {}, but annotated as {} x {}"
+            self._faults.append(text.format(path, *size, *annotated))
 
-    def _box(self, where: str, box: Box, size: Size) -> Box | None:
-        usable, fault = check_box(box, size)
-        if fault:
-            corners = ", ".join(f"{value:g}" for value in box)
-            self._faults.append(f"{where}: ({corners}) {fault} of {size[0]} x {size[1]}")
-        return usable
-
-
-def _learnt(info: dict[str, Any]) -> list[dict[str, Any]]:
-    """The boxes that a loss counts: not those of crowds, nor difficult ones."""
-    return [box for box in info["instances"] if not box.get("ignore_flag")]
+    def _check_box(self, where: str, box: Sequence[float], info: dict[str, Any]) -> None:
+        """Compare a box, x1, y1, x2, y2, with its image; a pixel beyond the edge is no fault."""
+        x1, y1, x2, y2 = box
+        width, height = info["width"], info["height"]
+        is_within = min(x1, y1) >= -1 and x2 <= width + 1 and y2 <= height + 1
+        if not (is_within and x2 - x1 >= 1 and y2 - y1 >= 1):  # so that NaN is a fault too
+            self._faults.append(
+                f"{where}: ({x1:g}, {y1:g}, {x2:g}, {y2:g}) is no box within {width} x {height}"
+            )
 
 
 @DATASETS.register_module()
-class VOCFormatDataset(_Checked, XMLDataset):
-    """Any data set in Pascal VOC's format: mmdet's XMLDataset, checked.
+class CheckedCocoDataset(_Checked, CocoDataset):
+    """mmdet's CocoDataset, checked."""
 
-    Images are found with any usual extension; a missing size is read from the image.
-    """
-
-    image_prefix = "sub_data_root"
-
-    def _read(self) -> Iterator[dict[str, Any]]:
-        self.cat2label = {name: label for label, name in enumerate(self._metainfo["classes"])}
-        for name, count in Counter(names_of_split(self.ann_file, self.backend_args)).items():
-            if count > 1:
-                self._faults.append(f"{name} is listed {count} times")
-            xml_path = osp.join(self.sub_data_root, self.ann_subdir, f"{name}.xml")
-            try:
-                info = self._parsed(name, xml_path)
-            except _UNREADABLE as error:
-                self._faults.append(f"{xml_path}: {type(error).__name__}: {error}")
-                continue
-            size = self._size(info["img_path"], (info["width"], info["height"]))
-            if size is not None:
-                info["width"], info["height"] = size
-                info["instances"] = list(self._usable(info["instances"], xml_path, size))
-                yield info
-
-    def _parsed(self, name: str, xml_path: str) -> dict[str, Any]:
-        with get_local_path(xml_path, backend_args=self.backend_args) as path:
-            unknown = sorted(classes_in_xml(path) - self.cat2label.keys())
-        self._faults += [f"{xml_path}: class {other!r} is not in `classes`" for other in unknown]
-        image = find_image(osp.join(self.sub_data_root, self.img_subdir), name)
-        file_name = osp.join(self.img_subdir, image)
-        return super().parse_data_info(
-            {"img_id": name, "file_name": file_name, "xml_path": xml_path}
-        )
-
-    def _usable(
-        self, instances: Sequence[dict[str, Any]], xml_path: str, size: Size
-    ) -> Iterator[dict[str, Any]]:
-        for instance in instances:
-            name = self._metainfo["classes"][instance["bbox_label"]]
-            box = self._box(f"{xml_path}: {name}", instance["bbox"], size)
-            if box is not None:
-                yield {**instance, "bbox": list(box)}
+    def parse_data_info(self, raw_data_info: dict[str, Any]) -> dict[str, Any]:
+        """As mmdet's, which is given an image and its annotations."""
+        names = [self.coco.cats[number]["name"] for number in self.cat_ids]
+        if names != list(self.metainfo["classes"]):  # mmdet labels in the order of the file
+            known = [category["name"] for category in self.coco.cats.values()]
+            raise ValueError(
+                f"classes={list(self.metainfo['classes'])} must be categories of "
+                f"{self.ann_file!r}, in its order: {known}."
+            )
+        for annotation in raw_data_info["raw_ann_info"]:
+            if absent := NEEDED - annotation.keys():
+                raise ValueError(f"{self.ann_file!r}: no {absent} in the annotation {annotation}.")
+        info = super().parse_data_info(raw_data_info)
+        self._check_image(info)
+        for annotation in raw_data_info["raw_ann_info"]:
+            category, (x, y, width, height) = annotation["category_id"], annotation["bbox"]
+            where = f"annotation {annotation['id']} of {info['img_path']}"
+            if category not in self.cat_ids:
+                name = self.coco.cats.get(category, {}).get("name", category)
+                self._faults.append(f"{where}: class {name!r} is not in `classes`")
+            self._check_box(where, (x, y, x + width, y + height), info)
+        return info
 
 
 @DATASETS.register_module()
-class CheckedVOCDataset(VOCFormatDataset, VOCDataset):
+class CheckedXMLDataset(_Checked, XMLDataset):
+    """mmdet's XMLDataset (any data set in Pascal VOC's format), checked."""
+
+    def parse_data_info(self, img_info: dict[str, Any]) -> dict[str, Any]:
+        """As mmdet's, which is given the names of an image's files."""
+        path = img_info["xml_path"]
+        names = classes_in_xml(path)
+        try:
+            info = super().parse_data_info(img_info)
+        except Exception as error:  # of many kinds, and without the file's name
+            raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+        self._check_image(info)
+        for name in sorted(names - self.cat2label.keys()):
+            self._faults.append(f"{path}: class {name!r} is not in `classes`")
+        for box in info["instances"]:
+            name = self.metainfo["classes"][box["bbox_label"]]
+            self._check_box(f"{path}: {name}", box["bbox"], info)
+        return info
+
+
+@DATASETS.register_module()
+class CheckedVOCDataset(CheckedXMLDataset, VOCDataset):
     """mmdet's VOCDataset (PASCAL VOC, 20 classes), checked."""
 
 
-@DATASETS.register_module()
-class COCOFormatDataset(_Checked, CocoDataset):
-    """Any data set in COCO's format: mmdet's CocoDataset, checked.
+def classes_in_xml(path: str) -> set[str]:
+    """The names of the objects in one of Pascal VOC's annotations.
 
-    Labels follow the order of ``classes``, whatever the order of the file's categories.
+    Raises:
+        ValueError: it is no XML file.
     """
-
-    METAINFO: dict[str, Any] = {}
-    image_prefix = "img"
-
-    def _read(self) -> Iterator[dict[str, Any]]:
-        with get_local_path(self.ann_file, backend_args=self.backend_args) as path:
-            data = read_coco(path)
-        self.cat_ids = category_ids(data, self._metainfo["classes"], self.ann_file)
-        self.cat2label = {cat_id: label for label, cat_id in enumerate(self.cat_ids)}
-        self.cat_img_map: dict[int, list[Any]] = defaultdict(list)
-        self._names = {category["id"]: category["name"] for category in data["categories"]}
-        of_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in data["images"]}
-        for annotation in data["annotations"]:
-            number = annotation["image_id"]
-            if number in of_image:
-                of_image[number].append(annotation)
-            else:
-                where = f"annotation {annotation['id']}"
-                self._faults.append(f"{where}: image_id={number!r} is no image of the file")
-        for image in data["images"]:
-            path = osp.join(self.data_prefix["img"], image["file_name"])
-            size = self._size(path, (image.get("width"), image.get("height")))
-            if size is not None:
-                width, height = size
-                usable = list(self._usable(of_image[image["id"]], path, size))
-                image = {**image, "img_id": image["id"], "width": width, "height": height}
-                yield super().parse_data_info({"raw_img_info": image, "raw_ann_info": usable})
-
-    def _usable(
-        self, annotations: Sequence[dict[str, Any]], path: str, size: Size
-    ) -> Iterator[dict[str, Any]]:
-        for annotation in annotations:
-            category = annotation["category_id"]
-            where = f"annotation {annotation['id']} of {path}"
-            if category not in self.cat2label:
-                name = self._names.get(category, category)
-                self._faults.append(f"{where}: class {name!r} is not in `classes`")
-                continue
-            if annotation.get("ignore"):  # which mmdet leaves out
-                continue
-            x, y, width, height = annotation["bbox"]
-            given = (x, y, x + width, y + height)
-            box = self._box(where, given, size)
-            if box is None:
-                continue
-            if box != given:
-                x1, y1, x2, y2 = box
-                annotation = {**annotation, "bbox": [x1, y1, x2 - x1, y2 - y1]}
-            self.cat_img_map[category].append(annotation["image_id"])
-            yield annotation
-
-
-@DATASETS.register_module()
-class CheckedCocoDataset(COCOFormatDataset):
-    """mmdet's CocoDataset (COCO, 80 classes), checked."""
-
-    METAINFO = CocoDataset.METAINFO
+    try:
+        return {element.text or "" for element in ET.parse(path).iterfind("object/name")}
+    except (ET.ParseError, LookupError) as error:  # of no file, or of an unknown encoding
+        raise ValueError(f"{path}: {error}") from error

@@ -43,9 +43,10 @@ def mmdet_scope():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """mmcv's Python functions with the stand-in under them, even where mmcv is compiled."""
-    for name in ("nms", "roi_align"):
-        monkeypatch.setattr(sys.modules[f"mmcv.ops.{name}"], "ext_module", ops.StandIn())
+    """mmcv's Python functions with torchvision's under them, even where mmcv is compiled."""
+    extension = ops.StandIn(ops.EXTENSION)
+    monkeypatch.setattr(sys.modules["mmcv.ops.nms"], "ext_module", extension)
+    monkeypatch.setattr(sys.modules["mmcv.ops.roi_align"], "roi_align", ops.roi_align)
 
 
 @pytest.fixture(scope="session")

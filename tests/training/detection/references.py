@@ -27,18 +27,6 @@ def nms(boxes, scores, threshold, offset=0):
     return kept
 
 
-def batched_nms(boxes, scores, classes, threshold, score_threshold=0, max_num=-1, agnostic=False):
-    """Indices that stay, best first: each class by itself unless `agnostic`."""
-    kept = []
-    for kind in {None} if agnostic else set(classes):
-        mine = [i for i in range(len(boxes)) if kind is None or classes[i] == kind]
-        mine = [i for i in mine if scores[i] > score_threshold or score_threshold <= 0]
-        stay = nms([boxes[i] for i in mine], [scores[i] for i in mine], threshold)
-        kept += [mine[i] for i in stay]
-    kept.sort(key=lambda i: -scores[i])
-    return kept[:max_num] if max_num > 0 else kept
-
-
 def bilinear(image, y, x):
     """Value of (c, h, w) at a point; 0 beyond one pixel outside."""
     height, width = image.shape[1:]

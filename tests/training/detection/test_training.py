@@ -76,10 +76,8 @@ def test_trains(train, detector, strategy):
 def test_the_console_starts_with_the_data(train, capsys):
     train("run", "ssd", sparsity=FST, extra="train_cfg = dict(max_epochs=1, val_interval=1)\n")
     console = capsys.readouterr().out
-    data = re.search(
-        r"train\.\S+: 8 images, (\d+) boxes: RBC (\d+), WBC (\d+), \S+ (\d+)\n", console
-    )
-    assert data and int(data[1]) == sum(map(int, data.groups()[1:]))
+    data = re.search(r"train\.\S+: 8 images, boxes: RBC \d+, WBC \d+, Platelets \d+\n", console)
+    assert data
     assert data.start() < console.index("converted, ")
 
 
