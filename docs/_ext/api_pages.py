@@ -57,7 +57,7 @@ PAGES = {
     "backends": ("fst.backends",),
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
     "engine": ("fst.training.engine",),
-    "detection": ("fst.training.detection.data", "fst.training.detection.metric"),
+    "detection": ("fst.training.detection.data",),
     "lab": ("fst.lab.analysis", "fst.lab.benchmark"),
 }
 DATA = {

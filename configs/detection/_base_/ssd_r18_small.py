@@ -36,7 +36,7 @@ model = dict(
             scale_major=False,
             strides=[8, 16, 32],
             ratios=[[2], [2], [2]],
-            min_sizes=[14, 30, 60],  # pixels of 192, for blood cells: a training says if they fit
+            min_sizes=[14, 30, 60],  # pixels of 192, for blood cells
             max_sizes=[30, 60, 110],
         ),
         bbox_coder=dict(
