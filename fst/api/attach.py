@@ -176,7 +176,8 @@ def attach(
         TypeError: ``model`` is no module, or ``optimizer`` none of torch's.
     """
     layers = converted_layers(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    # accelerate's wrapper says that it is an Optimizer, and has no hooks
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer: of a "
             "wrapper, the one inside."

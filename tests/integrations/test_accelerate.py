@@ -54,3 +54,13 @@ def test_the_state_of_another_strategy_is_refused():
     state = SparsityState(Training().sparse).state_dict()
     with pytest.raises(ValueError, match="was saved with strategy"):
         SparsityState(Training("srste").sparse).load_state_dict(state)
+
+
+def test_the_optimizer_of_prepare_is_refused_and_the_one_inside_is_taken():
+    training = Training("asp")
+    other = nn.Sequential(nn.Conv2d(4, 8, 3))
+    fst.convert(other, "asp")
+    optimizer = training.accelerator.prepare(torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="is a AcceleratedOptimizer; .* of a wrapper, the one insi"):
+        fst.attach(other, optimizer)
+    fst.attach(other, optimizer.optimizer)
