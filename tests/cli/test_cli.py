@@ -204,9 +204,18 @@ def test_a_config_is_shown_with_what_it_inherits(capsys, tmp_path):
         ("fst,block=(2, 1),phase=random", "fst,block=(2, 1),phase=random"),
         ("a,b", ["a", "b"]),
         ("[a,b=1]", ["a", "b=1"]),
+        ("1,2", [1, 2]),
+        ("(1,2)", (1, 2)),
+        ("true", True),
+        ("None", None),
+        ("1e-3", 0.001),
+        ("-inf", -float("inf")),
+        (r"layer\.(1|2)", r"layer\.(1|2)"),
+        ("data/2026-11-28/1", "data/2026-11-28/1"),
+        ("", ""),
     ],
 )
-def test_a_strategy_with_options_is_one_value(text, value):
+def test_values_of_options(text, value):
     parser = argparse.ArgumentParser()
     add_cfg_options(parser)
     found = parser.parse_args(["--cfg-options", "x=1", f"sparsity.strategy={text}"]).cfg_options

@@ -60,36 +60,37 @@ SIZE: dict[str, Any] = {
 }  # of images
 
 
-class OptionAction(argparse.Action):
-    """``key=value`` pairs, as MMEngine reads them, and what is wrong with others.
-
-    MMEngine would make a list of a value that is `NAMED`, and cut dicts within lists to pieces.
-    """
+class _Update(argparse.Action):
+    """Adds pairs of key and value to a dict."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        for value in values:
-            if not value.partition("=")[0] or "=" not in value:
-                parser.error(f"argument {option_string}: {value!r} is not of the form key=value")
-            if any(value.count(a) != value.count(b) for a, b in ("()", "[]")):
-                parser.error(f"argument {option_string}: {value!r} has unbalanced brackets")
-        from mmengine.config import DictAction  # takes a second, and no --help needs it
+        setattr(namespace, self.dest, getattr(namespace, self.dest) | dict(values))
 
-        pairs = dict(value.split("=", 1) for value in values)
-        named: dict[str, Any] = {k: text for k, text in pairs.items() if NAMED.fullmatch(text)}
-        for key, text in pairs.items():
-            if text.startswith(("[", "(", "{")):
-                with contextlib.suppress(ValueError, SyntaxError):
-                    named[key] = ast.literal_eval(text)
-        action = DictAction(self.option_strings, self.dest, nargs="+")
-        lists = [f"{key}={text}" for key, text in pairs.items() if key not in named]
-        try:
-            action(parser, namespace, lists, option_string)
-        except (RecursionError, AssertionError):
-            parser.error(
-                f"argument {option_string}: {' '.join(lists)!r} cannot be read; write a list of "
-                "dicts as [{'type': 'Resize', 'size': 16}]"
-            )
-        getattr(namespace, self.dest).update(named)
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
+    return key, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A value as Python writes it, true or false, names in a list, or else the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for read in (ast.literal_eval, float):  # float: of inf and nan
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = read(text)
+            return list(value) if isinstance(value, tuple) and text[0] != "(" else value
+    if NAMED.fullmatch(text) or ("," not in text and text[:1] not in ("[", "(", "{")):
+        return text
+    is_list = text[:1] == "[" and text[-1:] == "]"
+    names = [name.strip() for name in (text[1:-1] if is_list else text).split(",")]
+    if any(bracket in name for name in names for bracket in "()[]{}"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be read; write a list of dicts as [{{'type': 'Resize', 'size': 16}}]"
+        )
+    return names
 
 
 def add_cfg_options(
@@ -99,7 +100,8 @@ def add_cfg_options(
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=OptionAction,
+        type=_pair,
+        action=_Update,
         default={},
         metavar="KEY=VALUE",
         help=meaning,

@@ -82,7 +82,7 @@ def test_package_bases_are_trusted(tmp_path):
         ("train_cfg", "not of the form key=value"),
         ("=3", "not of the form key=value"),
         ("optim_wraper.optimizer.lr=1", "Did you mean 'optim_wrapper'"),
-        ("model.data_preprocessor.mean=[1", "unbalanced brackets"),
+        ("model.data_preprocessor.mean=[1", "'[1' cannot be read; write a list"),
         ("train_cfg.max_epochs=-1", "train_cfg.max_epochs=-1 must be an integer >= 1"),
         ("train_cfg.val_begin=x", "train_cfg.val_begin='x' must be an integer >= 0"),
         ("train_cfg.val_interval=0", "train_cfg.val_interval=0 must be an integer >= 1"),
