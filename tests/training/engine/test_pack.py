@@ -1,4 +1,4 @@
-"""`fst pack` on the trained example."""
+"""`fst pack` of trained networks."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ from fst.training.engine.trained import trained_model
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 
-TRAINED = Path(__file__).resolve().parents[3] / "examples" / "trained"
-NETWORKS = ("resnet9_srste", "resnet9_srste_1of4")
 LOAD = {
     ".pt": "model = torch.load(path, weights_only=False)",
     ".pt2": "import fst.ops.cpp.zeros_weight; model = torch.export.load(path).module()",
 }
 
 
-def files(network: str) -> list[str]:
-    return [str(TRAINED / f"{network}{suffix}") for suffix in (".py", ".pth")]
-
-
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("network", "suffix"),
-    [(NETWORKS[0], ".pt"), pytest.param(NETWORKS[1], ".pt2", marks=pytest.mark.system)],
-)
+@pytest.mark.parametrize(("n", "suffix"), [(2, ".pt"), (1, ".pt2")])
 def test_another_process_runs_the_file(
-    network: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    n: int, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    given, path = files(network), tmp_path / f"packed{suffix}"
-    assert cli.main(["pack", *given, str(path), "--size", "32", "--batch", "2"]) == 0
+    config, path = tmp_path / "srste.py", tmp_path / f"packed{suffix}"
+    config.write_text(
+        f'_base_ = "fst::configs/demo_digits.py"\nsparsity = dict(strategy="srste", n={n}, m=4)\n'
+        "train_cfg = dict(max_epochs=1)\n"
+    )
+    assert cli.main(["train", str(config), "--work-dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+    given = [str(config), str(tmp_path / "epoch_1.pth")]
+    assert cli.main(["pack", *given, str(path), "--size", "16", "--batch", "2"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "features.1.0" in line]
-    assert row.split()[2] == ("0.250" if "1of4" in network else "0.500")
-    x = torch.randn(2, 3, 32, 32)
+    assert row.split()[2] == f"{n / 4:.3f}"
+    x = torch.randn(2, 1, 16, 16)
     torch.save(x, tmp_path / "x.pt")
     code = (
         "import sys, torch\npath, folder = sys.argv[1:]\n"
@@ -60,5 +58,5 @@ def test_another_process_runs_the_file(
 
 def test_an_unknown_suffix(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["pack", *files(NETWORKS[0]), str(tmp_path / "packed.onnx"), "--size", "32"])
+        cli.main(["pack", __file__, __file__, str(tmp_path / "packed.onnx"), "--size", "16"])
     assert ".pt or .pt2" in capsys.readouterr().err
