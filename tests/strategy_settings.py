@@ -161,7 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
     _row("fst_w", "double-3:5", grad_input="double", n=3, m=5),
     _row("fst_w", "double-orders", grad_input="double", permutations=3, interval=2),
     # dY unbiased
-    _row("fst_w", "mvue", drawn="grad_weight", grad_weight={"rule": "mvue", "n": 1, "m": 4}),
+    _row("fst_w", "mvue", drawn="grad_weight", grad_weight="mvue,n=1"),
     _row("mvue", dense="output grad_input", drawn="grad_weight"),
     _row("mvue", "approximate", dense="output grad_input", drawn="grad_weight", approximate=True),
     _row("mvue", "3:8", dense="output grad_input", drawn="grad_weight", n=3, m=8),
@@ -187,7 +187,7 @@ SETTINGS: tuple[Setting, ...] = (
     _row("sdgp", "both-gradients", dense="output", prune_grad_weight=True),
     _row("sdgp", "all", rule="magnitude", prune_grad_weight=True, prune_weight=True),
     _row("sdgp", "group-4:8", dense="output grad_weight", rescale="group", n=4, m=8),
-    _row("sdgp", "sampled", dense="output", random_phase=True, grad_weight={"rule": "sampled"}),
+    _row("sdgp", "sampled", dense="output", random_phase=True, grad_weight="sampled"),
     # backward passes from a part of the positions
     *_sampled("sampled", dense="output grad_input"),
     _row("sampled", "both", dense="output", random_phase=True, grad_input=0.5),

@@ -18,12 +18,12 @@ from fst.api.report import ConversionReport, coverage_of, describe_layer, notes_
 from fst.api.selection import LAYERS, kept_dense, never_called, shared_parameters
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import ORDER, refuse_sharded
+from fst.basics.text import suggest
 from fst.basics.values import check_module, one_of
 from fst.files.records import drop_record
 from fst.layers.calls import LayerCall, SeenInput, each_call, try_calls
 from fst.layers.coverage import inputs_of, multiply_adds
 from fst.layers.modules import SparseConv2d, SparseLayer, SparseLinear, sparse_layers
-from fst.rules.by_name import unknown_option
 from fst.rules.masks import read_pattern
 from fst.rules.strategy import Strategy
 from fst.rules.two_of_four import INTEGERS
@@ -240,7 +240,7 @@ def _check_options(strategy: str | Strategy, options: Mapping[str, Any]) -> None
         ]
         raise ValueError(
             f"{unknown[0]!r} is neither an argument of convert nor an option of strategy "
-            f"{name!r}.{unknown_option(unknown[0], [*own, *arguments])}"
+            f"{name!r}.{suggest(unknown[0], [*own, *arguments])}"
         )
 
 

@@ -12,15 +12,13 @@ quarter of all positions, and a first layer of three channels keeps 2 of 3 weigh
 """
 
 from dataclasses import replace
-from typing import Any
 
 from fst.basics.values import check_integer, one_of
 from fst.rules.alternating import Alternating
-from fst.rules.by_name import grad_weight_rule
 from fst.rules.nm import NM, TwicePruned
 from fst.rules.strategy import Strategy
 from fst.strategies.double import Reordered
-from fst.strategies.registry import register_strategy
+from fst.strategies.registry import grad_weight_of, register_strategy
 
 
 def _papers(literal: bool, name: str, given: str | None, paper: str, default: str) -> str:
@@ -39,7 +37,7 @@ def fst_w(
     group_order: str | None = None,
     decay: float = 2e-4,
     decay_mode: str = "gradient",
-    grad_weight: dict[str, Any] | None = None,
+    grad_weight: str | None = None,
     literal: bool = False,
     grad_input: str = "separate",
     permutations: int = 0,
@@ -49,7 +47,7 @@ def fst_w(
 
     ``group_order`` is "channel", or with ``literal`` the paper's "im2col".
 
-    ``grad_weight`` prunes dW too: ``{"rule": "sampled", ...}`` or ``"mvue"`` with their options.
+    ``grad_weight`` names a strategy that prunes dW as well: "sampled,keep=0.25", "mvue", "fst".
 
     ``grad_input`` is "separate", S(Wᵀ) of the dense W, or "double": S(W) pruned once more, so that
     dX sees no weight that Y does not (`fst.strategies.double`). With "double", ``permutations`` is
@@ -71,7 +69,7 @@ def fst_w(
         output=NM("weight", n, m, group_order=group_order),
         grad_input=TwicePruned("weight", n, m) if grad_input == "double" else NM("weight", n, m),
         schedule=Reordered(permutations, interval) if permutations else None,
-        grad_weight=grad_weight_rule(grad_weight),
+        grad_weight=grad_weight_of(grad_weight),
         decay=decay,
         decay_mode=decay_mode,
     )

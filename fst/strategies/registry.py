@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fst.basics.text import suggest
-from fst.rules.by_name import unknown_option
+from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Strategy])
@@ -124,10 +124,22 @@ def get_strategy(name: str | Strategy, **overrides: Any) -> Strategy:
     for option in overrides:
         if option not in options:
             raise ValueError(
-                f"strategy {name!r} has no option {option!r}.{unknown_option(option, options)}"
+                f"strategy {name!r} has no option {option!r}.{suggest(option, options)}"
             )
     _check_types(name, recipe, overrides)
     return recipe(**overrides)
+
+
+def grad_weight_of(name: str | None) -> Rule | None:
+    """The rule of grad_weight that the strategy ``name`` has, with the options in it; None of None.
+
+    Raises:
+        ValueError: as of `get_strategy`, or that strategy's grad_weight is dense.
+    """
+    rule = None if name is None else get_strategy(name).grad_weight
+    if name is not None and rule is None:
+        raise ValueError(f"grad_weight={name!r}: grad_weight of this strategy is dense.")
+    return rule
 
 
 def _check_types(name: str, recipe: Callable[..., Strategy], overrides: dict[str, Any]) -> None:

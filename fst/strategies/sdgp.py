@@ -10,12 +10,10 @@ grad_weight too, ``prune_weight`` prunes W in output, with SR-STE's decay.
 """
 
 from dataclasses import replace
-from typing import Any
 
-from fst.rules.by_name import grad_weight_rule
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
-from fst.strategies.registry import register_strategy
+from fst.strategies.registry import grad_weight_of, register_strategy
 
 
 @register_strategy("sdgp")
@@ -28,11 +26,9 @@ def sdgp(
     prune_grad_weight: bool = False,
     prune_weight: bool = False,
     decay: float | None = None,
-    grad_weight: dict[str, Any] | None = None,
+    grad_weight: str | None = None,
 ) -> Strategy:
     """dX = Wᵀ·P(dY), pruned along output channels; dW and the bias gradient see the full dY.
-
-    ``grad_weight`` prunes dW too: ``{"rule": "sampled", "keep": 0.5}``, or ``"alternating"``.
 
     Args:
         rule: of dY: "magnitude_rescaled" (the paper's "Res. Mag."), "magnitude" or "random".
@@ -41,7 +37,8 @@ def sdgp(
         prune_grad_weight: whether dY is pruned in grad_weight too.
         prune_weight: whether W is pruned in output, with SR-STE's decay.
         decay: λ of that decay, 2e-4 if None; for ``prune_weight=True`` alone.
-        grad_weight: options of a rule of grad_weight; None: dense.
+        grad_weight: a strategy that prunes dW as well: "sampled,keep=0.25", "mvue", "fst"; None:
+            dense.
     """
     if prune_grad_weight and grad_weight is not None:
         raise ValueError("prune_grad_weight=True and grad_weight exclude each other.")
@@ -56,7 +53,7 @@ def sdgp(
         "sdgp",
         output=NM("weight", n, m) if prune_weight else None,
         grad_input=replace(pruned, group_order=group_order),
-        grad_weight=pruned if prune_grad_weight else grad_weight_rule(grad_weight),
+        grad_weight=pruned if prune_grad_weight else grad_weight_of(grad_weight),
         decay=decay if prune_weight else 0.0,
         min_in_channels=4,
     )

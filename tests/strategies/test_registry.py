@@ -35,6 +35,10 @@ from fst.rules.alternating import Alternating
         ("wx", dict(phase=0.0), ["wx", "phase", "0.0", "int | str"]),
         ("fst", dict(block=[1, 2.0]), ["fst", "block", "[1, 2.0]", "tuple[int, int]"]),
         ("rigl", dict(alpha=True), ["rigl", "alpha", "True", "float"]),
+        ("fst_w", dict(grad_weight="sample"), ["strategy='sample'", "'sampled'"]),
+        ("fst_w", dict(grad_weight="sampled,kept=2"), ["'kept'", "'keep'"]),
+        ("sdgp", dict(grad_weight="srste"), ["grad_weight='srste'", "dense"]),
+        ("sdgp", dict(prune_grad_weight=True, grad_weight="mvue"), ["exclude each other"]),
     ],
     ids=str,
 )
@@ -43,6 +47,14 @@ def test_bad_names_and_overrides(name, overrides, words):
         fst.get_strategy(name, **overrides)
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{str(caught.value)!r} does not name {missing}"
+
+
+@pytest.mark.parametrize("name", ["fst_w", "sdgp"])
+@pytest.mark.parametrize("other", ["sampled,keep=0.25", "mvue,n=1", "fst"])
+def test_a_strategy_may_take_the_grad_weight_of_another(name, other):
+    strategy = fst.get_strategy(name, grad_weight=other)
+    assert strategy.grad_weight == fst.get_strategy(other).grad_weight is not None
+    assert strategy.grad_input == fst.get_strategy(name).grad_input
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,6 @@ def test_a_name_may_carry_its_options(name, options):
     ("name", "overrides", "words"),
     [
         ("SRST", {}, ["Did you mean 'srste'"]),
-        ("sampled", {"noise": 0.1}, ["'noise'", "left", "docs/negative.md", "keep="]),
         ("sampled,keeps=0.5", {}, ["'keeps'", "Did you mean 'keep'"]),
         ("sampled,keep=0.5", {"keep": 0.25}, ["sampled", "['keep']"]),
         ("fst,", {}, ["'fst,'", "Did you mean 'fst'"]),

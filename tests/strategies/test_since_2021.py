@@ -82,8 +82,6 @@ def test_mvue_is_a_rule_of_grad_output_alone():
         NM("weight", rule="mvue")
     with pytest.raises(ValueError, match="approximate=True is defined for 2:4, not for n=1, m=4"):
         fst.get_strategy("mvue", n=1, approximate=True)
-    with pytest.raises(ValueError, match="rule 'mvue' has no option 'rescale'"):
-        fst.get_strategy("fst_w", grad_weight={"rule": "mvue", "rescale": "channel"})
 
 
 # ------------------------------------------------------------------------------------------ phases
