@@ -20,12 +20,16 @@ void add_masked(const float* value, uint64_t mask, const int32_t* place, const f
     sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
     if (SETS > 1) sum[SETS - 1][v] = vec{};
   }
+  // Addresses that wait for loads would hold back the loads of rows: places are read one ahead.
+  int i = __builtin_ctzll(mask);
+  int64_t at = place[i];
   const auto add = [&](vec* set) __attribute__((always_inline)) {
-    const int i = __builtin_ctzll(mask);
+    const float x = value[i], *row = rows + at * (N * V);
     mask &= mask - 1;
-    const float* row = at_once(rows + static_cast<int64_t>(place[i]) * (N * V));
+    i = __builtin_ctzll(mask | uint64_t{1} << (CHUNK - 1));
+    at = place[i];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
+    for (int v = 0; v < N; ++v) set[v] += x * *reinterpret_cast<const vec*>(row + v * V);
   };
   while (mask) {
     add(sum[0]);

@@ -26,7 +26,13 @@ constexpr int64_t STRIP = 512;         // pixels of the result, if rows are not 
 constexpr int64_t FEWEST_ROWS = 4;     // of a strip: its first and last see rows of other strips
 constexpr int64_t BYTES_OF_W = 24576;  // that stay in the first cache
 
-// sums += value[i] * rows of w at place[i] - shift.
+uint64_t two_places(const int32_t* place) {
+  uint64_t two;
+  std::memcpy(&two, place, sizeof(two));
+  return two;
+}
+
+// sums += value[i] * rows of w at place[i] - shift. Two places behind the last are read too.
 template <int N>
 void add_list(const float* value, const int32_t* place, int64_t count, const float* w,
               int64_t shift, float* sums) {
@@ -37,17 +43,21 @@ void add_list(const float* value, const int32_t* place, int64_t count, const flo
     sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
     if (SETS > 1) sum[SETS - 1][v] = vec{};
   }
-  const auto add = [&](vec* set, int64_t i) __attribute__((always_inline)) {
-    const float* row = at_once(w + (place[i] - shift) * (N * V));
+  const auto add = [&](vec* set, int64_t i, uint32_t at) __attribute__((always_inline)) {
+    const float* row = w + (at - shift) * (N * V);
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) set[v] += value[i] * *reinterpret_cast<const vec*>(row + v * V);
   };
+  // Addresses that wait for loads would hold back the loads of w: places are read two ahead.
   int64_t i = 0;
-  for (; i + SETS <= count; i += SETS) {
-    add(sum[0], i);
-    if (SETS > 1) add(sum[SETS - 1], i + 1);
+  uint64_t next = two_places(place);
+  for (; i + 2 <= count; i += 2) {
+    const uint64_t places = next;
+    next = two_places(place + i + 2);
+    add(sum[0], i, static_cast<uint32_t>(places));
+    add(sum[SETS - 1], i + 1, static_cast<uint32_t>(places >> 32));
   }
-  if (SETS > 1 && i < count) add(sum[0], i);
+  if (i < count) add(sum[0], i, static_cast<uint32_t>(next));
 #pragma GCC unroll 8
   for (int v = 0; v < N; ++v) {
     if (SETS > 1) sum[0][v] += sum[SETS - 1][v];

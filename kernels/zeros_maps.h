@@ -232,12 +232,6 @@ void copy(const typename From::Int* from, int64_t count, typename To::Int* to) {
   for (; i < count; ++i) to[i] = To::narrow(From::wide(from[i]));
 }
 
-// An address in one register: some processors split instructions that add two for theirs.
-inline const float* at_once(const float* address) {
-  asm("" : "+r"(address));
-  return address;
-}
-
 // A bit for each number of a vector that is not zero: NaN is none.
 inline uint64_t nonzeros(vec x) {
 #if defined(__AVX512F__)

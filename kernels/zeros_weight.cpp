@@ -27,6 +27,12 @@ struct Four {
 #endif
 };
 
+uint64_t four_offsets(Entries list, int64_t k) {
+  uint64_t four;
+  std::memcpy(&four, list.offsets + k, sizeof(four));
+  return four;
+}
+
 template <int HIGH, int WIDE>
 void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch, bool fresh,
               float* y, int64_t of_tile, Lines& lines) {
@@ -47,15 +53,21 @@ void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_
         for (int j = 0; j < WIDE; ++j) sum[i][j] += value * from[j];
       }
     };
+    // Addresses that wait for loads would hold back the loads of x: offsets are read four ahead.
     int64_t k = run->begin;
+    uint64_t next = four_offsets(list, k);
     for (; k + 4 <= run->end; k += 4) {
+      const uint64_t offsets = next;
+      next = four_offsets(list, k + 4);
       const Four values(list.values + k);
-      add(values.at<0>(), list.offsets[k]);
-      add(values.at<1>(), list.offsets[k + 1]);
-      add(values.at<2>(), list.offsets[k + 2]);
-      add(values.at<3>(), list.offsets[k + 3]);
+      add(values.at<0>(), static_cast<uint16_t>(offsets));
+      add(values.at<1>(), static_cast<uint16_t>(offsets >> 16));
+      add(values.at<2>(), static_cast<uint16_t>(offsets >> 32));
+      add(values.at<3>(), static_cast<uint16_t>(offsets >> 48));
     }
-    for (; k < run->end; ++k) add(list.values[k] - vec{}, list.offsets[k]);
+    for (; k < run->end; ++k, next >>= 16) {
+      add(list.values[k] - vec{}, static_cast<uint16_t>(next));
+    }
     vec* tile = reinterpret_cast<vec*>(y);
 #pragma GCC unroll 32
     for (int i = 0; i < HIGH; ++i) {

@@ -216,6 +216,7 @@ struct Run {
   int64_t begin, end;
 };
 constexpr int64_t HEAD = 8;  // numbers of int64 before the runs, which say what they are for
+constexpr int64_t TAIL = 4;  // offsets behind the last ones, which products read ahead
 
 inline void describe(const Plan& p, int64_t* head) {
   const int64_t numbers[HEAD] = {p.of_row, p.of_channel, p.runs(), p.weights(), p.block,
@@ -223,7 +224,8 @@ inline void describe(const Plan& p, int64_t* head) {
   std::memcpy(head, numbers, sizeof(numbers));
 }
 inline int64_t list_bytes(const Plan& p) {
-  const int64_t numbers = HEAD * 8 + p.runs() * static_cast<int64_t>(sizeof(Run)) + p.weights() * 6;
+  const int64_t numbers = HEAD * 8 + p.runs() * static_cast<int64_t>(sizeof(Run)) +
+                          p.weights() * 6 + TAIL * static_cast<int64_t>(sizeof(uint16_t));
   return (numbers + 7) / 8 * 8;
 }
 inline Entries entries_of(const Plan& p, Run* runs) {
