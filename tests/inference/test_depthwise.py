@@ -142,6 +142,7 @@ def in_one_go(c: dict) -> Tensor:
     return product(c["input"], c["residual"])
 
 
+@pytest.mark.each_isa
 @given(chains())
 def test_all_geometries(c):
     with pytest.MonkeyPatch.context() as patch:
@@ -186,6 +187,7 @@ def test_calls_from_many_threads():
     assert all(torch.equal(x, expected) for x in found)
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_reaches_what_it_is_multiplied_into(value):
     c = mobile()

@@ -61,6 +61,7 @@ numbers = st.one_of(
 )
 
 
+@pytest.mark.each_isa
 @given(st.lists(numbers, min_size=2, max_size=60), st.data())
 def test_draw_is_the_literal_one(values, data):
     n = data.draw(st.integers(1, len(values) - 1))

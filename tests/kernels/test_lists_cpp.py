@@ -94,6 +94,7 @@ def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
     assert (found.double() - exact).norm() <= allowed
 
 
+@pytest.mark.each_isa
 @given(convolutions(), st.booleans(), st.booleans())
 def test_grad_weight(c, centred, last):
     input, grad_output, weight = c["input"], c["grad_output"], c["weight"]
@@ -118,6 +119,7 @@ def test_grad_weight(c, centred, last):
     assert_as_exact(found, exact, same)
 
 
+@pytest.mark.each_isa
 @given(convolutions())
 def test_grad_input(c):
     grad_output, weight, size = c["grad_output"], c["weight"], c["input"].shape
@@ -137,6 +139,7 @@ def test_grad_input(c):
     assert_as_exact(found, exact, same)
 
 
+@pytest.mark.each_isa
 @given(convolutions())
 def test_scores_and_sums(c):
     grad_output, weight, (samples, _, *size) = c["grad_output"], c["weight"], c["input"].shape
@@ -250,6 +253,7 @@ def test_rows_of_a_smaller_map():
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_comes_out(value, dtype):

@@ -49,6 +49,7 @@ def _assert_same_gradient(values: Tensor, n: int, m: int, groups: int) -> None:
     assert pruned.stride() == values.stride()
 
 
+@pytest.mark.each_isa
 @COMPILED
 @pytest.mark.parametrize("memory", LAYOUTS)
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_weights_bit_for_bit(output, grad_input, memory):
             _assert_same_weights(weight, of_patterns(output, grad_input), groups, result)
 
 
+@pytest.mark.each_isa
 @COMPILED
 @pytest.mark.parametrize("memory", LAYOUTS)
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (3, 5), (4, 8), (4, 4), (4, 32)])
@@ -102,6 +104,7 @@ def test_groups_along_positions_bit_for_bit(n, m, memory):
                 assert pruned.shape == expected.shape
 
 
+@pytest.mark.each_isa
 @COMPILED
 @given(
     st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=200),

@@ -109,6 +109,7 @@ SIZES = [
 ] + [{"padding_h": -1}, {"height": -1}, {"rows": 6}, {"width": 2**31 - 1, "columns": 2**31 - 1}]
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("changed", SIZES, ids=str)
 def test_kernels_refuse_sizes_that_are_no_convolution(changed):
     """Whatever the operators in front of them let through."""
@@ -176,6 +177,7 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
             library.call(name, *arguments)
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("reach", [2**19, 2**29])
 def test_windows_that_reach_far_are_refused_or_right(reach):
     """One pixel, of which the middle tap alone sees anything; `make sanitize` sees overflows."""

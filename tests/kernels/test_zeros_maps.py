@@ -143,6 +143,7 @@ def assert_products(c: dict, threads: int = 1) -> None:
             assert_close(found, wanted.grad_weight, torchs(c, [False, True, False]))
 
 
+@pytest.mark.each_isa
 @given(convolutions(), st.sampled_from([1, 2, 5]))
 def test_products(c, threads):
     assert_products(c, threads)
@@ -169,6 +170,7 @@ def test_blocks_of_channels(kernel, channels):
     assert_products(operands(1, *channels, (7, 33), kernel, PLAIN), 5)
 
 
+@pytest.mark.each_isa
 @given(convolutions(), st.booleans(), st.sampled_from(OPERANDS), st.sampled_from([1, 2, 5]))
 def test_lists(c, centred, zeros_of, threads):
     samples, _, rows, columns = c["grad_output"].shape
@@ -213,6 +215,7 @@ def test_only_zeros_give_zeros():
     assert not any(grad_weight(c, zeros_of).any() for zeros_of in OPERANDS)
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("changed", ["input", "grad_output", "weight"])
@@ -264,6 +267,7 @@ def test_subnormal_numbers_are_multiplied(dtype):
     assert output.all() and zeros_maps.nonzeros(c["input"], 1).tolist() == [64, 64]
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("memory", FORMATS)
 def test_count_of_nonzeros(memory, dtype):

@@ -92,6 +92,7 @@ def gradient(
     return zeros.zeros_grad_input(grad_output, weight, size, *geometry, lanes)
 
 
+@pytest.mark.each_isa
 @given(products())
 def test_output(c):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
@@ -103,6 +104,7 @@ def test_output(c):
     assert_as_exact(found, oracle(input, weight, geometry), convolve(input, weight, None, geometry))
 
 
+@pytest.mark.each_isa
 @given(products())
 def test_grad_input(c):
     grad_output, weight, geometry = c["grad_output"], c["weight"], c["geometry"]
@@ -115,6 +117,7 @@ def test_grad_input(c):
     assert_as_exact(found, exact, input_gradient(grad_output, weight, geometry, size))
 
 
+@pytest.mark.each_isa
 @given(products(), st.integers(0, 4), st.booleans(), st.booleans())
 def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
@@ -187,6 +190,7 @@ def test_tokens_of_a_linear_layer(shape):
         assert (found - exact).norm() < 1e-6 * exact.norm()
 
 
+@pytest.mark.each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -261,6 +265,7 @@ def test_lists_of_another_product_are_refused():
         zeros.listed_output(input, lists.int(), None, None, *arguments)
 
 
+@pytest.mark.each_isa
 def test_lists_with_any_offsets_read_nothing_outside():
     """A list from a damaged file gives other numbers, and no fault."""
     input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
