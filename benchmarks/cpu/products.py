@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from page import Goals
 from torch import Tensor, nn
 
 from fst.backends.timing import Function
 from fst.ops import cpp
-from fst.ops.cpp import zeros_weight
 from fst.ops.geometry import Geometry, convolve, gradients
 from fst.rules.masks import nm_mask
 
@@ -43,43 +41,84 @@ class Layer(NamedTuple):
         kind = f"{self.kernel}x{self.kernel}" + (f"/{self.stride}" if self.stride > 1 else "")
         return f"{self.inside}->{self.out} {self.size}x{self.size} {kind}"
 
-    def operations(self, batch: int) -> int:
-        """Floating point operations of a dense product; a multiply-add is two."""
-        places = batch * (self.size // self.stride) ** 2
-        return 2 * places * self.inside * self.out * self.kernel**2
-
 
 class Row(NamedTuple):
     """A product without the zeros of an operand.
 
     Attributes:
         zeros: the operand, and which of its numbers are zero.
-        left: share of the multiply-adds that is left.
-        goals: torch's time over its own.
     """
 
     product: str
     zeros: str
-    left: float
-    goals: Goals | None = None
 
     def __str__(self) -> str:
         return f"{self.product}, {self.zeros}"
-
-    @property
-    def lists(self) -> str:
-        """The program that builds the lists of the weight, if there are any."""
-        return f"{self}, lists" if self.zeros.startswith("W") else ""
 
     @property
     def theirs(self) -> str:
         """The program of SparseProp with the same operands."""
         return f"{self.product}, SparseProp, {self.zeros}"
 
+
+class Group(NamedTuple):
+    """Layers whose ratios have one geometric mean.
+
+    Attributes:
+        rows: of its table.
+        rivalry: rows that are measured beside SparseProp.
+    """
+
+    title: str
+    layers: tuple[Layer, ...]
+    rows: tuple[Row, ...]
+    rivalry: tuple[Row, ...] = ()
+
     @property
-    def around(self) -> str:
-        """The program that does all but lists of the weight and multiply-adds."""
-        return f"{self.product}, {self.zeros.split()[0]} empty"
+    def products(self) -> list[str]:
+        """In the order of the rows."""
+        return list(dict.fromkeys(row.product for row in self.rows))
+
+    @property
+    def programs(self) -> set[str]:
+        """Names of all that is measured, SparseProp included."""
+        rows = (*self.rows, *self.rivalry)
+        dense = {row.product for row in rows}
+        controls = {f"{product}, {AGAIN}" for product in dense}
+        return dense | controls | {row.theirs for row in self.rivalry} | set(map(str, rows))
+
+
+WEIGHTS = ("W dense", "W 2:4", "W 1:4")
+THREE = Group(
+    "3×3 of ResNet-18",
+    (
+        Layer(64, 64, 56, 3, 1),
+        Layer(64, 128, 56, 3, 2),
+        Layer(128, 128, 28, 3, 1),
+        Layer(128, 256, 28, 3, 2),
+        Layer(256, 256, 14, 3, 1),
+        Layer(256, 512, 14, 3, 2),
+        Layer(512, 512, 7, 3, 1),
+    ),
+    (
+        *(Row(p, zeros) for p in ("Y", "dX") for zeros in (*WEIGHTS, "W 1:8")),
+        *(Row("dX", zeros) for zeros in ("dY dense", "dY 2:4", "dY 4:32")),
+        *(Row("dW", zeros) for zeros in ("X dense", "X half")),
+    ),
+    tuple(Row(p, zeros) for p in ("Y", BOTH) for zeros in UNSTRUCTURED),
+)
+ONE = Group(
+    "1×1 of ResNet-50's last three stages",
+    (
+        Layer(512, 128, 28, 1, 1),
+        Layer(128, 512, 28, 1, 1),
+        Layer(1024, 256, 14, 1, 1),
+        Layer(256, 1024, 14, 1, 1),
+        Layer(2048, 512, 7, 1, 1),
+        Layer(512, 2048, 7, 1, 1),
+    ),
+    tuple(Row("Y", zeros) for zeros in WEIGHTS),
+)
 
 
 class SparseProp:
@@ -147,10 +186,8 @@ def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[st
         **{zeros: _without(weight, share) for zeros, share in UNSTRUCTURED.items()},
         "dY dense": dy,
         **{f"dY {n}:{m}": dy * nm_mask(dy, n, m, 1) for n, m in ((2, 4), (4, 32))},
-        "dY empty": torch.zeros_like(dy),
         "X dense": dense_x,
         "X half": x,
-        "X empty": torch.zeros_like(x),
     }
 
     def grad_weight(x: Tensor) -> Tensor:
@@ -173,34 +210,9 @@ def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[st
             if zeros.startswith(f"{operand} "):
                 values = values.contiguous(memory_format=LAST)
                 found[f"{product}, {zeros}"] = functools.partial(kernel_of, values)
-    for product in ("Y", "dX"):
-        found |= _lists_apart(product, x, dy, operands, geometry)
     for zeros in UNSTRUCTURED if sparseprop else ():
         theirs = sparseprop.programs(x, operands[zeros], dy, geometry)
         found |= {f"{product}, SparseProp, {zeros}": program for product, program in theirs.items()}
-    return found
-
-
-def _lists_apart(
-    product: str, x: Tensor, dy: Tensor, operands: dict[str, Tensor], geometry: Geometry
-) -> dict[str, Function]:
-    """Building the lists of the weights, and the product from lists that are empty."""
-    found: dict[str, Function] = {}
-
-    def build(weight: Tensor) -> Tensor:
-        return zeros_weight.zeros_lists(weight, x.shape, *geometry, grad_input=product == "dX")
-
-    for zeros, weight in operands.items():
-        if zeros.startswith("W "):
-            weight = weight.contiguous(memory_format=LAST)
-            found[f"{product}, {zeros}, lists"] = functools.partial(build, weight)
-    nothing, shape = build(torch.zeros_like(operands["W dense"])), operands["W dense"].shape
-    if product == "Y":
-        arguments = (x, nothing, None, None, shape, *geometry)
-        found["Y, W empty"] = functools.partial(zeros_weight.listed_output, *arguments)
-    else:
-        arguments = (dy, nothing, shape, x.shape, *geometry)
-        found["dX, W empty"] = functools.partial(zeros_weight.listed_grad_input, *arguments)
     return found
 
 

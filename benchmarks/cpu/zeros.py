@@ -7,39 +7,38 @@ FOLDER is where SparseProp was built; without it the page has dashes there:
     pip install --no-deps --target FOLDER git+https://github.com/IST-DASLab/sparseprop
 
 All programs of a layer run in turns, in both orders; a layer's ratio is one of medians. The page is
-docs/results/cpu_zeros_ops.md, or cpu_zeros_ops_avx512.md, as torch's instruction set is. All times
-in milliseconds are in benchmarks/out/zeros.json.
+docs/results/cpu_zeros_ops.md, or cpu_zeros_ops_avx512.md, as torch's instruction set is.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-import zeros_page
-from measured import MATRIX, NETWORK, ONE, STRATEGY, THREE, Found, Group, Times
-from page import OUT, operations_page
-from products import Layer, SparseProp, programs
+from products import AGAIN, BOTH, ONE, THREE, Group, Layer, SparseProp, programs
 
-from fst import get_strategy
-from fst.backends.timing import Function, compare
+from fst.backends.timing import compare, geometric_mean
 from fst.basics.arguments import positive
 from fst.basics.machine import keep_freed_memory
+from fst.basics.text import counted_as, table
+from fst.cli.environment import surroundings
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.benchmark import PLAIN, layer_shapes
-from fst.lab.model import Training, from_name
 from fst.ops.cpp import missing
-from fst.ops.cpp.zeros_weight import zeros_lists
-from fst.rules.masks import nm_mask
 
 CPU = torch.device("cpu")
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+Times = dict[str, float]  # program -> milliseconds
+Found = Mapping[Group, Mapping[Layer, Times]]
 
 
 def main() -> None:
     """Measure all, and write the page."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,17 +47,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--layers", type=positive, help="the first ones of each group alone")
     parser.add_argument("--sparseprop", type=Path, metavar="FOLDER")
-    parser.add_argument("--page", type=Path, default=operations_page())
+    page_of = RESULTS / f"cpu_zeros_ops{'_avx512' if wide else ''}.md"
+    parser.add_argument("--page", type=Path, default=page_of)
     options = parser.parse_args()
     if reason := missing():
         raise SystemExit(f"error: {reason}")
     keep_freed_memory()
     sparseprop = built(options.sparseprop) if options.sparseprop else None
     found = {threads: measure(threads, options, sparseprop) for threads in options.threads}
-    OUT.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(json.dumps(as_json(found), indent=1), OUT / "zeros.json")
     version = sparseprop.version if sparseprop else None
-    write_text_atomically(zeros_page.page(found, options, version), options.page)
+    write_text_atomically(page(found, options, version), options.page)
 
 
 def built(folder: Path) -> SparseProp:
@@ -71,11 +69,11 @@ def built(folder: Path) -> SparseProp:
 
 
 def measure(threads: int, options: argparse.Namespace, sparseprop: SparseProp | None) -> Found:
-    """All groups, and a step."""
+    """Times of all groups' programs."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    layers: dict[Group, dict[Layer, Times]] = {THREE: {}, ONE: {}}
-    for group, times in layers.items():
+    found: dict[Group, dict[Layer, Times]] = {THREE: {}, ONE: {}}
+    for group, times in found.items():
         for layer in group.layers[: options.layers]:
             print(f"{threads} threads, {layer} …", file=sys.stderr, flush=True)
             rival = sparseprop if group.rivalry else None
@@ -83,50 +81,114 @@ def measure(threads: int, options: argparse.Namespace, sparseprop: SparseProp | 
             made = {name: program for name, program in made.items() if name in group.programs}
             timings = compare(made, options.rounds, CPU, warmup=1)
             times[layer] = {name: timing.median for name, timing in timings.items()}
-    left, right = torch.randn(2, MATRIX, MATRIX)
-    matrix = compare({"product": lambda: left @ right}, options.rounds, CPU)["product"].median
-    return Found(layers, matrix, step_times(options.batch, options.rounds))
+    return found
 
 
-def step_times(batch: int, rounds: int) -> Times:
-    """Training steps of the network, plain and with 2:4 weights, and building its lists."""
-    training = from_name(NETWORK, batch)
-    strategies = {PLAIN: None, STRATEGY: get_strategy(STRATEGY)}
-    steps = {name: training.candidate(strategy)[1] for name, strategy in strategies.items()}
-    timings = compare({**steps, "lists": all_lists(training)}, min(rounds, 3), CPU, warmup=1)
-    return {name: timing.median for name, timing in timings.items()}
-
-
-def all_lists(training: Training) -> Function:
-    """Building the lists of Y and of dX of all layers with 2:4 weights, each once."""
-    calls = []
-    shapes = layer_shapes(training.model, lambda: training.loss(training.model))
-    for shape, names in shapes.items():
-        if shape.in_channels % 4:
-            continue
-        weight = torch.randn(shape.out_channels, shape.in_channels, *shape.kernel)
-        weight = weight.contiguous(memory_format=torch.channels_last)
-        weight *= nm_mask(weight, 2, 4, 1)
-        size = (shape.batch, shape.in_channels, shape.height, shape.width)
-        calls += len(names) * [(weight, size, *shape.geometry)]
-    return lambda: [
-        zeros_lists(*call, grad_input) for call in calls for grad_input in (False, True)
+def page(found: Mapping[int, Found], options: argparse.Namespace, sparseprop: str | None) -> str:
+    """The page; ``sparseprop`` is its version."""
+    header, folder = surroundings(CPU), str(options.sparseprop)
+    command = ["FOLDER" if word == folder else word for word in sys.argv]
+    first = next(iter(found.values()))
+    lines = [
+        f"# Products that leave zeros out, {header['instruction set']}",
+        "",
+        paragraph(
+            f"{header['device']}, {header['instruction set']}, torch {header['torch']}, float32, "
+            f"channels_last, batch {options.batch}, commit {header.get('commit', 'unknown')}.",
+            "Torch and the C++ kernels choose the instruction set themselves.",
+        ),
+        "",
+        f"    python {shlex.join(command)}",
+        "",
+        paragraph(
+            "A ratio is torch's time / this library's: the geometric mean over layers, of medians "
+            f"of {counted_as(options.rounds, 'round', 'rounds')}.",
+            "All programs of a layer run in turns, in both orders; freed memory is kept.",
+            "Building lists of the weights and packing the maps are included. Choosing which "
+            "numbers are zero (pruning) is not.",
+            "`dense` has no zeros: the gain of the kernel alone.",
+            "X has the zeros of ReLU: half of it, at random.",
+        ),
     ]
+    for group in first:
+        lines += ["", f"## {group.title}", "", ratios(group, found)]
+    lines += ["", "## Beside SparseProp", "", *beside(found, sparseprop)]
+    lines += ["", "## Layer by layer", "", *by_layer(found)]
+    return "\n".join(lines) + "\n"
 
 
-def as_json(found: dict[int, Found]) -> dict[str, object]:
-    """All times by their names."""
-    return {
-        f"{threads} threads": {
-            "matrix": of.matrix,
-            "step": of.step,
-            **{
-                group.title: {str(layer): times for layer, times in layers.items()}
-                for group, layers in of.layers.items()
-            },
-        }
-        for threads, of in found.items()
-    }
+def paragraph(*sentences: str) -> str:
+    """Lines of at most 100 characters."""
+    return textwrap.fill(" ".join(sentences), 100, break_on_hyphens=False)
+
+
+def ratio(found: Found, group: Group, product: str, program: str) -> str:
+    """Geometric mean of torch's time over the program's; a dash if it was not measured."""
+    measured = [times for times in found[group].values() if program in times]
+    mean = geometric_mean(times[product] / times[program] for times in measured)
+    return f"{mean:.2f}" if measured else "–"
+
+
+def in_words(threads: int) -> str:
+    """The number and the word for it."""
+    return counted_as(threads, "thread", "threads")
+
+
+def ratios(group: Group, found: Mapping[int, Found]) -> str:
+    """A row for each product and operand with zeros, and torch again as the control."""
+    rows = []
+    for product in group.products:
+        for zeros in (AGAIN, *(row.zeros for row in group.rows if row.product == product)):
+            cells = (ratio(of, group, product, f"{product}, {zeros}") for of in found.values())
+            rows.append([product, zeros, *cells])
+    return table(("product", "zeros", *map(in_words, found)), rows, markdown=True)
+
+
+def beside(found: Mapping[int, Found], version: str | None) -> list[str]:
+    """SparseProp's and our ratios by unstructured zeros of W."""
+    how = paragraph(
+        f"SparseProp {version} (Nikdan et al., ICML 2023), as its `setup.py` compiles it for this "
+        "processor, is called by its own module, with the faster of its two kernels as it chooses.",
+        "It takes contiguous maps, and its lists are built before.",
+        "Ratios are to torch's channels_last, as above.",
+        "Both libraries take the same weights, whose zeros are unstructured.",
+        f"{BOTH} is one call of SparseProp, which computes dW at the weights that are not zero; "
+        "torch and this library compute all of dW, this library without the zeros of X.",
+    )
+    if version is None:
+        how = "SparseProp was not measured: the command named no folder where it was built."
+    rows = [
+        [group.title, row.product, row.zeros]
+        + [
+            ratio(of, group, row.product, program)
+            for of in found.values()
+            for program in (row.theirs, str(row))
+        ]
+        for group in next(iter(found.values()))
+        for row in group.rivalry
+    ]
+    titles = [
+        f"{who}, {in_words(threads)}" for threads in found for who in ("SparseProp", "this library")
+    ]
+    return [how, "", table(("layers", "product", "zeros", *titles), rows, markdown=True)]
+
+
+def by_layer(found: Mapping[int, Found]) -> Iterator[str]:
+    """Torch's milliseconds and the ratios, with the first number of threads."""
+    threads, first = next(iter(found.items()))
+    yield f"With {in_words(threads)}: torch's milliseconds, and torch's time / time."
+    for group, layers in first.items():
+        shown = [row for row in group.rows if "dense" not in row.zeros]
+        rows = [
+            [
+                str(layer),
+                *(f"{times[product]:.1f}" for product in group.products),
+                *(f"{times[row.product] / times[str(row)]:.2f}" for row in shown),
+            ]
+            for layer, times in layers.items()
+        ]
+        titles = ("layer", *(f"{product}, ms" for product in group.products), *map(str, shown))
+        yield from ("", table(titles, rows, markdown=True))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -67,21 +66,6 @@ def test_report(tmp_path, capsys):
     assert all(used["peak"] > used["saved"] > 0 for used in report["memory"].values())
     assert "peak MiB" in text and "oneDNN" in text
     assert "backends chosen" in text
-
-
-@pytest.mark.exhaustive
-@pytest.mark.system
-def test_the_roofline_script_times_every_backend(monkeypatch, capsys):
-    """One thread's matrix product and copy are the bound."""
-    script = ROOT / "benchmarks" / "roofline.py"
-    options = "--model fst:resnet9 --batch 2 --size 16 --repeats 1".split()
-    monkeypatch.setattr(sys, "argv", [str(script), *options])
-    with pytest.raises(SystemExit) as done:
-        runpy.run_path(str(script), run_name="__main__")
-    assert done.value.code == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 3->128")]
-    assert {"torch", "fst"} < {row.split("|")[3].strip() for row in rows}
-    assert all("% of " in row for row in rows)
 
 
 def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path, capsys):
