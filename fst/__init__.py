@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fst.api.functional import sparse_conv2d as sparse_conv2d
     from fst.api.functional import sparse_linear as sparse_linear
     from fst.api.hold import hold as hold
+    from fst.api.load import load as load
     from fst.api.metrics import metrics as metrics
     from fst.api.pack import pack as pack
     from fst.api.patterns import patterns as patterns
@@ -44,6 +45,7 @@ _MODULES = {  # public name -> the module that defines it
     "get_strategy": "strategies.registry",
     "hold": "api.hold",
     "list_strategies": "strategies.registry",
+    "load": "api.load",
     "load_sparsity_state": "api.state",
     "metrics": "api.metrics",
     "pack": "api.pack",

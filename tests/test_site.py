@@ -34,6 +34,7 @@ API = (
     "patterns",
     "report",
     "state",
+    "table",
 )
 MODULES = tuple(f"api/{name}" for name in (*API, "verify"))
 

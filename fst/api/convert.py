@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from fst.api.report import ConversionReport, coverage_of, describe_layer, notes_on_speed
+from fst.api.report import ConversionReport, notes_on_speed, table_of
 from fst.api.selection import LAYERS, kept_dense, never_called, shared_parameters
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import ORDER, refuse_sharded
@@ -121,12 +121,12 @@ def convert(
     check_layers(layers, include)
     check_patterns(patterns)
     modules, skipped = choose(model, strategy, include, exclude, layers)
-    report = ConversionReport(str(strategy), skipped=skipped)
     own = _with_patterns(strategy, patterns or {}, modules)
     for name, reason in _tied_to_others(model, modules, own).items():
-        report.skipped[name] = reason
+        skipped[name] = reason
         del modules[name]
     if not modules:
+        report = ConversionReport(str(strategy), skipped)
         raise ValueError(
             f"nothing to convert in {type(model).__name__} with strategy={strategy.name!r}, "
             f"layers={layers!r}, include={include!r}, exclude={exclude!r}.\n{report}"
@@ -141,11 +141,10 @@ def convert(
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
         if seen[name] and own[name].may_accelerate:
             try_calls(layer, seen[name])
-        report.layers.append(describe_layer(layer))
-    report.covered = coverage_of(model, report.skipped, counted)
+    covered = table_of(model, skipped, counted)
     device = next(iter(sparse_layers(model).values())).weight.device.type
-    report.notes = notes_on_speed(strategy, report.layers, device)
-    return report
+    notes = notes_on_speed(strategy, [row for row in covered.rows if row.gemms], device)
+    return ConversionReport(str(strategy), skipped, covered, notes)
 
 
 @contextmanager

@@ -12,24 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst.api.fold import fold
+from fst.api.table import LayerRow, LayerTable
 from fst.api.verify import check_records, check_weight
 from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import counted_as, suggest
-from fst.basics.values import check_has_values
+from fst.basics.values import check_has_values, check_integer
 from fst.files.checkpoint import replacing
-from fst.files.formats import FORMATS, Format, Inputs, held_as
+from fst.files.formats import FORMATS, Format
+from fst.files.onnx_file import held_as
+from fst.files.options import Inputs, Options
 from fst.files.records import records_of
 from fst.files.weights import read_stored
-from fst.layers.coverage import Coverage, CoveredWeight
 from fst.layers.modules import folded_to_another_class, sparse_layers
 from fst.rules.rule import WeightGroups
 
 LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value
 NOT_PRUNED = "not pruned to N:M"
+SAMPLE = (
+    "its first sample",
+    "Give a batch, (N, ...), or dynamic_batch=False for inputs without one",
+)
+SIZE = ("it with 32 rows and 64 columns more", "dynamic=True needs a model that does")
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class ExportReport:
     """
 
     path: str
-    weights: tuple[CoveredWeight, ...]
+    weights: tuple[LayerRow, ...]
     difference: float | None
     not_finite: int = 0
     optimised: float | None = None
@@ -75,7 +83,7 @@ class ExportReport:
             )
         if self.changed:
             verdict += f"\nlayers of another kind than the model's: {self.changed}"
-        return f"{Coverage(self.weights).by_weight()}\n\n{verdict}"
+        return f"{LayerTable(self.weights).text()}\n\n{verdict}"
 
 
 def export(
@@ -84,6 +92,9 @@ def export(
     example_input: Tensor | Inputs | None = None,
     *,
     dynamic_batch: bool = True,
+    dynamic: bool = False,
+    opset: int | None = None,
+    compressed: bool = False,
 ) -> ExportReport:
     """Write ``model`` in evaluation mode, folded, and check the file.
 
@@ -93,13 +104,18 @@ def export(
         example_input: one batch, (N, ...), or a tuple of several inputs; for .onnx and .pt2.
         dynamic_batch: the file takes any N, else that of ``example_input``; it is run on one
             sample too.
+        dynamic: a file that computes takes inputs (N, C, H, W) of other heights and widths; it is
+            run on one of 32 and 64 more too.
+        opset: of an .onnx file, the version of its operators; None: what the exporter writes.
+        compressed: a .safetensors file holds N:M weights as values and positions, for `fst.load`.
 
     Returns:
         The weights as they are in the file.
 
     Raises:
-        ValueError: an unknown suffix, a folder that does not exist, or no ``example_input`` where
-            one is needed, or one of a type that the format cannot be compared in.
+        ValueError: an unknown suffix, a folder that does not exist, no ``example_input`` where one
+            is needed, or one of a type that the format cannot be compared in; an option that the
+            format does not have, or an ``opset`` in which the exporter cannot write the model.
         TypeError: ``example_input`` is neither a tensor nor a tuple of tensors.
         ModuleNotFoundError: a package of the extra "export" is not installed.
         RuntimeError: a weight is not N:M, as its record says, or not finite; or the file does not
@@ -111,14 +127,22 @@ def export(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: its folder does not exist.")
     refuse_sharded(model, "export", LOAD)
-    if kind.computes and example_input is None:
+    options = Options(dynamic_batch, dynamic, opset, compressed)
+    for name in ("dynamic", "opset", "compressed"):
+        value = getattr(options, name)
+        if value not in (None, False) and name not in kind.takes:
+            able = " and ".join(suffix for suffix, other in FORMATS.items() if name in other.takes)
+            raise ValueError(f"{name}={value!r}: only {able} files have it, not {path.suffix}.")
+    if kind.outputs is not None and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
     inputs = _several(example_input)
     check_has_values("model", {**dict(model.named_parameters()), **dict(model.named_buffers())})
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
     check_records(plain)
-    batches = [inputs]
+    if opset is not None:
+        check_integer("opset", opset, 7)
+    others = {}
     if dynamic_batch:  # torch.export takes a size of 1 for a constant
         if any(x.dim() == 0 for x in inputs):
             raise ValueError(
@@ -126,13 +150,16 @@ def export(
                 "batch, (N, ...)."
             )
         inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
-        batches = [inputs, tuple(x[:1] for x in inputs)]
-        if kind.computes:
-            _check_sample(plain, batches[1])
+        others[SAMPLE] = tuple(x[:1] for x in inputs)
+    if dynamic:
+        others[SIZE] = tuple(F.pad(x, (0, 64, 0, 32)) if x.dim() == 4 else x for x in inputs)
+    if kind.outputs is not None:
+        for what, other in others.items():
+            _check_computes(plain, other, *what)
     with replacing(path) as partial:
-        kind.write(plain, inputs, dynamic_batch, partial)
+        kind.write(plain, inputs, options, partial)
         weights = _weights(plain, read_stored(partial).weights)
-        compared = _compared(plain, kind, partial, batches)
+        compared = _compared(plain, kind, partial, [inputs, *others.values()])
     changed = folded_to_another_class(layers.values())
     return ExportReport(str(path), weights, *compared, changed=changed)
 
@@ -152,19 +179,22 @@ def format_of(path: Path) -> Format:
 
 
 @torch.no_grad()
-def _check_sample(plain: nn.Module, sample: Inputs) -> None:
-    """Raise ValueError if the model does not compute one sample of the example inputs.
+def _check_computes(plain: nn.Module, inputs: Inputs, what: str, advice: str) -> None:
+    """Raise ValueError if the model does not compute inputs that the file is to take.
 
     The exporter would say so on a page, or not at all.
     """
     try:
-        plain(*sample)
+        plain(*inputs)
     except Exception as error:  # a model is code that can fail in any way
         raise ValueError(
-            "example_input: the model does not compute its first sample, of shape "
-            f"{', '.join(str(tuple(x.shape)) for x in sample)}: {error}. Give a batch, (N, ...), "
-            "or dynamic_batch=False for inputs without one."
+            f"example_input: the model does not compute {what}, of shape {_shapes(inputs)}: "
+            f"{error}. {advice}."
         ) from error
+
+
+def _shapes(inputs: Inputs) -> str:
+    return ", ".join(str(tuple(value.shape)) for value in inputs)
 
 
 def _several(example_input: Tensor | Inputs | None) -> Inputs:
@@ -179,7 +209,7 @@ def _several(example_input: Tensor | Inputs | None) -> Inputs:
     return tuple(value.detach().cpu() for value in inputs)
 
 
-def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[CoveredWeight, ...]:
+def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[LayerRow, ...]:
     """The weights in the file, those of converted layers checked."""
     found, records = [], records_of(plain)
     for name, module in plain.named_modules():
@@ -192,7 +222,7 @@ def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[CoveredWeight
             continue  # computed from others, and folded into them by the exporter
         if held is None:
             raise RuntimeError(f"the file does not hold the weight {key!r}.")
-        weight = stored[held[0]].mT if held[1] else stored[held[0]]
+        weight = stored[held]
         grown = int(((weight != 0) & (folded == 0)).sum()) if key in records else 0
         if grown:  # batch norm may be multiplied into it, so values may differ, but no zero
             raise RuntimeError(f"the file's weight {key!r} has {grown} elements that S(W) prunes.")
@@ -215,11 +245,11 @@ def _compared(
     Raises:
         RuntimeError: the file cannot be run, or differs.
     """
-    if not kind.computes:
+    if kind.outputs is None:
         return None, 0, None
     differences, not_finite, optimised = [0.0], 0, [0.0]
     for inputs in batches:
-        where = f"on a batch of {', '.join(str(tuple(x.shape)) for x in inputs)}"
+        where = f"on a batch of {_shapes(inputs)}"
         expected = [v for v in pytree.tree_leaves(plain(*inputs)) if v is not None]
         found = _differences(kind.outputs, path, inputs, expected, where)
         if found is None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from fst.api.table import WEIGHTS, Columns, GemmReport, LayerRow, LayerTable
 from fst.backends import Decision
 from fst.backends.choice import DENSE
 from fst.basics.text import table
-from fst.layers.coverage import (
-    NOT_CALLED,
-    Coverage,
-    CoveredWeight,
-    gemm_weights,
-    shape_of,
-)
+from fst.layers.coverage import NOT_CALLED, gemm_weights, shape_of
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.ops import cpp
 from fst.rules.rule import Pattern, Rule
@@ -29,59 +22,38 @@ from fst.rules.strategy import GEMMS, Strategy
 NOT_COMPUTED = "not computed"
 MAY_BE = "may be accelerated"
 NO_CHOICE = "nothing to choose so far"
-LONG = 30  # layers; longer reports are summed up by module, and similar layers share a row
+LONG = 30  # layers; in longer reports similar ones share a row
 
 
-class GemmReport(NamedTuple):
-    """Computation of one GEMM of a layer.
-
-    Attributes:
-        mode: "dense" (nothing pruned), "simulated" (dense arithmetic on pruned values, so no time
-            is saved), "accelerated" (fewer multiply-adds are done), "may be accelerated" (the first
-            backward pass tells) or "not computed".
-        rule: what is pruned; "" where dense.
-        reason: why it is so.
-        decision: which backend computed it last, and why; None before that, and where there is
-            nothing to choose (see `backends_table`).
-    """
-
-    mode: str
-    rule: str
-    reason: str
-    decision: Decision | None = None
-
-    def __str__(self) -> str:
-        return f"{self.mode}: {self.rule}" if self.rule else self.mode
+LAYERS: Columns = {
+    "layer": lambda row: row.layer,
+    "weight": WEIGHTS["shape"],
+    "output": lambda row: row.gemms["output"].mode,
+    "grad_input": lambda row: row.gemms["grad_input"].mode,
+    "grad_weight": lambda row: row.gemms["grad_weight"].mode,
+}
 
 
-class LayerReport(NamedTuple):
-    """A converted layer: its name, the shape of its weight, and its three GEMMs."""
-
-    name: str
-    shape: tuple[int, ...]
-    gemms: dict[str, GemmReport]
-
-    def __str__(self) -> str:
-        return "; ".join(f"{gemm} {report}" for gemm, report in self.gemms.items())
-
-
-@dataclass
+@dataclass(frozen=True)
 class ConversionReport:
     """The result of `fst.convert`.
 
     Attributes:
         strategy: the strategy, in words.
-        layers: one `LayerReport` for each converted layer.
         skipped: name of each layer that was left dense -> reason.
         covered: every weight of a convolution or linear layer: N:M, exempt, or skipped.
         notes: what the conversion costs in training, in sentences.
     """
 
     strategy: str
-    layers: list[LayerReport] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    covered: Coverage = Coverage()
-    notes: list[str] = field(default_factory=list)
+    skipped: Mapping[str, str]
+    covered: LayerTable = LayerTable()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> tuple[LayerRow, ...]:
+        """A row for each converted layer, with its three GEMMs."""
+        return tuple(row for row in self.covered.rows if row.gemms)
 
     @property
     def coverage(self) -> float:
@@ -91,18 +63,19 @@ class ConversionReport:
     @property
     def converted(self) -> dict[str, str]:
         """Name of each converted layer -> how its GEMMs are computed."""
-        return {layer.name: str(layer) for layer in self.layers}
+        return {
+            row.layer: "; ".join(f"{gemm} {report}" for gemm, report in row.gemms.items())
+            for row in self.layers
+        }
 
     def __str__(self) -> str:
         lines = [f"{self.strategy}: {len(self.layers)} converted, {len(self.skipped)} skipped"]
-        is_long = len(self.layers) > LONG
-        if is_long:
-            lines += ["", self.by_module()]
         if self.layers:
-            lines += ["", self.by_layer(merged=is_long)]
-            reasons = {r.reason: r.mode for layer in self.layers for r in layer.gemms.values()}
+            merged = len(self.layers) > LONG
+            lines += ["", LayerTable(self.layers).text(LAYERS, merged=merged)]
+            reasons = {gemm.reason: gemm.mode for row in self.layers for gemm in row.gemms.values()}
             lines += ["", *sorted(f"{mode}: {reason}" for reason, mode in reasons.items())]
-        if self.covered.weights:
+        if self.covered.rows:
             lines[0] += f"; coverage {self.coverage:.1%}"
             lines += ["", str(self.covered)]
         if self.skipped:
@@ -111,109 +84,58 @@ class ConversionReport:
             lines += ["", *self.notes]
         return "\n".join(lines)
 
-    def by_module(self) -> str:
-        """Table: per module of the model, how many layers are converted, and how."""
-        groups = group_names([*(layer.name for layer in self.layers), *self.skipped])
-        rows = []
-        for group in dict.fromkeys(groups.values()):
-            layers = [layer for layer in self.layers if groups[layer.name] == group]
-            skipped = sum(groups[name] == group for name in self.skipped)
-            modes = [Counter(layer.gemms[gemm].mode for layer in layers) for gemm in GEMMS]
-            cells = [", ".join(f"{n} {mode}" for mode, n in m.most_common()) for m in modes]
-            rows.append((group, len(layers), skipped, *cells))
-        return table(("module", "converted", "skipped", *GEMMS), rows)
 
-    def by_layer(self, *, merged: bool = False) -> str:
-        """Table of the converted layers.
-
-        ``merged``: layers whose names differ in numbers alone share a row if all else is equal.
-        """
-        rows: dict[tuple[str, ...], list[str]] = {}
-        for layer in self.layers:
-            name = re.sub(r"\d+", "*", layer.name) if merged else layer.name
-            modes = (layer.gemms[gemm].mode for gemm in GEMMS)
-            rows.setdefault((name, "x".join(map(str, layer.shape)), *modes), []).append(layer.name)
-        named = [(_common_name(names), *row[1:]) for row, names in rows.items()]
-        return table(("layer", "weight", *GEMMS), named)
-
-
-def notes_on_speed(strategy: Strategy, layers: Iterable[LayerReport], device: str) -> list[str]:
+def notes_on_speed(strategy: Strategy, layers: Iterable[LayerRow], device: str) -> tuple[str, ...]:
     """Return warnings about the time of a training step."""
     if strategy.skips_zeros and device == "cpu" and (reason := cpp.missing()):
-        return [
+        return (
             f"The C++ kernels are missing: {reason}. Without them a CPU gains nothing from zeros, "
-            "nor from sampled positions."
-        ]
+            "nor from sampled positions.",
+        )
     modes = {gemm.mode for layer in layers for gemm in layer.gemms.values()}
     if modes & {"accelerated", MAY_BE} or "simulated" not in modes:
-        return []
-    return [
+        return ()
+    return (
         "No GEMM is accelerated: a training step takes longer than a dense one, and the zeros pay "
-        "when the folded model runs on hardware that skips them."
-    ]
+        "when the folded model runs on hardware that skips them.",
+    )
 
 
-def coverage_of(
+def table_of(
     model: nn.Module, skipped: Mapping[str, str], multiply_adds: Mapping[str, int] | None = None
-) -> Coverage:
-    """Which weights of a converted model are N:M in the output GEMM, which not, and why.
+) -> LayerTable:
+    """The table of a converted model: which weights are N:M in the output GEMM, which not, and why.
 
     Args:
         model: converted.
         skipped: name of each layer that was left dense -> reason.
         multiply_adds: of each weight, as `fst.layers.coverage.multiply_adds` counts them.
     """
-    layers, found = sparse_layers(model), []
+    layers, rows = sparse_layers(model), []
     for key, weight in gemm_weights(model).items():
         name = key.rpartition(".")[0]
-        macs = None if multiply_adds is None else multiply_adds[key]
-        groups, reason = None, ""
         if name in layers:
-            rule = layers[name].acting.output
-            groups = None if rule is None else rule.weight_groups
-            if macs == 0:
-                reason = NOT_CALLED
+            row = describe_layer(layers[name])
+            row = replace(row, gemms={}) if name in skipped else row  # converted before
         else:
             why = skipped.get(key) or skipped.get(name) or "a bare Parameter, which is no layer"
-            reason = f"skipped: {why}"
-        found.append(CoveredWeight(key, shape_of(weight), groups, reason, multiply_adds=macs))
-    return Coverage(tuple(found))
+            row = LayerRow(key, shape_of(weight), reason=f"skipped: {why}")
+        macs = None if multiply_adds is None else multiply_adds[key]
+        reason = NOT_CALLED if name in layers and macs == 0 else row.reason
+        rows.append(replace(row, name=key, reason=reason, multiply_adds=macs))
+    return LayerTable(tuple(rows))
 
 
-def _common_name(names: list[str]) -> str:
-    """One name for names that differ in numbers alone: those numbers become "*"."""
-    if len(names) == 1:
-        return names[0]
-    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
-    common = "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
-    return f"{common} ({len(names)} layers)"
-
-
-def group_names(names: Iterable[str]) -> dict[str, str]:
-    """Layer name -> the module of the model that it belongs to.
-
-    That is the first part of the name ("backbone"), after any part that all names share.
-    """
-    paths = {name: name.split(".") for name in names}
-    depth = 0
-    while (
-        len({tuple(path[: depth + 1]) for path in paths.values()}) == 1
-        and min(map(len, paths.values())) > depth + 1
-    ):
-        depth += 1
-    return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}
-
-
-def describe_layer(layer: SparseLayer) -> LayerReport:
+def describe_layer(layer: SparseLayer) -> LayerRow:
     """Per GEMM of a converted layer: dense, simulated or accelerated, and why.
-
-    Whether grad_input is computed depends on the model's input, see `fst.lab.analysis`.
 
     Args:
         layer: before a backward pass or after it, which tells more.
     """
-    gemms = {gemm: _describe(layer, gemm) for gemm in GEMMS}
-    return LayerReport(layer.layer_name, tuple(layer.weight.shape), gemms)
+    gemms, rule = {gemm: _describe(layer, gemm) for gemm in GEMMS}, layer.acting.output
+    groups = None if rule is None else rule.weight_groups
+    name = f"{layer.layer_name}.weight".lstrip(".")
+    return LayerRow(name, tuple(layer.weight.shape), groups, gemms=gemms)
 
 
 def _describe(layer: SparseLayer, gemm: str) -> GemmReport:

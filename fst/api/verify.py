@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
-from torch.nn.parameter import UninitializedParameter
 
+from fst.api.table import LayerRow, LayerTable
+from fst.api.targets import Target, Weight, target_of
 from fst.basics.errors import UsageError
 from fst.basics.selectors import Selector, selected
 from fst.basics.sharding import whole
 from fst.basics.text import counted_as
 from fst.basics.values import check_has_values, check_number, one_of
-from fst.files.checkpoint import state_dict_of
-from fst.files.records import Records, records_in, records_of
-from fst.files.weights import packed_weights, read_stored
-from fst.layers.coverage import (
-    NOT_CALLED,
-    Coverage,
-    CoveredWeight,
-    gemm_weights,
-    multiply_adds,
-)
+from fst.files.records import records_of
+from fst.layers.coverage import NOT_CALLED, multiply_adds
 from fst.layers.modules import SparseLayer
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
 from fst.rules.rule import WeightGroups
 
-QUANTISED = "quantised, not checked"
+Selectors = Selector | Iterable[Selector] | None
 
 
 @dataclass(frozen=True)
@@ -45,32 +37,34 @@ class VerifyReport:
         min_coverage: the least `coverage` of an ok report.
         not_pruned: how many of them were not converted, so not checked, where the target says which
             ones were.
+        unread: why the values of some could not be checked, by their names.
+        lost: weights that must be N:M by the file's metadata, and are not in it by these names;
+            empty where `include` or `exclude` say what to check.
+        others: state_dicts beside the checked one.
     """
 
-    covered: Coverage
+    covered: LayerTable
     min_coverage: float = 0.0
     not_pruned: int = 0
+    unread: Mapping[str, str] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
-    def layers(self) -> tuple[CoveredWeight, ...]:
+    def layers(self) -> tuple[LayerRow, ...]:
         """The weights that were checked, each against its pattern."""
-        return tuple(w for w in self.covered.weights if w.is_checked and w.reason != QUANTISED)
-
-    @property
-    def quantised(self) -> tuple[str, ...]:
-        """Names of the quantised weights that should have been checked, and were not."""
-        return tuple(w.name for w in self.covered.weights if w.is_checked and w.reason == QUANTISED)
+        return tuple(r for r in self.covered.rows if r.is_checked and r.name not in self.unread)
 
     @property
     def not_checked(self) -> int:
         """Number of weights not checked for other reasons: `exclude`, or not asked for."""
-        counted = len(self.layers) + len(self.quantised) + self.not_pruned
-        return len(self.covered.weights) - counted
+        counted = len(self.layers) + len(self.unread) + self.not_pruned
+        return len(self.covered.rows) - counted
 
     @property
     def pattern(self) -> str:
         """The "N:M" of the checked weights; where they differ, all of them: "1:4, 2:4"."""
-        found = {(w.groups.m, w.groups.n) for w in self.layers if w.groups is not None}
+        found = {(row.groups.m, row.groups.n) for row in self.layers if row.groups is not None}
         return ", ".join(f"{n}:{m}" for m, n in sorted(found))
 
     @property
@@ -81,15 +75,15 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """True if every checked weight has its pattern, and enough of the model was checked."""
-        is_kept = all(w.ok for w in self.layers) and not self.quantised
+        is_kept = all(row.ok for row in self.layers) and not self.unread and not self.lost
         return is_kept and self.coverage >= self.min_coverage
 
     def __str__(self) -> str:
-        return f"{Coverage(self.layers).by_weight()}\n\n{self.covered}\n\n{self._verdict()}"
+        return f"{LayerTable(self.layers).text()}\n\n{self.covered}\n\n{self._verdict()}"
 
     def _verdict(self) -> str:
-        short = [w.groups.m for w in self.layers if w.groups and w.ok and w.is_exempt]
-        bad = sum(not w.ok for w in self.layers)
+        short = [row.groups.m for row in self.layers if row.groups and row.ok and row.is_exempt]
+        bad = sum(not row.ok for row in self.layers)
         kept = len(self.layers) - len(short) - bad
         parts = [f"{counted_as(kept, 'weight is', 'weights are')} {self.pattern}"]
         if bad:
@@ -97,8 +91,7 @@ class VerifyReport:
         if short:
             sizes = ", ".join(map(str, sorted(set(short))))
             parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
-        if self.quantised:
-            parts.append(f"{len(self.quantised)} {QUANTISED}")
+        parts += [f"{n} {reason}" for reason, n in Counter(self.unread.values()).items()]
         if self.not_pruned:
             parts.append(f"{self.not_pruned} not pruned")
         if self.not_checked:
@@ -108,6 +101,13 @@ class VerifyReport:
             verdict += f", less than min_coverage={self.min_coverage}"
         if not kept and not bad:
             verdict += f"; no group of {self.pattern or 'N:M'} was there to check"
+        if self.lost:
+            verdict += (
+                f"\nthe metadata name {', '.join(self.lost)}, not in the file: a tool renamed "
+                "weights, so say what to check (include, exclude)"
+            )
+        if self.others:
+            verdict += f"\nnot checked: the file's other weights, {', '.join(self.others)}"
         return verdict
 
 
@@ -117,8 +117,8 @@ def verify(
     m: int | None = None,
     *,
     group_order: str | None = None,
-    include: Selector | Iterable[Selector] | None = None,
-    exclude: Selector | Iterable[Selector] | None = None,
+    include: Selectors = None,
+    exclude: Selectors = None,
     min_coverage: float = 0.0,
     example_input: Tensor | tuple[Any, ...] | None = None,
 ) -> VerifyReport:
@@ -128,13 +128,14 @@ def verify(
     zeros of groups shorter than m (depthwise layers, images). A weight of such groups is exempt and
     not covered; it has an offence if one of its groups has more than n non-zero values. ``include``
     and ``exclude`` choose the weights to check. The coverage counts all convolutions and linear
-    layers. Quantised weights are not checked, and the report is not ok unless ``exclude`` names
-    them: verify the model before it is quantised.
+    layers. Weights that a tool has quantised or reordered are not checked, and the report is not ok
+    unless ``exclude`` names them: verify the model before that.
 
     A converted model, a folded model, its state_dict, and the files of `fst fold` and `fst.export`
     know which weights were converted to N:M: these weights are checked. Of other targets all
     convolution weights are checked (4-D; of a state_dict all 4-D tensors). With ``include`` the
-    weights that it selects are checked.
+    weights that it selects are checked. In an .onnx file the nodes say which tensors are weights,
+    and along which axis they are summed.
 
     Args:
         target: a model (each weight is checked as its layer computes with it: of converted layers
@@ -162,159 +163,76 @@ def verify(
         check_pattern(*given)
     one_of("group_order", group_order, (None, *GROUP_ORDERS))
     check_number("min_coverage", min_coverage, "[0, 1]")
-    everything = _weights(target)
-    check_has_values("target", {name: found.weight for name, found in everything.items()})
+    found = target_of(target)
+    check_has_values("target", {name: weight.values for name, weight in found.weights.items()})
     counted: dict[str, int] = {}
     if example_input is not None:
         if not isinstance(target, nn.Module):
             raise ValueError("example_input needs a model as target: weights alone cannot run.")
         counted = multiply_adds(target, example_input)
-    known = any(found.groups is not None for found in everything.values())
-    layers = {k: found.owner for k, found in everything.items() if found.is_counted}
-    others = {k: found.owner for k, found in everything.items() if not found.is_counted}
-    if include is not None:
-        included = selected("include", include, layers, "weight", others=others)
-        weights = {k: everything[k] for k in everything if k in included}
-    else:
-        weights = {
-            k: found
-            for k, found in everything.items()
-            if found.is_quantised or (found.groups is not None if known else found.is_checked)
-        }
-    if exclude is not None:
-        excluded = selected("exclude", exclude, layers, "weight", others=others)
-        weights = {k: found for k, found in weights.items() if k not in excluded}
-    if all(found.is_quantised for found in weights.values()):
-        names = ", ".join(weights)
-        raise ValueError(
-            f"target: the weights {names} are quantised: verify the model before that."
-            if weights
-            else "target has no convolution weight to verify; name others with include."
-        )
-    covered = []
-    for name, found in everything.items():
-        is_checked = name in weights
-        if not is_checked and not found.is_counted:
-            continue
-        own = found.groups or WeightGroups(2, 4, "channel")
-        groups = WeightGroups(*(given or own[:2]), group_order or own.group_order)
-        if found.is_quantised:
-            row = CoveredWeight(name, tuple(found.weight.shape), reason=QUANTISED)
-        else:
-            row = check_weight(name, found.weight, groups)
-        if found.is_sparse_layer and counted.get(name) == 0:
-            row = replace(row, reason=NOT_CALLED)
-        covered.append(replace(row, is_checked=is_checked, multiply_adds=counted.get(name)))
-    rest = [found for k, found in everything.items() if found.is_counted and k not in weights]
-    unpruned = [found for found in rest if found.groups is None and not found.is_quantised]
-    return VerifyReport(Coverage(tuple(covered)), min_coverage, len(unpruned) if known else 0)
-
-
-class _Weight(NamedTuple):
-    """A weight, and what it is.
-
-    Attributes:
-        is_checked: where nobody knows what was converted.
-        is_counted: that of a convolution or linear layer, as far as its name and shape tell.
-        groups: the N:M that it was converted to.
-        owner: its layer, where there is a model.
-        is_sparse_layer: that of a converted layer, pruned as in a call of the layer.
-        is_quantised: its values are no floating-point numbers.
-    """
-
-    weight: Tensor
-    is_checked: bool
-    is_counted: bool
-    groups: WeightGroups | None = None
-    owner: nn.Module | None = None
-    is_sparse_layer: bool = False
-    is_quantised: bool = False
-
-
-def _weights(target: object) -> dict[str, _Weight]:
-    if isinstance(target, nn.Module):
-        return _of_model(target)
-    if isinstance(target, Mapping):
-        state = state_dict_of(target, "target") | packed_weights(target)
-        return _of_state_dict(state, records_in(target, "target"))
-    if isinstance(target, str | os.PathLike):
-        return _of_state_dict(*read_stored(target))
-    raise TypeError(
-        f"target is a {type(target).__name__}; it must be a module, a state_dict or a path."
+    chosen = _chosen(found, include, exclude)
+    rows = []
+    for name, weight in found.weights.items():
+        if name in chosen or weight.is_counted:
+            own = weight.groups or WeightGroups(2, 4, "channel")
+            groups = WeightGroups(*(given or own[:2]), group_order or own.group_order)
+            row = _row(name, weight, groups, counted.get(name))
+            rows.append(replace(row, is_checked=name in chosen))
+    counts = {k: w for k, w in found.weights.items() if w.is_counted and k not in chosen}
+    unpruned = sum(w.groups is None and not w.unread for w in counts.values())
+    return VerifyReport(
+        LayerTable(tuple(rows)),
+        min_coverage,
+        unpruned if _knows(found) else 0,
+        {name: found.weights[name].unread for name in chosen if found.weights[name].unread},
+        found.lost if include is None and exclude is None else (),
+        found.others,
     )
 
 
-def _of_model(model: nn.Module) -> dict[str, _Weight]:
-    """Return the weights of its layers, and its other tensors; each module by one name.
+def _knows(target: Target) -> bool:
+    """True where the target says which of its weights were converted to N:M."""
+    return any(weight.groups is not None for weight in target.weights.values())
 
-    The others are not checked by default, but where torch.jit hides what layers they belong to.
+
+def _chosen(target: Target, include: Selectors, exclude: Selectors) -> list[str]:
+    """The names of the weights to check.
+
+    Raises:
+        ValueError: there are none, or none that can be checked.
     """
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ValueError(
-                f"target: {name!r} has no shape yet: run the model once, so that its lazy layers "
-                "know theirs."
-            )
-    records = records_of(model)
-    found = {
-        name: _Weight(w, w.dim() == 4, True, records.get(name), is_quantised=_is_integer(w))
-        for name, w in gemm_weights(model).items()
+    weights, known = target.weights, _knows(target) and not target.lost
+    layers = {k: w.owner for k, w in weights.items() if w.is_counted}
+    others = {k: w.owner for k, w in weights.items() if not w.is_counted}
+    chosen = {
+        name
+        for name, w in weights.items()
+        if w.unread or w.groups is not None or (w.is_checked and not known)
     }
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        key = f"{prefix}weight"
-        if isinstance(module, _ConvTransposeNd):
-            found[key] = found[key]._replace(
-                weight=_outputs_first(whole(module.weight), module.groups)
-            )
-        if isinstance(module, SparseLayer):
-            rule, weight = module.acting.output, module.effective_weight()
-            groups = None if rule is None else rule.weight_groups
-            found[key] = _Weight(weight, True, True, groups, is_sparse_layer=True)
-        if _is_quantised_layer(module):
-            weight = module.weight()
-            found[key] = _Weight(weight, weight.dim() == 4, True, is_quantised=_is_integer(weight))
-            found[key] = found[key]._replace(owner=module)
-        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        is_hidden = isinstance(module, torch.jit.ScriptModule)
-        for other, held in _of_state_dict(dict(own), {}).items():
-            is_checked = held.is_checked and is_hidden
-            entry = held._replace(is_checked=is_checked, is_counted=False, is_quantised=False)
-            found.setdefault(f"{prefix}{other}", entry)
-            found[f"{prefix}{other}"] = found[f"{prefix}{other}"]._replace(owner=module)
-    return found
+    if include is not None:
+        chosen = selected("include", include, layers, "weight", others=others)
+    if exclude is not None:
+        chosen -= selected("exclude", exclude, layers, "weight", others=others)
+    if all(weights[name].unread for name in chosen):
+        reasons = {weights[name].unread.partition(",")[0] for name in chosen}
+        names = ", ".join(name for name in weights if name in chosen)
+        raise ValueError(
+            f"target: the weights {names} are {' or '.join(sorted(reasons))}: verify the model "
+            "before that."
+            if chosen
+            else "target has no convolution weight to verify; name others with include."
+        )
+    return [name for name in weights if name in chosen]
 
 
-def _outputs_first(weight: Tensor, groups: int) -> Tensor:
-    """A transposed convolution's (Cin, Cout/groups, ...) as (Cout, Cin/groups, ...)."""
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-
-
-def _is_quantised_layer(module: nn.Module) -> bool:
-    """True for torch.ao's convolutions and linear layers, whose weight is a method."""
-    is_known = type(module).__module__.startswith("torch.ao.nn.")
-    is_gemm = hasattr(module, "out_channels") or hasattr(module, "out_features")
-    return is_known and is_gemm and callable(module.weight)
-
-
-def _is_integer(weight: Tensor) -> bool:
-    """True for quantised values: an integer there stands for a number, and 0 need not mean zero."""
-    return not (weight.is_floating_point() or weight.is_complex() or weight.dtype == torch.bool)
-
-
-def _of_state_dict(state: Mapping[str, Any], records: Records) -> dict[str, _Weight]:
-    """In a state_dict an embedding's weight looks like that of a linear layer, and counts."""
-    found = {}
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or value.dim() < 2:
-            continue
-        is_quantised = _is_integer(value) and "weight" in name.rpartition(".")[2]
-        if value.is_floating_point() or is_quantised:
-            is_conv = value.dim() == 4
-            is_counted = is_conv or is_quantised or name.endswith("weight")
-            groups = records.get(name)
-            found[name] = _Weight(value, is_conv, is_counted, groups, is_quantised=is_quantised)
-    return found
+def _row(name: str, weight: Weight, groups: WeightGroups, macs: int | None) -> LayerRow:
+    if weight.unread:
+        row = LayerRow(name, tuple(weight.values.shape), reason=weight.unread)
+    else:
+        row = check_weight(name, weight.values, groups)
+    if isinstance(weight.owner, SparseLayer) and macs == 0:
+        row = replace(row, reason=NOT_CALLED)
+    return replace(row, multiply_adds=macs)
 
 
 def check_records(model: nn.Module) -> None:
@@ -335,7 +253,7 @@ def check_records(model: nn.Module) -> None:
             )
 
 
-def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeight:
+def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> LayerRow:
     """Check a weight (Cout, Cin/groups, ...) against its pattern."""
     (n, m, group_order), nonzero = groups, whole(weight) != 0
     if group_order == "im2col":
@@ -352,4 +270,4 @@ def check_weight(name: str, weight: Tensor, groups: WeightGroups) -> CoveredWeig
     elif not_finite := int((~whole(weight).isfinite()).sum()):
         offence = f"{counted_as(not_finite, 'value is', 'values are')} not finite"
     density = float(nonzero.double().mean())
-    return CoveredWeight(name, tuple(weight.shape), groups, density=density, offence=offence)
+    return LayerRow(name, tuple(weight.shape), groups, density=density, offence=offence)

@@ -15,12 +15,12 @@ from fst.basics.arguments import user_errors
 from fst.cli.options import library
 from fst.cli.options.parsing import takes
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.files.weights import READERS
+from fst.files.formats import FORMATS
 from fst.strategies.registry import recipe_of
 
 
 def _is_training_checkpoint(path: str) -> bool:
-    if Path(path).suffix in READERS:
+    if Path(path).suffix in FORMATS:
         return False
     checkpoint = load_checkpoint_safely(path)
     return isinstance(checkpoint, dict) and bool(checkpoint.get("sparsity"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fst.basics.values import is_integer
 from fst.files.checkpoint import state_dict_in
@@ -20,12 +20,49 @@ from fst.rules.nm import GROUP_ORDERS
 from fst.rules.rule import WeightGroups
 
 KEY = "fst"
+RECORDS = "fst.json"  # a .pt2 file's extra file, and the other formats' metadata
 Records = dict[str, WeightGroups | None]  # name of a converted weight -> its groups, if it has any
+
+
+class Stored(NamedTuple):
+    """The contents of a file.
+
+    Attributes:
+        weights: its tensors by name, in (Cout, Cin/groups, ...) where the file tells.
+        records: which of them must be N:M, where the file says so.
+        layers: those of convolutions and linear layers; None where names and shapes tell alone.
+        unread: name -> why a weight's values cannot be checked.
+        lost: names of records whose weights are not in the file.
+        others: names of other state_dicts in it.
+    """
+
+    weights: dict[str, Tensor]
+    records: Records
+    layers: frozenset[str] | None = None
+    unread: Mapping[str, str] = {}
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def outputs_first(weight: Tensor, groups: int) -> Tensor:
+    """A transposed convolution's (Cin, Cout/groups, ...) as (Cout, Cin/groups, ...)."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def leave_record(layer: nn.Module, groups: WeightGroups | None) -> None:
     """Record that ``layer`` was converted, and the groups of its weight; None: no N:M."""
-    layer.__dict__["_version"] = {KEY: None if groups is None else groups._asdict()}
+    layer.__dict__["_version"] = _version(groups)
+
+
+def as_metadata(records: Records) -> dict[str, Any]:
+    """The metadata of a state_dict whose layers have these records."""
+    return {
+        name.rpartition(".")[0]: {"version": _version(groups)} for name, groups in records.items()
+    }
+
+
+def _version(groups: WeightGroups | None) -> dict[str, Any]:
+    return {KEY: None if groups is None else groups._asdict()}
 
 
 def drop_record(layer: nn.Module) -> None:

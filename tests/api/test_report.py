@@ -1,4 +1,4 @@
-"""Reports of large models are summed up by module; frozen layers are neither computed nor paid."""
+"""Reports of large models are short; frozen layers are neither computed nor paid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import fst
-from fst.api.report import LONG, backends_table, describe_layer, group_names
+from fst.api.report import LAYERS, LONG, backends_table, describe_layer
+from fst.api.table import LayerTable
 from fst.backends import sources
 from fst.basics.text import table
 from fst.layers import modules, prepared
@@ -24,33 +25,17 @@ def detector(blocks: int) -> nn.Module:
     return nn.ModuleDict({"backbone": backbone, "neck": nn.Conv2d(8, 8, 1), "head": head})
 
 
-def test_a_long_report_is_summed_up_by_module():
-    text = str(
-        fst.convert(detector(LONG).double(), "fst", include=nn.Conv2d)
-    )  # float64: no kernel skips zeros
+def test_similar_layers_share_a_row_in_a_long_report():
+    model = detector(LONG).double()  # float64: no kernel skips zeros
+    text = str(fst.convert(model, "fst", include=nn.Conv2d))
     lines = text.splitlines()
     assert f"{LONG + 2} converted, 1 skipped" in lines[0]
     cells = [line.split() for line in lines]
-    counts = (
-        f"{LONG} 0 {LONG} simulated {LONG} simulated {LONG - 1} may be accelerated, 1 not computed"
-    )
-    assert ["backbone", *counts.split()] in cells
-    assert [
-        "head",
-        "1",
-        "1",
-        "1",
-        "simulated",
-        "1",
-        "simulated",
-        "1",
-        "may",
-        "be",
-        "accelerated",
-    ] in cells
     assert ["backbone.0", "8x8x3x3", "simulated", "simulated", "not", "computed"] in cells
     merged = f"backbone.* ({LONG - 1} layers) 8x8x3x3 simulated simulated may be accelerated"
     assert merged.split() in cells
+    assert "head.cls 4x8x1x1 simulated simulated may be accelerated".split() in cells
+    assert ["head.fc", "not", "included"] in cells
     assert "not computed: the weight needs no gradient" in lines
     assert len(text.partition("The C++ kernels are missing")[0].splitlines()) < LONG
 
@@ -112,11 +97,9 @@ def test_with_an_example_no_gradient_of_the_images_is_promised(monkeypatch):
 
 def test_a_short_report_names_every_layer():
     report = fst.convert(detector(5), "sdgp", include=nn.Conv2d)
-    text = str(report)
-    assert "module" not in text
-    assert all(f"\nbackbone.{i}" in text for i in range(5))
-    assert report.by_layer(merged=True).count("\n") == 5
-    assert report.by_layer(merged=True).count("4 layers") == 1
+    assert all(f"\nbackbone.{i}" in str(report) for i in range(5))
+    merged = LayerTable(report.layers).text(LAYERS, merged=True)
+    assert merged.count("\n") == 5 and merged.count("4 layers") == 1
 
 
 def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
@@ -145,22 +128,8 @@ def test_layers_tell_which_backend_computed_what_and_why(tmp_path, monkeypatch):
 
 def test_merged_names_keep_the_numbers_that_agree():
     model = nn.Sequential(*(nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3)) for _ in range(3)))
-    assert "*.1 (3 layers)" in fst.convert(model, "fst").by_layer(merged=True)
-
-
-@pytest.mark.parametrize(
-    ("names", "groups"),
-    [
-        (["conv1", "layer1.0.conv", "layer1.1.conv", "fc"], ["conv1", "layer1", "layer1", "fc"]),
-        (["net.a.0", "net.a.1", "net.b.0"], ["net.a", "net.a", "net.b"]),
-        (["net.a.0", "net"], ["net", "net"]),
-        (["backbone.conv"], ["backbone.conv"]),
-        ([""], [""]),
-        ([], []),
-    ],
-)
-def test_layers_are_grouped_by_the_first_part_that_tells_them_apart(names, groups):
-    assert list(group_names(names).values()) == groups
+    report = fst.convert(model, "fst")
+    assert "*.1 (3 layers)" in LayerTable(report.layers).text(LAYERS, merged=True)
 
 
 def test_tables_in_markdown():

@@ -160,7 +160,7 @@ def test_the_trial_call_shows_which_layers_are_not_called():
             return nn.functional.linear(self.called(x), self.used.weight)
 
     report = fst.convert(Reads(), "fst", include=[nn.Linear], example_input=torch.randn(2, 8))
-    labels = {weight.name: weight.label for weight in report.covered.weights}
+    labels = {weight.name: weight.label for weight in report.covered.rows}
     assert labels["called.weight"] == "2:4" and "not called" in labels["used.weight"]
 
 

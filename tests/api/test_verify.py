@@ -295,9 +295,9 @@ def _quantised(folder, form):
 def test_quantised_layers_are_named_and_not_covered(form, tmp_path):
     target = _quantised(tmp_path, form)
     report = fst.verify(target)
-    rows = {w.name: w.label for w in report.covered.weights}
+    rows = {w.name: w.label for w in report.covered.rows}
     assert rows == {"0.weight": "2:4", "2.weight": "quantised, not checked"}
-    assert report.quantised == ("2.weight",) and not report.ok
+    assert report.unread == {"2.weight": "quantised, not checked"} and not report.ok
     assert report.coverage == 576 / (576 + 32)
     report = fst.verify(target, exclude="2")
     assert report.ok and report.not_checked == 1 and report.coverage == 576 / (576 + 32)
@@ -308,7 +308,7 @@ def test_quantised_layers_are_named_and_not_covered(form, tmp_path):
 def test_integer_weights_are_quantised():
     state = {"a.weight": _pruned_weight(4, 8, 3, 3), "b.qweight": torch.ones(4, 8).to(torch.int8)}
     report = fst.verify(state | {"index": torch.ones(4, 8).long()})
-    assert [w.label for w in report.covered.weights] == ["2:4", "quantised, not checked"]
+    assert [w.label for w in report.covered.rows] == ["2:4", "quantised, not checked"]
     assert not report.ok and fst.verify(state, exclude="b.*").ok
 
 
@@ -325,7 +325,7 @@ def test_the_last_line_counts_each_row_of_the_table_once(strategy, exclude):
     numbers = [
         int(part.split()[0]) for part in said.replace("(groups of fewer than 4)", "").split(", ")
     ]
-    assert sum(numbers) == len(report.covered.weights) == 5, said
+    assert sum(numbers) == len(report.covered.rows) == 5, said
     assert len(report.layers) + report.not_checked + report.not_pruned == 5
 
 

@@ -153,7 +153,7 @@ def test_networks_convert_fully(name: str) -> None:
         model = timm.create_model(name)
     keys = list(model.state_dict())
     report = fst.convert(model, "fst")
-    exempt = [w.name for w in report.covered.weights if w.label.startswith("exempt")]
+    exempt = [w.name for w in report.covered.rows if w.label.startswith("exempt")]
     assert (len(report.layers), len(exempt)) == NETWORKS[name]
     assert all(isinstance(model.get_submodule(name), nn.Linear) for name in report.skipped)
     assert list(model.state_dict()) == keys

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fst.api.report import NOT_COMPUTED, describe_layer, group_names
+from fst.api.report import NOT_COMPUTED, describe_layer
 from fst.basics.text import table
 from fst.basics.values import check_module
 from fst.layers.calls import LayerCall, each_call
@@ -287,3 +287,18 @@ def _kept(
         return rule.density, 1
     mask = layer.output_mask()
     return (1, 1) if mask is None else (int(mask.count_nonzero()), mask.numel())
+
+
+def group_names(names: Iterable[str]) -> dict[str, str]:
+    """Layer name -> the module of the model that it belongs to.
+
+    That is the first part of the name ("backbone"), after any part that all names share.
+    """
+    paths = {name: name.split(".") for name in names}
+    depth = 0
+    while (
+        len({tuple(path[: depth + 1]) for path in paths.values()}) == 1
+        and min(map(len, paths.values())) > depth + 1
+    ):
+        depth += 1
+    return {name: ".".join(path[: depth + 1]) for name, path in paths.items()}

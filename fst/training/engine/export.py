@@ -27,7 +27,7 @@ from fst.training.engine.trained import trained_model
 def main(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
     with user_errors(arguments):
-        if format_of(Path(arguments.out)).computes and not arguments.size:
+        if format_of(Path(arguments.out)).outputs and not arguments.size:
             raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
         config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
         model = trained_model(config, arguments.checkpoint)

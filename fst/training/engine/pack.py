@@ -13,7 +13,7 @@ from fst.basics.arguments import user_errors
 from fst.cli.options import training as command_lines
 from fst.cli.options.parsing import takes
 from fst.files.checkpoint import replacing
-from fst.files.formats import write_program
+from fst.files.pt2_file import write_program
 from fst.training.engine.config import load_config
 from fst.training.engine.export import deployable
 from fst.training.engine.trained import trained_model
