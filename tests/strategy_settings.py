@@ -387,15 +387,18 @@ def rows_and_shapes(
     rows: Sequence[Setting],
     shapes: Sequence[object],
     hard: Sequence[object],
-    on_hard: Sequence[Setting] = SETTINGS,
+    amounts: object = None,
 ) -> list[object]:
     """(row, shape) for all rows and shapes, as cases of a test.
 
-    The rows ``on_hard`` run on the shapes ``hard``, ``DEFAULTS`` on all shapes. The other pairs are
-    marked `exhaustive`.
+    ``DEFAULTS`` run on all shapes, ``KINDS`` on the shapes ``hard``, all rows on the shape
+    ``amounts``. The other pairs are marked `exhaustive`.
     """
     return [
-        _case(row, shape, always=row in DEFAULTS or row in on_hard and shape in hard)
+        _case(
+            *(row, shape),
+            always=row in DEFAULTS or row in KINDS and shape in hard or shape is amounts,
+        )
         for row in rows
         for shape in shapes
     ]

@@ -14,7 +14,6 @@ from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import (
     DEFAULTS,
     DETERMINISTIC,
-    KINDS,
     SETTINGS,
     SHIPPED,
     of_each_kind,
@@ -189,7 +188,6 @@ def test_threads_do_not_disturb_each_other():
         DETERMINISTIC,
         [case("stride_1_2"), case("grouped_stride2")],
         [case("grouped_stride2")],
-        on_hard=KINDS,
     ),
 )
 def test_independent_of_memory_format(row, the_case):
@@ -244,7 +242,6 @@ def test_output_has_torchs_memory_format(row):
         SETTINGS,
         ["basic", "kernel_1x1_stride2", "grouped_stride2"],
         ["grouped_stride2"],
-        on_hard=KINDS,
     ),
 )
 def test_empty_batch(row, id):
