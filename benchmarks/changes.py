@@ -19,14 +19,11 @@ from matplotlib.axes import Axes
 
 from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.text import suggest
-from fst.cli.options.analyze import add_output
 from fst.lab.ablation.grid import Grid, load_grid
-from fst.lab.ablation.invocation import changed, read_invocation
-from fst.lab.ablation.results import INTERVAL, Results, Summary, collect
-from fst.lab.ablation.table import signed
-from fst.lab.reporting.document import Document, Figure
-from fst.lab.reporting.figures import COLOURS, INK, figure, save
-from fst.lab.reporting.markdown import publish
+from fst.lab.ablation.results import INTERVAL, Results, Summary, collect, signed
+from fst.lab.arguments import add_output
+from fst.lab.document import Document, Figure, publish
+from fst.lab.figures import COLOURS, INK, figure, save
 
 ROW_INCHES = 0.2
 
@@ -73,11 +70,11 @@ def run(options: argparse.Namespace) -> Document:
 
 
 def _grid(argument: str) -> tuple[Grid, Path]:
-    """A grid as it was run, and the folder of its runs."""
+    """A grid, and the folder of its runs."""
     path, equals, folder = argument.partition("=")
     if not equals:
         raise ValueError(f"{argument!r} must be GRID=WORK_DIR.")
-    return changed(load_grid(path), read_invocation(Path(folder))), Path(folder)
+    return load_grid(path), Path(folder)
 
 
 def _results(grid: Grid, folder: Path, only: Sequence[str] | None) -> Results:

@@ -17,13 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fst.basics.arguments import add_traceback, user_errors
-from fst.cli.options.analyze import add_output
 from fst.lab.ablation.grid import load_grid
-from fst.lab.ablation.results import Results, collect
-from fst.lab.ablation.table import signed
-from fst.lab.reporting.document import Document, Figure
-from fst.lab.reporting.figures import figure, legend_below, save
-from fst.lab.reporting.markdown import publish
+from fst.lab.ablation.results import Results, collect, signed
+from fst.lab.arguments import add_output
+from fst.lab.document import Document, Figure, publish
+from fst.lab.figures import figure, legend_below, save
 
 GRID = "equal_time.yaml"
 PANEL_INCHES = 2.2

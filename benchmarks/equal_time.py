@@ -45,14 +45,11 @@ from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation import cli
-from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
 from fst.lab.ablation.grid import Grid, load_grid
-from fst.lab.ablation.results import INTERVAL, Results, RunResult, collect
-from fst.lab.ablation.run import TRAIN
-from fst.lab.ablation.table import change_cell
-from fst.lab.reporting.document import Cell, Document, Figure, Table
-from fst.lab.reporting.figures import INK, draw_curves, figure, legend_below, save
-from fst.lab.reporting.markdown import markdown
+from fst.lab.ablation.results import INTERVAL, Results, RunResult, change_cell, collect
+from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs
+from fst.lab.document import Document, Figure, Table, markdown
+from fst.lab.figures import INK, draw_curves, figure, legend_below, save
 from fst.training.engine.data import build_dataloader
 from fst.training.engine.hooks import SparsityHook
 from fst.training.engine.model import build_model, sparse_root
@@ -88,8 +85,8 @@ class Times:
         return max(1, round(budget / self.seconds(setting)))
 
 
-def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> int:
-    """Time, train, draw; ``train``: see `fst.lab.ablation.run.Trainer`."""
+def main(argv: Sequence[str] | None = None, *, training: Sequence[str] = TRAIN) -> int:
+    """Time, train, draw; ``training``: see `fst.lab.ablation.runs.train`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -122,7 +119,7 @@ def main(argv: Sequence[str] | None = None, *, train: Sequence[str] = TRAIN) -> 
         epochs = fitted.settings[name].epochs
         print(f"{name}: {times.steps[name]} ms a step, {epochs} epochs")
     command = [str(path), "--work-dir", str(work_dir), "--only", *names, *others]
-    status = cli.main(command, train=train)
+    status = cli.main(command, training=training)
     if "--dry-run" not in others:
         results = collect(fitted, work_dir, names)
         if grid.baseline in results.measured():
@@ -250,15 +247,14 @@ def write(results: Results, times: Times, budget: float, folder: Path, command: 
 def _curve(results: Results, run: RunResult, times: Times) -> dict[float, float]:
     """Seconds of training -> metric."""
     metric, seconds = results.grid.metric, times.seconds(run.setting)
-    logged = {} if run.log is None else run.log.validation.get(metric.key, {})
+    logged = run.log.validation.get(metric.key, {})
     return {epoch * seconds: metric.scale * value for epoch, value in logged.items()}
 
 
 def _seconds_to(results: Results, run: RunResult, times: Times, target: float) -> float | None:
     """Seconds until a run's validation first reached ``target``; None if it never did."""
-    sign = 1 if results.grid.metric.better == "higher" else -1
     curve = _curve(results, run, times).items()
-    return next((seconds for seconds, value in curve if sign * (value - target) >= 0), None)
+    return next((seconds for seconds, value in curve if value >= target), None)
 
 
 def _table(results: Results, times: Times, budget: float, target: float) -> Table:
@@ -266,7 +262,7 @@ def _table(results: Results, times: Times, budget: float, target: float) -> Tabl
     label = grid.settings[grid.baseline].label
     columns = ["setting", "step, ms", "epochs", "seconds", metric.label, "runs"]
     columns += [f"change from {label}", f"seconds to {label}'s {target:.2f}"]
-    rows: list[list[Cell]] = []
+    rows: list[list[object]] = []
     for name in results.measured():
         runs = results.of(name)
         reached = [_seconds_to(results, run, times, target) for run in runs]

@@ -61,9 +61,9 @@ call_1() {
     run versions 60 "$PYTHON" -m torch.utils.collect_env
     local kernels=prune_weight=triton,prune_grad_output=triton
     steps steps_resnet18 130 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps memory --force-backends "$kernels"
+        --measure steps --force-backends "$kernels"
     steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps memory --force-backends "$kernels"
+        --measure steps --force-backends "$kernels"
     tests tests 150 14 tests/kernels tests/strategies
 }
 

@@ -25,8 +25,7 @@ from typing import Any
 from fst.basics.text import counted_as
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.benchmark.inference import CANDIDATES, ORT_INT8, OWN, PACKED, RIVALS, Inference
-from fst.lab.reporting.document import Document, Table
-from fst.lab.reporting.markdown import markdown
+from fst.lab.document import Document, Table, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SSD300 = "fst::configs/detection/dense_ssd300_voc0712.py"

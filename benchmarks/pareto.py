@@ -24,31 +24,32 @@ from typing import NamedTuple
 import torch
 from equal_time import TIMES, Times, timed
 from matplotlib.figure import Figure
+from torch import nn
 
 from fst import convert, get_strategy, pack
 from fst.basics.arguments import add_traceback, positive, user_errors
 from fst.cli.environment import surroundings
-from fst.cli.options.analyze import add_output
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.ablation.configs import PlannedRun, as_trained, make_runs
-from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import Grid, load_grid
-from fst.lab.ablation.invocation import changed, read_invocation
-from fst.lab.ablation.results import INTERVAL, Results, Summary, collect
-from fst.lab.ablation.table import change_cell
-from fst.lab.analysis.commands.macs import count_step
-from fst.lab.analysis.macs import count_macs
+from fst.lab.ablation.results import INTERVAL, Results, Summary, change_cell, collect
+from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs
+from fst.lab.arguments import add_output
 from fst.lab.benchmark import PLAIN, Function, Timing, compare, layer_shapes, time_layer
+from fst.lab.document import Document, publish
+from fst.lab.figures import COLOURS, INK, SMALL, figure, legend_below, style
+from fst.lab.macs import Kinds, count_macs, count_step, total
 from fst.lab.model import Training, from_config
-from fst.lab.reporting.document import Cell, Document
-from fst.lab.reporting.figures import COLOURS, INK, SMALL, figure, legend_below, style
-from fst.lab.reporting.markdown import publish
 from fst.rules.strategy import Strategy
 from fst.training.engine.config import read_sparsity
 from fst.training.engine.export import deployable
 from fst.training.engine.model import build_model, sparse_root
 
 PACKED = "packed.json"
+KINDS: Mapping[str, Kinds] = {
+    "conv": (nn.Conv2d,),
+    "linear": (nn.Linear,),
+    "all": (nn.Conv2d, nn.Linear),
+}
 CPU = torch.device("cpu")  # on which networks are packed
 
 
@@ -68,7 +69,7 @@ class Costs(NamedTuple):
     words: str
     labels: tuple[str, str]
     drawn: dict[str, tuple[float, float]]
-    columns: dict[str, dict[str, Cell]]
+    columns: dict[str, dict[str, object]]
     sparse: set[str]
 
 
@@ -124,12 +125,12 @@ def run(options: argparse.Namespace) -> Document:
 
 
 def _grid(options: argparse.Namespace) -> tuple[Grid, Path]:
-    """The grid as its last command changed it, and its work dir."""
+    """The grid and its work dir."""
     if options.threads:
         torch.set_num_threads(options.threads)
     grid = load_grid(options.grid)
     work_dir = options.work_dir or Path("work_dirs/ablation") / grid.path.stem
-    return changed(grid, read_invocation(work_dir)), work_dir
+    return grid, work_dir
 
 
 class Packed(NamedTuple):
@@ -188,7 +189,7 @@ def _measure_packed(runs: Mapping[str, PlannedRun], options: argparse.Namespace)
         images = torch.randn(options.batch_size, channels, options.size, options.size)
         images = images.contiguous(memory_format=torch.channels_last)
         counted = count_macs(network, functools.partial(network, images[:1]))
-        multiply_adds[name] = counted.total("output", kind=None).left
+        multiply_adds[name] = total(counted, "output").left
         packed[name] = functools.partial(pack(network, images), images)
     with torch.no_grad():
         times = compare(packed, options.repeats, CPU)
@@ -208,7 +209,7 @@ def _of_network(results: Results, steps: Times, packed: Packed) -> Costs:
     one, other = step[grid.baseline].median, whole[grid.baseline].median
     work = packed.multiply_adds[grid.baseline]
     changes = {name: results.change(name, grid.baseline, grid.metric) for name in names}
-    columns: dict[str, dict[str, Cell]] = {
+    columns: dict[str, dict[str, object]] = {
         f"change from {grid.settings[grid.baseline].label}": {
             name: "" if name == grid.baseline else change_cell(changes[name]) for name in names
         },
@@ -245,14 +246,12 @@ class Setting(NamedTuple):
 
 
 def _setting(results: Results, name: str, work_dir: Path, options: argparse.Namespace) -> Setting:
-    made = RunFolder.of(work_dir, name, results.of(name)[0].seed).config
+    made = work_dir / name / f"seed{results.of(name)[0].seed}.py"
     training = from_config(str(made), options.batch_size, (options.size, options.size))
     strategy = training.strategy or get_strategy("dense")
     converted = training.converted(strategy)
-    counted = count_step(training, strategy)
-    kind = {"all": None}.get(layers := _layers_of(training), layers)
-    share = counted.total("grad_weight", kind=kind).share_left
-    return Setting(training, strategy, converted, share)
+    counted = count_step(training, strategy, KINDS[_layers_of(training)])
+    return Setting(training, strategy, converted, total(counted, "grad_weight").share_left)
 
 
 def _layers_of(training: Training) -> str:

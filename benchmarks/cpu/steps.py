@@ -36,14 +36,12 @@ class Network(NamedTuple):
         options: of `fst bench`.
         strategies: the steps besides torch's.
         repeats: rounds.
-        memory: True where the peak of a step's memory is measured too.
     """
 
     title: str
     options: tuple[str, ...]
     strategies: tuple[str, ...]
     repeats: int = 3
-    memory: bool = False
 
 
 NETWORKS = {
@@ -52,7 +50,6 @@ NETWORKS = {
         ("--model", "resnet18", "--batch", "64"),
         ("dense", "sparsetrain", "srste", "srste,n=1", "fst_sampled", "fst", "sdgp"),
         repeats=5,
-        memory=True,
     ),
     "resnet18_sdgp": Network(
         "ResNet-18, 224 pixels, batch 64: large groups of dY",
@@ -127,8 +124,7 @@ def measure(name: str, network: Network, threads: int) -> None:
         return
     command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *network.options]
     command += ["--threads", str(threads), "--repeats", str(network.repeats)]
-    what = ("steps", "memory") if network.memory else ("steps",)
-    command += ["--measure", *what, "--strategies", *network.strategies]
+    command += ["--measure", "steps", "--strategies", *network.strategies]
     print(f"== {name}", flush=True)
     subprocess.run([*command, "--out", str(files_of(name, threads))], check=True, cwd=ROOT)
 
@@ -159,16 +155,14 @@ def page(threads: int) -> str:
 
 def rows(network: Network, run: dict[str, Any]) -> list[str]:
     """The table of a network."""
-    steps, memory = run["steps"]["step"], run["memory"]
+    steps = run["steps"]["step"]
     found = []
     for strategy in (PLAIN, CONTROL, *network.strategies):
         if strategy not in steps:
             continue
         ratio = steps[PLAIN]["median"] / steps[strategy]["median"]
-        peak = memory.get(strategy, {}).get("peak")
-        share = f"{peak / memory[PLAIN]['peak']:.2f}" if peak else ""
-        found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}", share])
-    titles = ("strategy", "ms (quartiles)", "torch's time / time", "peak memory / torch's")
+        found.append([f"`{strategy}`", str(Timing(**steps[strategy])), f"{ratio:.2f}"])
+    titles = ("strategy", "ms (quartiles)", "torch's time / time")
     header = run["header"]
     layout = header["memory_format"].removeprefix("torch.")
     rounds = f"{run['steps']['rounds']} rounds, memory format {layout}, commit {header['commit']}."

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 from model_under_test import ModelUnderTest, add_model_options, images_of, same_draws, tested_model
-from paper import add_layers, drawing, main, spread, visit_inputs
+from paper import add_layers, drawing, main, name_layers, spread, visit_inputs
 from record import conv_names
 from torch import Tensor
 
 from fst.basics.arguments import positive
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.lab.document import Document
+from fst.lab.figures import COLOURS, INK
 from fst.training.engine.model import sparse_root
 
 _CHUNK = 16  # samples whose joint histograms are held at once

@@ -21,7 +21,7 @@ from record import LayerRecord, conv_names, record_step
 from torch import Tensor, nn
 
 from fst.lab.arguments import amp_dtype
-from fst.lab.reporting.document import Document
+from fst.lab.document import Document
 from fst.ops.prune import prune_grad_output
 from fst.rules.masks import RESCALES
 from fst.rules.nm import NM

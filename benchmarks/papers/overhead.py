@@ -21,8 +21,8 @@ from fst.basics.arguments import positive
 from fst.lab.arguments import amp_dtype
 from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import COLOURS, INK
+from fst.lab.document import Document
+from fst.lab.figures import COLOURS, INK
 from fst.ops.prune import prune_grad_output, prune_weight
 from fst.rules import masks
 from fst.rules.alternating import Alternating

@@ -18,11 +18,10 @@ from model_under_test import Batch, Loss
 from torch import Tensor, nn
 
 from fst.basics.arguments import add_traceback, positive, user_errors
-from fst.cli.options.analyze import add_output
 from fst.cli.options.parsing import DTYPES
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import SMALL, style
-from fst.lab.reporting.markdown import publish
+from fst.lab.arguments import add_output
+from fst.lab.document import Document, publish
+from fst.lab.figures import SMALL, style
 from fst.layers.calls import LayerCall, each_call
 
 
@@ -50,6 +49,13 @@ def bare(axis: Axes) -> None:
     axis.grid(visible=False)
     for spine in axis.spines.values():
         spine.set_visible(True)
+
+
+def name_layers(axis: Axes, names: Sequence[str]) -> None:
+    """A tick and a slanted name for each layer."""
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+    axis.tick_params(axis="x", labelsize=7)
+    axis.grid(visible=False, axis="x")
 
 
 def add_layers(parser: argparse.ArgumentParser, count: int | None) -> None:

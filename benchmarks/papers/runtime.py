@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from paper import main
+from paper import main, name_layers
 
 from fst.lab.benchmark import PLAIN
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import GEMM_COLOURS, SMALL, name_layers
+from fst.lab.document import Document
+from fst.lab.figures import COLOURS, SMALL
 from fst.rules.strategy import GEMMS
 
 
@@ -145,9 +145,9 @@ def gemm_bars(
     drawn = Figure(figsize=size, layout="constrained")
     axes = drawn.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, (title, of_gemm) in zip(axes, values.items(), strict=True):
-        for offset, gemm in zip((-0.27, 0.0, 0.27), GEMMS, strict=True):
+        for offset, gemm, colour in zip((-0.27, 0.0, 0.27), GEMMS, COLOURS[:3], strict=True):
             places = [i + offset for i in range(len(layers))]
-            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=GEMM_COLOURS[gemm])
+            axis.bar(places, of_gemm[gemm], 0.25, label=gemm, color=colour)
         axis.set_title(title, loc="left", fontsize=SMALL)
         axis.set_ylabel(label)
         axis.grid(visible=False, axis="x")

@@ -24,15 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 from model_under_test import Batch, Loss, add_model_options, one_step, same_draws, tested_model
-from paper import Precision, add_precision, drawing, main
+from paper import Precision, add_precision, drawing, main, name_layers
 from record import LayerRecord, StepRecord, record_step
 from torch import Tensor, nn
 
 import fst
 from fst.basics.values import one_of
 from fst.lab.arguments import amp_dtype
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import COLOURS, INK, name_layers
+from fst.lab.document import Document
+from fst.lab.figures import COLOURS, INK
 from fst.rules.nm import NM
 from fst.rules.strategy import Strategy
 from fst.training.engine.model import sparse_root

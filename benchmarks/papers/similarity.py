@@ -26,7 +26,7 @@ from fst.api.selection import classifier_heads
 from fst.basics.arguments import positive
 from fst.basics.selectors import selected
 from fst.lab.benchmark.layers import padded_input
-from fst.lab.reporting.document import Document
+from fst.lab.document import Document
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy
 from fst.training.engine.model import sparse_root

@@ -41,11 +41,10 @@ from fst.basics.values import one_of
 from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.ablation.configs import write_config
-from fst.lab.analysis.macs import count_macs
+from fst.lab.ablation.runs import as_text
 from fst.lab.benchmark import PLAIN, Training
-from fst.lab.reporting.document import Document, Table
-from fst.lab.reporting.markdown import markdown
+from fst.lab.document import Document, Table, markdown
+from fst.lab.macs import count_macs
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
 from fst.training.engine.checkpoint import newest_checkpoint
@@ -154,7 +153,7 @@ def _trained(network: str, batch: int, options: argparse.Namespace) -> Trained:
     config = load_config(CONFIG, {**changes, **options.cfg_options})
     set_epochs(config, options.epochs)
     config.train_cfg.val_begin = options.epochs + 1
-    write_config(config, path)
+    write_text_atomically(as_text(config), path)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None or Path(checkpoint).name != f"epoch_{options.epochs}.pth":
         command = [sys.executable, "-m", "fst", "train", str(path), "--work-dir", str(folder)]
@@ -225,12 +224,8 @@ def _smaller(trained: Trained, share: float) -> Training:
 def _multiply_adds(model: nn.Module, images: torch.Tensor) -> dict[str, dict[str, int]]:
     """Convolution -> product -> multiply-adds of a step."""
     model = copy.deepcopy(model).train()
-    counted = count_macs(model, lambda: model(images).sum().backward()).layers
-    return {
-        layer.name: {gemm: layer.gemms[gemm].dense for gemm in GEMMS}
-        for layer in counted
-        if layer.kind == "conv"
-    }
+    counted = count_macs(model, lambda: model(images), (nn.Conv2d,))
+    return {name: {gemm: of[gemm].dense for gemm in GEMMS} for name, of in counted.items()}
 
 
 def products(

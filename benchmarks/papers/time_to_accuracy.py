@@ -25,9 +25,9 @@ from runtime import gemm_shares
 from torch import nn
 
 import fst
-from fst.lab.reporting.document import Document
-from fst.lab.reporting.figures import COLOURS, INK
-from fst.lab.reporting.runs import read_run
+from fst.lab.document import Document
+from fst.lab.figures import COLOURS, INK
+from fst.lab.logs import read_run
 from fst.rules.strategy import GEMMS, Strategy
 from fst.training.engine.config import read_sparsity
 

@@ -59,7 +59,7 @@ PAGES = {
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
     "engine": ("fst.training.engine",),
     "detection": ("fst.training.detection.data",),
-    "lab": ("fst.lab.analysis", "fst.lab.benchmark"),
+    "lab": ("fst.lab.benchmark",),
 }
 DATA = {
     "fst.__version__": "The version, as in `pip show fst-train`.",

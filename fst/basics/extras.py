@@ -8,7 +8,7 @@ from contextlib import contextmanager
 EXTRA_OF = {
     **dict.fromkeys(
         "mmengine torchvision timm numpy cv2 PIL yaml sklearn "
-        "scipy tensorboard matplotlib rich jinja2 msgspec".split(),
+        "scipy tensorboard matplotlib rich msgspec".split(),
         "train",
     ),
     **dict.fromkeys(("mmcv", "mmdet"), "det"),

@@ -23,7 +23,7 @@ from fst.basics.arguments import (
 from fst.basics.extras import extra_named
 from fst.basics.text import suggest, table
 from fst.basics.version import __version__
-from fst.cli.options import analyze, lab, library, training
+from fst.cli.options import lab, library, training
 from fst.cli.options.parsing import parsed
 from fst.cli.options.paths import check_out, check_read
 
@@ -51,12 +51,6 @@ COMMANDS = {
         f"{ENGINE}.pack:main", "make a model faster on this CPU by its zeros", training.pack
     ),
     "ablate": Command(f"{LAB}.ablation.cli:main", "train a grid of settings and seeds", lab.ablate),
-    "analyze": Command(
-        f"{LAB}.analysis.cli:main", "multiply-adds of a training step", analyze.parser
-    ),
-    "report": Command(
-        f"{LAB}.reporting.cli:main", "one HTML page of runs and analyses", lab.report
-    ),
     "bench": Command(f"{LAB}.benchmark.cli:main", "time layers, steps and inference", lab.bench),
     "demo": Command(
         f"{LAB}.demo:main", "dense against sparse on cluttered digits, minutes", lab.demo

@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
+from torch import nn
 
 from fst import get_strategy
 from fst.api.fold import fold
@@ -30,18 +31,14 @@ from fst.cli.options import lab as command_lines
 from fst.cli.options.parsing import takes
 from fst.cli.options.paths import config_path
 from fst.files.checkpoint import write_text_atomically
-from fst.lab.ablation.configs import make_runs
-from fst.lab.ablation.folders import RunFolder
 from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
-from fst.lab.ablation.plots import draw_training
-from fst.lab.ablation.results import Results, collect
-from fst.lab.ablation.run import TRAIN, Trainer
-from fst.lab.analysis.commands.macs import count_step
+from fst.lab.ablation.results import Results, collect, draw_training
+from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs, train
 from fst.lab.arguments import command_of
 from fst.lab.benchmark import PLAIN, candidates
+from fst.lab.document import Document, Table, markdown
+from fst.lab.macs import count_step, total
 from fst.lab.model import Training, from_config
-from fst.lab.reporting.document import Document, Table
-from fst.lab.reporting.markdown import markdown
 from fst.layers.modules import sparse_layers
 from fst.ops.cpp.library import missing
 from fst.rules.strategy import GEMMS, Strategy
@@ -51,6 +48,7 @@ from fst.training.engine.export import deployable
 from fst.training.engine.model import sparse_root
 from fst.training.engine.trained import trained_model
 
+CONFIG = "fst::configs/demo.py"
 TITLE = "Sparse against dense training on cluttered digits"
 ACCURACY = Metric("accuracy/top1", "accuracy %")
 COLUMNS = ["strategy", ACCURACY.label, "time of a step", "2:4 at the end", *GEMMS]
@@ -64,63 +62,62 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
-    console, start = Console(), time.perf_counter()
+    start = time.perf_counter()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the times are a CPU's, and so are the trainings
     torch.set_num_threads(arguments.threads)
-    grid = _grid(arguments, Path(config_path("fst::configs/demo.py")))
-    trainer = Trainer(
-        work_dir=arguments.out,
-        train=TRAIN,
-        jobs=max(1, cores() // arguments.threads),
-        threads=arguments.threads,
-        metric=ACCURACY.key,
-        console=console,
-    )
+    grid = _grid(arguments)
     runs = make_runs(grid, list(grid.settings), grid.seeds)
     for run in runs:
-        if trainer.folder(run).state(run) == "changed":
-            trainer.folder(run).put_aside()
-    if trainer.train(runs):
+        if run.changes(arguments.out):
+            print(f"{run} was trained with another config: again")
+            shutil.rmtree(run.folder(arguments.out))
+    jobs = max(1, cores() // arguments.threads)
+    if not train(runs, arguments.out, jobs, arguments.threads, TRAIN):
         return 1
-    console.print("measuring …")
+    print("measuring …", flush=True)
     results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
-    document = _document(results, arguments, command)
+    first = {run.setting: run for run in runs if run.seed == grid.seeds[0]}
+    document = _document(results, first, arguments, command)
     print(f"\n{table(COLUMNS, document.tables[0].rows)}\n")
     write_text_atomically(markdown(document), arguments.out / "table.md")
     names = ", ".join(str(arguments.out / name) for name in ("table.md", "curves.png"))
-    console.print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
-    print(f"\n{_packed(arguments)}")
+    print(f"{time.perf_counter() - start:.0f} s. Written: {names}")
+    print(f"\n{_packed(first, arguments.out)}")
     return 0
 
 
-def _grid(arguments: argparse.Namespace, config: Path) -> Grid:
+def _grid(arguments: argparse.Namespace) -> Grid:
     """The strategies as settings of the demo's config."""
+    config = Path(config_path(CONFIG))
     return Grid(
         path=config,
         title=TITLE,
-        description="",
-        base=config,
         settings={
             name: Setting(name, name, config, sparsity={"strategy": name})
             for name in arguments.strategies
         },
-        seeds=check_seeds(arguments.seeds, "--seeds"),
         metrics=(ACCURACY,),
+        seeds=check_seeds(arguments.seeds, "--seeds"),
         epochs=arguments.epochs,
     )
 
 
-def _document(results: Results, arguments: argparse.Namespace, command: str) -> Document:
-    """The table and the curves of the trained runs, with what is needed to repeat them."""
+def _document(
+    results: Results, first: Mapping[str, PlannedRun], arguments: argparse.Namespace, command: str
+) -> Document:
+    """The table and the curves of the trained runs, with what is needed to repeat them.
+
+    ``first``: each strategy's run of the first seed.
+    """
     strategies = {name: get_strategy(name) for name in results.grid.settings}
-    training = _training(str(results.grid.base))
+    training = _training()
     times = _step_times(training, strategies, arguments.repeats)
     rows = [
         [
             name,
             _accuracy(results.summary(name, ACCURACY).values),
             _relative(times[name], times[PLAIN]),
-            _pattern(RunFolder.of(arguments.out, name, arguments.seeds[0])),
+            _pattern(sparse_root(_trained(first[name], arguments.out))),
             *_kept(training, strategy),
         ]
         for name, strategy in strategies.items()
@@ -143,10 +140,14 @@ def _document(results: Results, arguments: argparse.Namespace, command: str) -> 
     )
 
 
-def _training(path: str) -> Training:
+def _training() -> Training:
     """The demo's network with a random batch of the size that it trains with."""
-    loader = load_config(path).train_dataloader
-    return from_config(path, loader.batch_size, (loader.dataset.size, loader.dataset.size))
+    loader = load_config(CONFIG).train_dataloader
+    return from_config(CONFIG, loader.batch_size, (loader.dataset.size, loader.dataset.size))
+
+
+def _trained(run: PlannedRun, work_dir: Path) -> nn.Module:
+    return trained_model(as_trained(run.config), newest_checkpoint(run.folder(work_dir)))
 
 
 def _step_times(
@@ -169,10 +170,9 @@ def _relative(timing: Timing, plain: Timing) -> str:
     return f"{median:.2f} x ({low:.2f} to {high:.2f})"
 
 
-def _pattern(folder: RunFolder) -> str:
+def _pattern(trained: nn.Module) -> str:
     """The share of the convolutions' weights that lie in layers with 2:4 zeros, once folded."""
-    trained = trained_model(load_config(str(folder.config)), newest_checkpoint(folder.path))
-    layers = verify(fold(sparse_root(trained))).layers
+    layers = verify(fold(trained)).layers
     sizes = [math.prod(layer.shape) for layer in layers]
     sparse = sum(
         size for layer, size in zip(layers, sizes, strict=True) if layer.ok and layer.density < 1
@@ -180,17 +180,15 @@ def _pattern(folder: RunFolder) -> str:
     return f"{100 * sparse / sum(sizes):.1f} %" if sparse else "nothing"
 
 
-def _packed(arguments: argparse.Namespace) -> str:
+def _packed(runs: Mapping[str, PlannedRun], work_dir: Path) -> str:
     """The first network with 2:4 weights: its time for a batch, packed and dense."""
-    for name in arguments.strategies:
-        folder = RunFolder.of(arguments.out, name, arguments.seeds[0])
-        config = load_config(str(folder.config))
-        model = deployable(trained_model(config, newest_checkpoint(folder.path)))
+    for name, run in runs.items():
+        model = deployable(_trained(run, work_dir))
         if not sparse_layers(model) or not any(w.pattern for w in verify(fold(model)).layers):
             continue
         if reason := missing():
             return f"fst.pack was not run: {reason}"
-        shape = _training(str(folder.config)).batch_shape
+        shape = _training().batch_shape
         report = pack(model, torch.randn(shape)).report
         times = ", ".join(f"{kind} {timing} ms" for kind, timing in report.times.items())
         return f"inference of {name}'s network, batch {shape[0]}: {times}; {report.verdict}"
@@ -199,9 +197,9 @@ def _packed(arguments: argparse.Namespace) -> str:
 
 def _kept(training: Training, strategy: Strategy) -> list[str]:
     """For each GEMM the pruned operand, and the share of multiply-adds that is left."""
-    report = count_step(training, strategy)
+    counted = count_step(training, strategy, (nn.Conv2d,))
     rules = {gemm: strategy.rule(gemm) for gemm in GEMMS}
     return [
-        f"{rule.operand} {100 * report.total(gemm).share_left:.0f} %" if rule else "dense"
+        f"{rule.operand} {100 * total(counted, gemm).share_left:.0f} %" if rule else "dense"
         for gemm, rule in rules.items()
     ]

@@ -1,4 +1,4 @@
-"""Whole training steps side by side, their memory, and the backends they are timed with."""
+"""Whole training steps side by side, and the backends they are timed with."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ import fst
 from fst.basics.errors import UsageError
 from fst.lab import benchmark
 from fst.lab.benchmark import Training
-from fst.lab.benchmark.memory import measure_memory, saved_bytes
 from fst.ops.geometry import Geometry
 
 CPU = torch.device("cpu")
@@ -16,34 +15,6 @@ CPU = torch.device("cpu")
 
 def a_training(model: nn.Module, images: torch.Tensor, **options) -> Training:
     return Training(model, lambda trained: trained(images).square().mean(), **options)
-
-
-def test_memory_is_that_of_model_optimizer_and_step():
-    """A model so large, on an image so small, that activations do not count."""
-    model = nn.Sequential(nn.Conv2d(64, 256, 3), nn.Conv2d(256, 256, 3))
-    weights = sum(p.numel() for p in model.parameters()) * 4
-    training = a_training(model, torch.randn(1, 64, 5, 5))
-    strategies = {name: fst.get_strategy(name) for name in ("dense", "srste")}
-    memory = measure_memory(training, strategies)
-    assert memory.keys() == {"torch", "dense", "srste"}
-    # weights, gradients, momentum, and what the optimizer and the convolutions need besides
-    assert 3 * weights <= memory["torch"].peak < 5 * weights
-    assert memory["srste"].peak >= memory["dense"].peak + weights
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_saved_bytes_count_each_storage_once_and_no_parameter():
-    images = torch.randn(4, 8, 6, 6)
-    model = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
-    image = images.numel() * 4
-    training = a_training(model, images)
-    plain, step = training.candidate(None)
-    # the convolutions' inputs, and the last output for the loss
-    assert saved_bytes(plain, step) == 3 * image
-    trained, step = training.candidate(fst.get_strategy("fst_w"))
-    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4  # S(Wᵀ)
-    trained, step = training.candidate(fst.get_strategy("fst"))
-    assert saved_bytes(trained, step) == 3 * image + (64 + 64 * 9) * 4
 
 
 def test_candidates_train_copies_and_convert_what_is_selected():

@@ -5,21 +5,19 @@ import torch
 from model_under_test import from_config, from_name, images_of
 
 from fst.training.engine import cli
-from tests.lab.analysis.conftest import write_config  # noqa: F401
 
 
-def test_checkpoints_and_masks(
-    write_config,  # noqa: F811
-    tmp_path,
-):
+def test_checkpoints_and_masks(tmp_path):
     """tsm keeps its masks in the checkpoint; the analysed copy has them."""
-    path, work = write_config("tsm"), tmp_path / "run"
-    options = {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
+    path, work = "fst::configs/demo_digits.py", tmp_path / "run"
+    loader = "train_dataloader"
+    options = {"sparsity.strategy": "tsm", f"{loader}.batch_size": 32, "train_cfg.max_epochs": 1}
+    options |= {f"{loader}.dataset.subset": 64, "model.architecture.width": 4}
     cli.train(
         [path, "--work-dir", str(work), "--cfg-options", *(f"{k}={v}" for k, v in options.items())]
     )
-    saved = torch.load(work / "epoch_3.pth", weights_only=False)
-    tested = from_config(path, options, checkpoint=str(work / "epoch_3.pth"), batches=2)
+    saved = torch.load(work / "epoch_1.pth", weights_only=False)
+    tested = from_config(path, options, checkpoint=str(work / "epoch_1.pth"), batches=2)
     assert [len(images_of(batch)) for batch in tested.batches] == [32, 32]
     copied = tested.copied(tested.strategy).architecture
     for name, entry in saved["sparsity"].items():
@@ -29,7 +27,7 @@ def test_checkpoints_and_masks(
         assert torch.equal(layer.weight, saved["state_dict"][key])
     with pytest.raises(ValueError, match="does not fit the model"):
         other = {**options, "model.architecture.num_classes": 7}
-        from_config(path, other, checkpoint=str(work / "epoch_3.pth"))
+        from_config(path, other, checkpoint=str(work / "epoch_1.pth"))
 
 
 def test_named_models():

@@ -1,11 +1,14 @@
 """Every script of benchmarks/papers runs from end to end; what it writes has the paper's sense."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.pages import tables_of
 
 pytest.importorskip("mmengine")
 
@@ -39,14 +42,11 @@ def tables(tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as done:
             runpy.run_path(command[0], run_name="__main__")
         assert done.value.code == 0
-        document = json.loads((out / "analysis.json").read_text())
-        assert document["command"].startswith("python ") and len(document["figures"]) == figures
-        for figure in document["figures"]:
-            assert (out / figure["file"]).stat().st_size > 2000
-        found = [
-            [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-            for table in document["tables"]
-        ]
+        page = (out / "analysis.md").read_text()
+        assert "    python " in page and page.count("![") == figures
+        for file in re.findall(r"!\[.*\]\((.+)\)", page):
+            assert (out / file).stat().st_size > 2000
+        found = tables_of(out / "analysis.md")
         assert all(found)
         return found
 
@@ -111,15 +111,19 @@ def test_time_to_accuracy(tables, tmp_path):
 
 
 def test_heatmap(tables, tmp_path):
-    def setting(n, m, mean):
-        metric = {"mean": mean, "interval": None if mean is None else 0.5}
-        return {"sparsity": {"n": n, "m": m}, "metrics": {"accuracy/top1": metric}}
-
-    settings = {"a": setting(1, 4, 94.0), "b": setting(2, 4, 95.0), "c": setting(1, 8, None)}
-    made = {"title": "A grid", "interval": "an interval", "settings": settings}
-    (tmp_path / "results.json").write_text(json.dumps(made))
-    (rows,) = tables("heatmap", tmp_path)
-    assert [(row["m/n"], row["m"], row["accuracy/top1"]) for row in rows] == [
+    """Two seeds of 1:4, one of 2:4, none of 1:8."""
+    settings = {f"{n}_{m}": {"sparsity": {"n": n, "m": m}} for n, m in ((1, 4), (2, 4), (1, 8))}
+    keys = {"title": "A grid", "base": "base.py", "metrics": {"acc": {}}, "settings": settings}
+    (tmp_path / "grid.yaml").write_text(json.dumps(keys))
+    for setting, seed, value in (("1_4", 0, 93.0), ("1_4", 1, 95.0), ("2_4", 0, 95.0)):
+        folder = tmp_path / setting / f"seed{seed}"
+        logs = folder / "1" / "vis_data"
+        logs.mkdir(parents=True)
+        (logs / "config.py").write_text("train_cfg = dict(by_epoch=True)\n")
+        (logs / "scalars.json").write_text(json.dumps({"acc": value, "time": 1.0, "step": 1}))
+        (folder / "result.json").write_text("{}")
+    (rows,) = tables("heatmap", tmp_path / "grid.yaml", tmp_path)
+    assert [(row["m/n"], row["m"], row["acc"]) for row in rows] == [
         (2, 4, 95),
         (4, 4, 94),
         (8, 8, None),

@@ -1,4 +1,4 @@
-"""The command lines of the lab: ablations, benchmarks, reports, the demo."""
+"""The command lines of the lab: ablations, benchmarks, the demo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from fst.basics.arguments import positive
 from fst.cli.options.parsing import DTYPES, SIZE, add_cfg_options, command
 
-MEASURES = ("layers", "steps", "memory", "compiled")
+MEASURES = ("layers", "steps", "compiled")
 BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
 ROUNDS = 15  # of every comparison, where --repeats does not say it
 STEP_SECONDS = 40.0  # of training steps, likewise
@@ -16,14 +16,14 @@ BENCH = """\
 Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
 
     fst bench
-    fst bench --batch 16 --measure layers steps memory
+    fst bench --batch 16 --measure layers steps
     fst bench --model timm:vit_small_patch16_224 --layers linear --batch 8 --measure layers
-    fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled memory
+    fst bench --model resnet50 --batch 256 --dtype bfloat16 --measure steps compiled
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
     fst bench --infer resnet18 --batch 1 16 --threads 1
 
 Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-backends chosen and why, and memory. Writes them to OUT.md, and all times to OUT.json."""
+and the backends chosen and why. Writes them to OUT.md, and all times to OUT.json."""
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 
@@ -42,13 +42,8 @@ def ablate() -> argparse.ArgumentParser:
     add("--epochs", type=positive, help="per run, instead of the config's")
     add("--only", nargs="+", metavar="SETTING", help="only these settings")
     add_cfg_options(parser, "changes to the configs of all settings")
-    changed = "train runs again whose config has changed since (the old folders are renamed)"
-    add("--rerun", action="store_true", help=changed)
     add("--dry-run", action="store_true", help="check and list the runs")
-    before = (
-        "write the results of what was run before: of the last command's epochs and options, "
-        "and of every seed, where this one gives none"
-    )
+    before = "write the results of the finished runs; the other options are those that trained them"
     add("--report-only", action="store_true", help=before)
     return parser
 
@@ -81,11 +76,10 @@ def bench() -> argparse.ArgumentParser:
     add("--strategies", nargs="+", default=BENCHED, metavar="NAME", help=strategies)
     add("--dtype", choices=DTYPES, default="float32", help="of the GEMMs (float32)")
     measure = (
-        f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; their "
-        "memory; steps with torch.compile too (steps memory)"
+        f"of {', '.join(MEASURES)}: times of each layer; of training steps, eager; steps with "
+        "torch.compile too (steps)"
     )
-    usual = ["steps", "memory"]
-    add("--measure", nargs="+", choices=MEASURES, default=usual, metavar="WHAT", help=measure)
+    add("--measure", nargs="+", choices=MEASURES, default=["steps"], metavar="WHAT", help=measure)
     forced = "the step of each strategy also with these backends, where they can compute"
     add("--force-backends", default="", metavar="OPERATION=BACKEND,...", help=forced)
     repeats = (
@@ -119,24 +113,4 @@ def demo() -> argparse.ArgumentParser:
     add("--repeats", type=positive, default=10, help="timings (default: 10)")
     out = Path("work_dirs/demo")
     add("--out", type=Path, default=out, help=f"folder (default: {out})")
-    return parser
-
-
-def report() -> argparse.ArgumentParser:
-    """`fst report`."""
-    parser = command(
-        "report",
-        "Write one self-contained HTML page about training runs, which come first, "
-        "and ablations and analyses.",
-    )
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="work dir of `fst train` or `fst ablate`, output of `fst analyze`, or a "
-        "folder of such",
-    )
-    parser.add_argument("-o", "--out", type=Path, required=True, help="HTML file to write")
-    parser.add_argument("--title", default="FST report", help="of the page (default: FST report)")
     return parser

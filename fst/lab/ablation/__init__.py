@@ -1,5 +1,5 @@
-"""Grids of training runs (settings × seeds) and the tables and curves made of them.
+"""Grids of training runs (settings × seeds) and the table and curves made of them: `fst ablate`.
 
-`grid` reads and checks the grid, `configs` makes the config of each run, `run` trains, `results`
-reads what was logged, `table` and `plots` show it. The command line is `cli`, `fst ablate`.
+`grid` reads and checks the grid, `runs` plans and trains, `results` reads what was logged and
+writes the page. The command line is `cli`.
 """

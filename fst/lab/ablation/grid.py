@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
@@ -16,32 +16,30 @@ from fst.basics.text import suggest
 from fst.cli.options.paths import config_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-OWN = "<name>"  # under which an entry's name is put beside its keys, of which it is none
-Keys = TypeVar("Keys", bound="_Keys")
+Kind = TypeVar("Kind")
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Keys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The keys that a mapping of a grid's file may have."""
-
-
-class Metric(_Keys):
+@dataclass(frozen=True)
+class Metric:
     """A scalar that the runs log: its value after the last epoch, times ``scale``, is compared."""
 
-    key: str = msgspec.field(name=OWN)
+    key: str
     label: str
     scale: float = 1.0
-    better: Literal["higher", "lower"] = "higher"
 
 
-class Published(_Keys):
+@dataclass(frozen=True)
+class Published:
     """One column of published numbers; ``same_data`` if ours are measured on the same task."""
 
-    name: str = msgspec.field(name=OWN)
+    name: str
     source: str
     same_data: bool = False
 
 
-class Setting(_Keys):
+@dataclass(frozen=True)
+class Setting:
     """One row of the table: what it changes in the base config, and its published numbers.
 
     ``sparsity`` replaces the base's as a whole, before ``options`` change it; None leaves it alone.
@@ -50,56 +48,43 @@ class Setting(_Keys):
     instead of the grid's.
     """
 
-    name: str = msgspec.field(name=OWN)
+    name: str
     label: str
     base: Path
     sparsity: dict[str, Any] | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = field(default_factory=dict)
     start_from: str | None = None
-    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    published: dict[str, float] = {}
+    epochs: Count | None = None
+    published: dict[str, float] = field(default_factory=dict)
     note: str = ""
-
-
-class _GridKeys(_Keys):
-    title: str = ""
-    description: str = ""
-    extends: str | None = None
-    base: str = ""
-    options: dict[str, Any] = {}
-    epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    seeds: list[int] = msgspec.field(default_factory=lambda: [0])
-    metrics: dict[str, dict[str, Any] | None] = {}
-    baseline: str | msgspec.UnsetType | None = msgspec.UNSET
-    published: dict[str, str | dict[str, Any]] = {}
-    settings: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A checked grid file."""
+    """A checked grid file. The first metric is compared with the published numbers."""
 
     path: Path
     title: str
-    description: str
-    base: Path
     settings: dict[str, Setting]
-    seeds: tuple[int, ...]
     metrics: tuple[Metric, ...]
+    description: str = ""
+    seeds: tuple[int, ...] = (0,)
     options: dict[str, Any] = field(default_factory=dict)
-    epochs: int | None = None
+    epochs: Count | None = None
     baseline: str | None = None
     published: tuple[Published, ...] = ()
 
     @property
     def metric(self) -> Metric:
-        """The first metric: the one that is compared with the published numbers."""
+        """The first metric."""
         return self.metrics[0]
 
     def chain(self, name: str) -> list[str]:
         """``name`` and the settings that it starts from, the first to train first."""
         chain = [name]
         while (earlier := self.settings[chain[0]].start_from) is not None:
+            if earlier in chain:
+                raise ValueError(f"{self.path}: settings.{name}.start_from leads back to itself.")
             chain.insert(0, earlier)
         return chain
 
@@ -109,12 +94,9 @@ class Grid:
         Raises:
             ValueError: an unknown name.
         """
-        if only is None:
-            return list(self.settings)
         wanted: set[str] = set()
-        for name in only:
-            if name not in self.settings:
-                raise ValueError(f"--only {name!r} is no setting.{suggest(name, self.settings)}")
+        for name in self.settings if only is None else only:
+            _check_known("--only", name, self.settings)
             wanted.update(self.chain(name))
         return [name for name in self.settings if name in wanted]
 
@@ -130,44 +112,40 @@ def load_grid(path: str | Path) -> Grid:
         ValueError: an unknown key, or a bad value.
     """
     path = Path(config_path(str(path)))
-    raw = _read(path, ())
-    keys = _typed(raw, _GridKeys, str(path))
-    for name in ("title", "base", "metrics", "settings"):
-        if not getattr(keys, name):
+    raw = _read(path)
+    for name in ("title", "metrics", "settings"):
+        if not raw.get(name):
             raise ValueError(f"{path}: {name}={raw.get(name)!r} is missing or empty.")
-    published = tuple(
-        _typed(
-            {"source": entry, OWN: name} if isinstance(entry, str) else {**entry, OWN: name},
+    base = raw.pop("base", "")
+    published = [
+        _made(
             Published,
             f"{path}: published.{name}",
+            {"source": e} if isinstance(e, str) else e,
+            name=name,
         )
-        for name, entry in keys.published.items()
-    )
+        for name, e in _mapping(raw, "published", path).items()
+    ]
     columns = [column.name for column in published]
     settings = {
-        name: _setting(name, entry, keys.base, columns, path)
-        for name, entry in keys.settings.items()
+        name: _setting(name, {"base": base, **entry}, columns, path)
+        for name, entry in raw["settings"].items()
     }
-    baseline = keys.baseline
-    if baseline is msgspec.UNSET:
-        baseline = "dense" if "dense" in settings else None
-    grid = Grid(
-        path=path,
-        title=_line(keys.title),
-        description=_line(keys.description),
-        base=_base(keys.base, path),
-        settings=settings,
-        seeds=check_seeds(keys.seeds, f"{path}: seeds"),
-        metrics=tuple(
-            _typed({"label": key, **(entry or {}), OWN: key}, Metric, f"{path}: metrics.{key}")
-            for key, entry in keys.metrics.items()
-        ),
-        options=keys.options,
-        epochs=keys.epochs,
-        baseline=baseline,
-        published=published,
-    )
-    _check_references(grid)
+    metrics = [
+        _made(Metric, f"{path}: metrics.{key}", {"label": key, **(entry or {})}, key=key)
+        for key, entry in _mapping(raw, "metrics", path).items()
+    ]
+    raw.setdefault("baseline", "dense" if "dense" in settings else None)
+    made = {"path": path, "published": published, "settings": settings, "metrics": metrics}
+    grid = _made(Grid, str(path), {k: v for k, v in raw.items() if k not in made}, **made)
+    check_seeds(grid.seeds, f"{path}: seeds")
+    if grid.baseline is not None:
+        _check_known(f"{path}: baseline", grid.baseline, settings)
+    for setting in settings.values():
+        if setting.start_from is not None:
+            where = f"{path}: settings.{setting.name}.start_from"
+            _check_known(where, setting.start_from, settings)
+    grid.select(None)
     return grid
 
 
@@ -178,23 +156,35 @@ def check_seeds(seeds: Sequence[int], where: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _typed(raw: Any, kind: type[Keys], where: str) -> Keys:
-    """The mapping as what its keys may be; an error names the key, its value, what is allowed."""
+def _check_known(where: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{where}={name!r} is no setting.{suggest(name, known)}")
+
+
+def _made(kind: type[Kind], where: str, raw: Mapping[str, Any], **given: Any) -> Kind:
+    """A dataclass of the keys of a file; an error names the key, its value, what is allowed."""
+    known = {item.name for item in fields(kind)} - given.keys()  # type: ignore[arg-type]
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"{where}: {key!r} is no key.{suggest(key, known)}")
     try:
-        return msgspec.convert(raw, kind, dec_hook=lambda kind, value: kind(value))  # of paths
+        return msgspec.convert({**raw, **given}, kind, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        if unknown := re.search("unknown field `(.+)`", text):
-            hint = suggest(unknown[1], kind.__struct_fields__)
-            raise ValueError(f"{where}: {unknown[1]!r} is no key.{hint}") from error
-        value, steps = raw, re.findall(r"\.(\w+)|\[(\d+)\]", place)
-        for name, index in steps:
-            value = value[name] if name else value[int(index)]
-        raise ValueError(f"{where}{place.rstrip('`')}={value!r}: {text}.") from error
+        text, _, place = str(error).partition(" - at `$.")
+        key = re.split(r"\W", place)[0]
+        value = f"{key}={raw[key]!r}: " if key else ""
+        raise ValueError(f"{where}: {value}{text}.") from error
 
 
-def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
-    """The keys of a file and of those that it extends, with whole paths."""
+def _mapping(raw: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    found = raw.get(key) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: {key}={found!r} must map names to their keys.")
+    return found
+
+
+def _read(path: Path, heirs: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The keys of a file and of those that it extends; bases as whole paths, sparsity as values."""
     if not path.is_file():
         raise FileNotFoundError(f"grid {str(path)!r} does not exist.")
     if path.resolve() in heirs:
@@ -204,51 +194,31 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{path} is no valid YAML: {message}") from error
-    keys = _typed(raw, _GridKeys, str(path))
-    own = {}
-    for name, entry in keys.settings.items():
-        own[name] = _with_whole_base(entry, path)
-        if isinstance(entry.get("sparsity"), str):
-            own[name]["sparsity"] = _sparsity_of(path.parent / entry["sparsity"], path)
-        # here, where the file is known that says it
-        known = {"label": "", "base": "", **own[name], "published": {}, OWN: name}
-        _typed(known, Setting, f"{path}: settings.{name}")
-    raw = {**_with_whole_base(raw, path), "settings": own}
-    if keys.extends is None:
-        return raw
-    parent = _read(path.parent / keys.extends, (*heirs, path.resolve()))
-    settings = dict(parent["settings"])
+    raw = _placed(_mapping({"grid": raw}, "grid", path), path)
+    own = {n: _placed(e or {}, path) for n, e in _mapping(raw, "settings", path).items()}
+    parent = {}
+    if raw.get("extends") is not None:
+        parent = _read(path.parent / raw.pop("extends"), (*heirs, path.resolve()))
+    settings = dict(parent.get("settings", {}))
     for name, entry in own.items():
         settings[name] = {**settings.get(name, {}), **entry}
     return {**parent, **raw, "settings": settings}
 
 
-def _with_whole_base(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    return {**raw, "base": str(path.parent / raw["base"])} if raw.get("base") else dict(raw)
+def _placed(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """An entry of a file with its base as a whole path, and the sparsity of the config it names."""
+    placed = dict(entry)
+    if entry.get("base"):
+        placed["base"] = str(path.parent / entry["base"])
+    if isinstance(entry.get("sparsity"), str):
+        config = Config.fromfile(path.parent / entry["sparsity"])
+        if "sparsity" not in config:
+            raise ValueError(f"{path}: the config sparsity={entry['sparsity']!r} has no sparsity.")
+        placed["sparsity"] = config.sparsity.to_dict()
+    return placed
 
 
-def _sparsity_of(config: Path, grid: Path) -> dict[str, Any]:
-    if not config.is_file():
-        raise FileNotFoundError(f"{grid}: config {str(config)!r} (sparsity) does not exist.")
-    sparsity = Config.fromfile(config).get("sparsity")
-    if sparsity is None:
-        raise ValueError(f"{grid}: config {str(config)!r} has no sparsity.")
-    return sparsity.to_dict()
-
-
-def _base(base: str, grid: Path) -> Path:
-    if not Path(base).is_file():
-        raise FileNotFoundError(f"{grid}: base config {base!r} does not exist.")
-    return Path(base)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _setting(
-    name: str, entry: Mapping[str, Any], base: str, columns: Sequence[str], path: Path
-) -> Setting:
+def _setting(name: str, entry: dict[str, Any], columns: Sequence[str], path: Path) -> Setting:
     where = f"{path}: settings.{name}"
     if not NAME.fullmatch(name):
         raise ValueError(
@@ -266,23 +236,4 @@ def _setting(
                 f"{where}.published: {column!r} is no column of the grid's `published`."
                 f"{suggest(column, columns)}"
             )
-    raw = {"label": name, "base": base, **entry, "published": published, OWN: name}
-    setting = _typed(raw, Setting, where)
-    _base(str(setting.base), path)
-    return msgspec.structs.replace(setting, label=_line(setting.label), note=_line(setting.note))
-
-
-def _check_references(grid: Grid) -> None:
-    names = {f"settings.{s.name}.start_from": s.start_from for s in grid.settings.values()}
-    names |= {"baseline": grid.baseline}
-    for key, name in names.items():
-        if name is not None and name not in grid.settings:
-            raise ValueError(
-                f"{grid.path}: {key}={name!r} is no setting.{suggest(name, grid.settings)}"
-            )
-    for name in grid.settings:
-        seen = {name}
-        while (name := grid.settings[name].start_from) is not None:
-            if name in seen:
-                raise ValueError(f"{grid.path}: settings.{name}.start_from leads back to itself.")
-            seen.add(name)
+    return _made(Setting, where, {"label": name, **entry, "published": published}, name=name)

@@ -26,8 +26,8 @@ from fst.lab.arguments import command_of
 from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, model_under_test, plan
+from fst.lab.document import markdown
 from fst.lab.model import is_config
-from fst.lab.reporting.markdown import markdown
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 OF_STEPS = ("model", "layers", "strategies", "dtype", "measure", "force_backends")
@@ -104,7 +104,7 @@ def _benchmark(options: argparse.Namespace) -> int:
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
     print(plan(options, described), flush=True)
-    found, status = Measurements(options.device.type), 0
+    found, status = Measurements(), 0
     try:
         with processor_time() if options.processor_time else contextlib.nullcontext():
             measure(training, options, found)

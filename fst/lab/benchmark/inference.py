@@ -22,8 +22,8 @@ from fst.backends.timing import LEAST_ROUNDS, Function, Timing, compare
 from fst.basics.extras import extra_named
 from fst.inference.packed import LIBRARY, PackedLayer
 from fst.lab.arguments import source_and_name
+from fst.lab.document import Document, Table
 from fst.lab.model import CLASSES, SIZE, from_config, is_config
-from fst.lab.reporting.document import Document, Table
 from fst.models.named import build_architecture
 
 EAGER, FROZEN = "torch", "torch.compile, freezing"

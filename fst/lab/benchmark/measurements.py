@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fst.backends import Decision
 from fst.backends.timing import geometric_mean
 from fst.basics.text import counted_as
 from fst.lab.benchmark.layers import PLAIN, PRUNING, LayerTimes
 from fst.lab.benchmark.steps import StepTimes
-from fst.lab.reporting.document import Document, Table
+from fst.lab.document import Document, Table
 from fst.rules.strategy import GEMMS
 
-if TYPE_CHECKING:
-    from fst.lab.benchmark.memory import StepMemory
-
 PARTS = (PRUNING, *GEMMS)
-MEMORY_NOTE = (
-    "Peak: most that torch's allocator had given out at once, for parameters, gradients, momentum, "
-    "activations and temporaries{scratch}. Saved: what autograd keeps for the backward pass, "
-    "parameters left out."
-)
 
 
 @dataclass
 class Measurements:
     """The measurements; empty where they were skipped."""
 
-    device: str
     layers: list[LayerTimes] = field(default_factory=list)
     steps: StepTimes | None = None
-    memory: dict[str, StepMemory] = field(default_factory=dict)
 
 
 def describe(header: Mapping[str, Any], found: Measurements) -> Document:
@@ -44,9 +34,6 @@ def describe(header: Mapping[str, Any], found: Measurements) -> Document:
     if found.steps is not None:
         tables.append(_step_table(found.steps))
         notes = [f"{name}: not run. {why}" for name, why in found.steps.failed.items()]
-    if found.memory:
-        scratch = ", without oneDNN's scratch memory" if found.device == "cpu" else ""
-        tables.append(_memory_table(found.memory, MEMORY_NOTE.format(scratch=scratch)))
     return Document(
         "Times side by side",
         command=header["command"],
@@ -151,24 +138,8 @@ def _step_table(steps: StepTimes) -> Table:
     return Table(title, titles, rows, _rounds(steps.rounds))
 
 
-def _memory_table(memory: Mapping[str, StepMemory], note: str) -> Table:
-    plain = memory[PLAIN]
-    rows = [
-        [
-            name,
-            f"{used.peak / 2**20:.1f}",
-            f"{used.peak / plain.peak:.3f}",
-            f"{used.saved / 2**20:.1f}",
-            f"{used.saved / plain.saved:.3f}",
-        ]
-        for name, used in memory.items()
-    ]
-    titles = ["strategy", "peak MiB", "peak / torch's", "saved MiB", "saved / torch's"]
-    return Table("memory of a training step", titles, rows, note)
-
-
 def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
-    """The report as plain data; times in milliseconds, memory in bytes."""
+    """The report as plain data; times in milliseconds."""
     steps: dict[str, Any] = {}
     if found.steps is not None:
         parts = found.steps._asdict()
@@ -178,7 +149,6 @@ def as_json(header: Mapping[str, Any], found: Measurements) -> dict[str, Any]:
         "header": dict(header),
         "layers": [_layer_json(layer) for layer in found.layers],
         "steps": steps,
-        "memory": _plain(found.memory),
     }
 
 

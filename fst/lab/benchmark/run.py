@@ -1,4 +1,4 @@
-"""Measure as the options of `fst bench` ask: layers, training steps, memory."""
+"""Measure as the options of `fst bench` ask: layers, training steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fst.backends.timing import LEAST_ROUNDS
 from fst.cli.options.lab import ROUNDS, STEP_SECONDS
 from fst.lab import benchmark
 from fst.lab.benchmark.measurements import Measurements
-from fst.lab.benchmark.memory import measure_memory
 from fst.lab.model import Training, from_config, from_name, is_config
 from fst.rules.strategy import Strategy
 
@@ -49,7 +48,6 @@ def plan(options: argparse.Namespace, described: Mapping[str, Any]) -> str:
         "layers": f"each distinct layer, GEMM by GEMM, {options.repeats or ROUNDS} rounds",
         "steps": f"training steps, {rounds}",
         "compiled": f"training steps with torch.compile, {rounds}",
-        "memory": "memory of a training step",
     }
     head = (
         f"{described['model']}, batch {described['batch']}, {described['size']}, {options.dtype}, "
@@ -73,8 +71,6 @@ def measure(training: Training, options: argparse.Namespace, found: Measurements
         )
         seconds = math.inf if options.repeats else STEP_SECONDS / len(made.ready)
         found.steps = benchmark.time_steps(made, training, options.repeats or ROUNDS, seconds)
-    if "memory" in wanted:
-        found.memory.update(measure_memory(training, strategies))
 
 
 def time_layers(

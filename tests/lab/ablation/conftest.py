@@ -34,22 +34,19 @@ default_hooks = dict(
 )
 """
 
-# writes what a run leaves behind; settings whose name begins with "fail" fail, with "wait" wait
+# writes what a run leaves behind; settings whose name begins with "fail" fail
 STAND_IN = """
-import json, os, pathlib, shutil, sys, time
+import json, os, pathlib, shutil, sys
 config, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])
 name, seed = folder.parent.name, int(folder.name[4:])
 with open(folder / "calls", "a") as file:
-    file.write(json.dumps({"argv": sys.argv[4:], "threads": os.environ["OMP_NUM_THREADS"],
-                           "pid": os.getpid()}) + "\\n")
+    file.write(json.dumps({"argv": sys.argv[4:], "threads": os.environ["OMP_NUM_THREADS"]}) + "\\n")
 logs = folder / f"2026010{len((folder / 'calls').read_text().splitlines())}" / "vis_data"
 logs.mkdir(parents=True)
 shutil.copy(config, logs / "config.py")
 if name.startswith("fail"):
     sys.exit("the loss is <not> [finite]")
 shutil.copy(pathlib.Path(__file__).with_name("some.pth"), folder / "epoch_1.pth")
-while name.startswith("wait") and not pathlib.Path(__file__).with_name("go").exists():
-    time.sleep(0.02)
 lines = [{"loss": 1.0 + seed, "epoch": 1, "iter": 2, "step": 2},
          {"accuracy/top1": 90.0 + seed + 3 * name.count("good"), "time": 0.1, "step": 1}]
 (logs / "scalars.json").write_text("\\n".join(map(json.dumps, lines)))
@@ -95,7 +92,7 @@ def ablate(tmp_path, stand_in):
 
     def run(grid, *arguments):
         return cli.main(
-            [str(grid), "--work-dir", str(tmp_path / "work"), *arguments], train=[str(stand_in)]
+            [str(grid), "--work-dir", str(tmp_path / "work"), *arguments], training=[str(stand_in)]
         )
 
     return run

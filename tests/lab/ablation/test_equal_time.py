@@ -1,6 +1,5 @@
 """benchmarks/equal_time.py: as many epochs as fit, and curves over the seconds of timed steps."""
 
-import csv
 import json
 import os
 import runpy
@@ -11,7 +10,7 @@ import pytest
 
 from fst.backends.timing import Timing
 from fst.cli.environment import machine
-from fst.lab.ablation.folders import RunFolder
+from tests.pages import tables_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "equal_time.py"))
@@ -30,9 +29,14 @@ def equal_time(tmp_path, stand_in):
 
     def run(grid, *arguments):
         words = [str(grid), "--work-dir", str(tmp_path / "work"), *arguments]
-        return SCRIPT["main"](words, train=[str(stand_in)])
+        return SCRIPT["main"](words, training=[str(stand_in)])
 
     return run
+
+
+def result(work_dir, setting, seed=0):
+    """What a run has recorded at its end."""
+    return json.loads((work_dir / setting / f"seed{seed}" / "result.json").read_text())
 
 
 def write_times(work_dir, steps):
@@ -73,25 +77,20 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
     assert equal_time(grid, *budget) == 0
     lengths = {}
     for name in SETTINGS:
-        folder = RunFolder.of(work, name, 0)
-        lengths[name] = folder.read("run.json")["length"]
-        config = folder.config.read_text()
+        lengths[name] = result(work, name)["length"]
+        config = (work / name / "seed0.py").read_text()
         assert f"'val_interval': {max(1, lengths[name] // 10)}" in config
         assert f"'T_max': {lengths[name]}" in config
     assert lengths == {"dense": 20, "good": 30, "slow": 1}
-    page = (work / "over_time.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
-    head, _, *rows = [row for row in rows if row]
-    rows = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    assert [rows[name]["epochs"] for name in SETTINGS] == ["20", "30", "1"]
+    (table,) = tables_of(work / "over_time.md")
+    rows = {row["setting"]: row for row in table}
+    assert [rows[name]["epochs"] for name in SETTINGS] == [20, 30, 1]
     column = "seconds to dense's 90.50"
     assert rows["good"]["change from dense"] == "+3.00 ± 0.00 (n = 2)"
     assert rows["good"][column] == "0 (2 of 2 runs)"
     assert rows["dense"][column] == "0 (1 of 2 runs)"
     assert (work / "over_time.png").is_file()
-    with open(work / "curves.csv") as file:
-        assert {row["setting"] for row in csv.DictReader(file)} == set(SETTINGS)
-    place = RunFolder.of(work, "good", 0).read("finished.json")["versions"]
+    place = result(work, "good")["versions"]
     assert place["machine"] == machine() and place["instruction set"]
     (work / "over_time.md").unlink()
     assert equal_time(grid, *budget, "--report-only") == 0
@@ -162,5 +161,5 @@ def test_times_of_another_folder(write_grid, equal_time, tmp_path):
     settings = {name: SETTINGS[name] for name in ("dense", "good")}
     grid = write_grid(settings=settings, seeds=[100])
     assert equal_time(grid, "--epochs", "20", "--times", times) == 0
-    assert RunFolder.of(tmp_path / "work", "good", 100).read("run.json")["length"] == 30
+    assert result(tmp_path / "work", "good", 100)["length"] == 30
     assert not (tmp_path / "work" / "equal_time.json").exists()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
+from fst.lab.ablation.runs import as_text, make_runs
 from fst.training.engine.config import load_config, read_sparsity
 from fst.training.engine.epochs import set_epochs
 
@@ -33,19 +33,18 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
         ({"settings": {"a/b": DENSE}}, "the name becomes a folder"),
         ({"seeds": [0, 0]}, "must be different integers"),
         ({"seeds": [0, -1]}, "must be different integers of 0 or more"),
-        ({"seeds": [True]}, r"seeds\[0\]=True: Expected `int`"),
+        ({"seeds": [True]}, r"seeds=\[True\]: Expected `int`"),
         ({"seeds": 3}, "seeds=3: Expected `array`"),
         ({"epochs": 0}, "epochs=0: Expected `int` >= 1"),
         ({"title": None}, "title=None is missing"),
         ({"metrics": {}}, "metrics={} is missing or empty"),
-        ({"metrics": {"x": {"scale": "100"}}}, "metrics.x.scale='100': Expected `float`"),
-        ({"metrics": {"x": {"better": "more"}}}, "metrics.x.better='more': Invalid enum"),
+        ({"metrics": {"x": {"scale": "100"}}}, "metrics.x: scale='100': Expected `float`"),
         ({"baseline": "dens"}, "'dens' is no setting. Did you mean 'dense'"),
         ({"settings": {"a": {**DENSE, "published": {"P": 1}}}}, "'P' is no column"),
         ({"settings": {"a": {**DENSE, "published": 1}}}, "must name its column"),
         (
             {"published": {"P": {"same_data": True}}},
-            "published.P=.*missing .* `source`",
+            "published.P: .*missing .* `source`",
         ),
         ({"settings": {"a": {"start_from": "b"}}}, "'b' is no setting"),
         (
@@ -53,11 +52,10 @@ def test_extends_merges_settings_by_name_and_key(write_grid):
             "leads back to itself",
         ),
         ({"extends": "grid.yaml"}, "leads back to the file itself"),
-        ({"base": None}, "base=None is missing"),
-        ({"baseline": ["a"]}, r"grid.yaml.baseline=\['a'\]: Expected `str"),
+        ({"baseline": ["a"]}, r"grid.yaml: baseline=\['a'\]: Expected `str"),
         (
             {"settings": {"a": {"start_from": ["b"]}}},
-            r"settings.a.start_from=\['b'\]: Expected `str",
+            r"settings.a: start_from=\['b'\]: Expected `str",
         ),
     ],
 )
@@ -72,10 +70,11 @@ def test_deep_nesting_is_an_error_of_one_line(tmp_path):
         load_grid(tmp_path / "deep.yaml")
 
 
-@pytest.mark.parametrize("keys", [{"base": "nowhere.py"}, {"extends": "nowhere.yaml"}])
-def test_missing_files_are_named(write_grid, keys):
+def test_missing_files_are_named(write_grid):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_grid(write_grid(**keys))
+        load_grid(write_grid(extends="nowhere.yaml"))
+    with pytest.raises(ValueError, match="setting 'dense': config '.*nowhere.py' does not exist"):
+        make_runs(load_grid(write_grid(base="nowhere.py")), ["dense"], [0])
 
 
 @pytest.mark.parametrize(
@@ -83,14 +82,17 @@ def test_missing_files_are_named(write_grid, keys):
     [
         ({"sparsity": {"strategy": "fts"}}, "setting 'a'.*'fts' is unknown. Did you mean 'fst'"),
         ({"sparsity": {"strategy": "fst", "k": 2}}, "has no option 'k'"),
-        ({"options": {"trian_cfg.max_epochs": 2}}, "'trian_cfg' is no .*Did you mean 'train_cfg'"),
+        ({"options": {"trian_cfg.max_epochs": 2}}, "trian_cfg.*train_cfg"),
         ({"options": {"train_cfg.max_epochs": 0}}, "max_epochs=0 must be an integer >= 1"),
         ({"options": {"param_scheduler.7.end": 2}}, "setting 'a'"),
         ({"options": {"model.architecture.width": "wide"}}, "setting 'a'.*'digits_net'"),
         ({"options": {"model.architecture.depth": 2}}, "setting 'a'.*'depth'"),
-        ({"options": {"randomness.seed": 7}}, "'randomness.seed' is not for options: use `seeds`"),
-        ({"options": {"randomness": {"seed": 7}}}, "'randomness.seed' is not for options"),
-        ({"options": {"work_dir": "x"}}, "'work_dir' is not for options: use --work-dir"),
+        (
+            {"options": {"randomness.seed": 7}},
+            "a seed or a work_dir is not for options; use --seeds",
+        ),
+        ({"options": {"randomness": {"seed": 7}}}, "a seed or a work_dir is not for options"),
+        ({"options": {"work_dir": "x"}}, "a seed or a work_dir is not for options"),
     ],
 )
 def test_configs_are_checked_before_anything_runs(write_grid, setting, message):
@@ -105,7 +107,7 @@ def test_the_config_of_a_run(write_grid, tmp_path):
     settings = {"a": {"sparsity": {"strategy": "fst"}, "options": options}, "b": {}}
     grid = load_grid(write_grid(settings=settings, options={"train_cfg.max_epochs": 3}))
     a, b = make_runs(grid, ["a", "b"], [5])
-    write_config(a.config, tmp_path / "alone.py")
+    (tmp_path / "alone.py").write_text(as_text(a.config))
     config = load_config(str(tmp_path / "alone.py"))
     assert config.sparsity == {"strategy": "fst"}
     assert config.optim_wrapper.optimizer.lr == 0.5
@@ -114,22 +116,6 @@ def test_the_config_of_a_run(write_grid, tmp_path):
     assert config.val_evaluator.topk == (1,)
     assert (a.length, b.length) == (3, 3)
     assert b.config.sparsity == {"strategy": "fst", "phase": 1}
-
-
-def test_fingerprints_follow_the_config_and_what_a_run_starts_from(write_grid):
-    settings = {"dense": DENSE, "later": {"start_from": "dense"}, "other": {}}
-
-    def fingerprints(**options):
-        changed = {**settings, "dense": {**DENSE, "options": options}}
-        grid = load_grid(write_grid(settings=changed))
-        return {(r.setting, r.seed): r.fingerprint for r in make_runs(grid, list(settings), [0, 1])}
-
-    first = fingerprints()
-    assert first == fingerprints()
-    assert len(set(first.values())) == 6
-    changed = fingerprints(**{"optim_wrapper.optimizer.lr": 0.06})
-    differs = {key for key in first if first[key] != changed[key]}
-    assert differs == {(name, seed) for name in ("dense", "later") for seed in (0, 1)}
 
 
 def test_sparsity_of_a_config(write_grid, tmp_path):
@@ -238,7 +224,7 @@ def test_table3_agrees_with_the_recipes(data):
     recipes = {p.stem: p for p in (GRIDS.parent / "_base_" / "systems").glob("*.py")}
     names = sorted(set(recipes) & set(grid))
     assert len(names) >= 12
-    runs = {run.setting: run for run in make_runs(digits, names, [0], check=False)}
+    runs = {run.setting: run for run in make_runs(digits, names, [0])}
     for name in names:
         recipe = Config.fromfile(recipes[name]).sparsity
         assert grid[name].sparsity == recipe, name

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fst.lab.reporting.document import load_document
 from fst.ops import cpp
+from tests.pages import tables_of
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "pareto.py"
 
@@ -27,13 +27,12 @@ def test_accuracy_and_cost(script, write_grid, ablate, tmp_path):
     assert ablate(grid) == 0
     arguments = ["--size", "16", "--batch-size", "4", "--repeats", "2", "--out", str(out)]
     assert script["main"]([str(grid), "--work-dir", str(work), *arguments]) == 0
-    (table,) = load_document(out).tables
-    shares = {row[0]: row[3] for row in table.rows}
-    assert shares == {"dense": 1, "half": 0.5}
-    assert all(row[4] > 0 for row in table.rows)
+    (table,) = tables_of(out / "analysis.md")
+    assert {row["setting"]: row["multiply-adds"] for row in table} == {"dense": 1, "half": 0.5}
+    assert all(row["time"] > 0 for row in table)
     command = [str(grid), "--work-dir", str(work), *arguments, "--only", "half"]
     assert script["main"](command) == 0
-    assert [row[0] for row in load_document(out).tables[0].rows] == ["half"]
+    assert [row["setting"] for row in tables_of(out / "analysis.md")[0]] == ["half"]
     with pytest.raises(SystemExit):
         script["main"]([str(grid), "--work-dir", str(tmp_path / "none"), *arguments])
     best = [(0.25, 67.0), (0.5, 72.0), (1.0, 73.0)]
@@ -55,8 +54,7 @@ def test_accuracy_and_the_times_of_networks(script, write_grid, ablate, tmp_path
     assert ablate(grid) == 0
     assert script["main"](command) == 0
     assert (work / "packed.json").read_text() == measured
-    (table,) = load_document(out).tables
-    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    rows = {row["setting"]: row for row in tables_of(out / "analysis.md")[0]}
     assert rows["dense"]["time of the packed network"] == 1
     assert rows["good_wide"]["change from dense"] == "+3.00 ± 0.00 (n = 2)"
     assert 0.5 < float(rows["good_wide"]["multiply-adds of inference"]) < 1.5

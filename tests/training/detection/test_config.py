@@ -11,8 +11,8 @@ from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 
 import fst
-from fst.lab.ablation.configs import make_runs, write_config
 from fst.lab.ablation.grid import load_grid
+from fst.lab.ablation.runs import as_text, make_runs
 from fst.training.detection.classes import set_num_classes
 from fst.training.detection.config import prepare
 from fst.training.detection.sample import random_batch
@@ -55,7 +55,7 @@ def test_a_grid_of_detectors_takes_the_keys_of_detectors(tmp_path, drawn):
     }
     (tmp_path / "grid.yaml").write_text(json.dumps(grid))
     (run,) = make_runs(load_grid(tmp_path / "grid.yaml"), ["dense"], [0])
-    write_config(run.config, tmp_path / "run.py")
+    (tmp_path / "run.py").write_text(as_text(run.config))
     config = load_config(str(tmp_path / "run.py"))
     assert config.train_dataloader.dataset.data_root == str(drawn)
     assert config.classes

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fst.files.checkpoint import load_checkpoint_safely
-from fst.lab.reporting.runs import read_run
+from fst.lab.logs import read_run
 from fst.training.engine import Runner, cli
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config

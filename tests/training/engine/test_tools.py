@@ -23,9 +23,7 @@ from fst.cli.commands import main
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab import demo
 from fst.lab.ablation.cli import main as ablate
-from fst.lab.analysis.cli import main as analyze
 from fst.lab.benchmark.cli import main as benchmark
-from fst.lab.reporting.cli import main as report
 from fst.training.engine import Runner, cli
 from fst.training.engine.config import load_config
 
@@ -153,8 +151,6 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         (cli.fold, [absent, "a.pth", absent / "out.pth"]),
         (commands.verify, [absent]),
         (ablate, [absent]),
-        (analyze, ["macs", absent]),
-        (report, [absent, "-o", tmp_path / "report.html"]),
         (benchmark, ["--model", absent]),
     ):
         assert "absent.yaml" in error_of(capsys, command, arguments)

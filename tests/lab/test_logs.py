@@ -1,16 +1,12 @@
-"""Reading what tools/train.py logs: interruptions, broken last lines, configs without running."""
+"""Reading what a training logs: interruptions, broken last lines."""
 
 import json
 
 import pytest
 
-from fst.lab.reporting.runs import find_runs, flatten, is_run, read_config, read_run
+from fst.lab.logs import read_run
 
-CONFIG = """
-model = dict(mean=[78.0, -1.5], name='net', nested=[dict(a=1), dict(a=2)], size=(1, 2))
-train_cfg = dict(by_epoch={by_epoch}, max_epochs=3)
-computed = open('/nonexistent').read()
-"""
+CONFIG = "train_cfg = dict(by_epoch={by_epoch}, max_epochs=3)\n"
 
 
 def write_log(folder, start, lines, by_epoch=True, tail=""):
@@ -65,26 +61,6 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
     assert read_run(tmp_path).training["loss"] == {2: 1.0}
 
 
-def test_configs_are_read_without_running_them(tmp_path):
-    path = tmp_path / "config.py"
-    path.write_text(CONFIG.format(by_epoch=True))
-    config = read_config(path)
-    assert "computed" not in config
-    assert flatten(config) == {
-        "model.mean": [78.0, -1.5],
-        "model.name": "net",
-        "model.nested.0.a": 1,
-        "model.nested.1.a": 2,
-        "model.size": (1, 2),
-        "train_cfg.by_epoch": True,
-        "train_cfg.max_epochs": 3,
-    }
-
-
-def test_runs_are_found_below_a_folder(tmp_path):
-    for name in ("b", "a/c"):
-        write_log(tmp_path / name, "1", [train_line(1, 1, 1.0)])
-    assert find_runs(tmp_path) == [tmp_path / "a" / "c", tmp_path / "b"]
-    assert is_run(tmp_path / "b") and not is_run(tmp_path)
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         read_run(tmp_path)

@@ -12,14 +12,11 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fst.rules.strategy import GEMMS
-
 INK = "#000000"
 WIDTH = 6.6  # inches: fits a phone at a readable size
 # Okabe and Ito's palette, told apart by most colour-blind people; its yellow is too faint for lines
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f")
 SMALL = 9  # points, of figures with a column for each layer
-GEMM_COLOURS = dict(zip(GEMMS, COLOURS, strict=False))
 MARKED = 50  # points of a curve up to which each is marked: one alone makes no line
 LINES = ("-", "--", ":")
 STYLE = {
@@ -84,10 +81,3 @@ def legend_below(drawn: Figure, axis: Any, columns: int = 3) -> None:
     """One legend for all panels, below them."""
     handles, labels = axis.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def name_layers(axis: Any, names: Sequence[str]) -> None:
-    """A tick and a slanted name for each layer."""
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
-    axis.tick_params(axis="x", labelsize=7)
-    axis.grid(visible=False, axis="x")

@@ -1,1 +1,0 @@
-"""The subcommands of `fst analyze`: each adds its options and returns a `Document`."""

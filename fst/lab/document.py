@@ -1,0 +1,105 @@
+"""A page of tables and figures in Markdown, with what is needed to make it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fst.basics.text import table
+from fst.cli.environment import machine, versions
+from fst.files.checkpoint import write_text_atomically
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+DIGITS = 4  # significant ones, of floats
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; None and NaN are empty cells."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure; ``file`` is a PNG beside the page."""
+
+    title: str
+    file: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A page; ``command`` makes it again with ``versions``."""
+
+    title: str
+    description: str = ""
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add_table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        caption: str = "",
+    ) -> None:
+        """Add a table."""
+        self.tables.append(Table(title, columns, rows, caption))
+
+    def add_figure(
+        self, title: str, name: str, caption: str, drawn: matplotlib.figure.Figure, folder: Path
+    ) -> None:
+        """Add a figure, which is written to ``folder``/NAME.png."""
+        from fst.lab.figures import save  # numbers need no matplotlib
+
+        self.figures.append(Figure(title, save(drawn, folder, name), caption))
+
+
+def markdown(document: Document) -> str:
+    """All of the document."""
+    lines = [f"# {document.title}", ""]
+    if document.description:
+        lines += [document.description, ""]
+    for part in document.tables:
+        columns, *rows = [[_cell(cell) for cell in row] for row in (part.columns, *part.rows)]
+        lines += [f"## {part.title}", "", table(columns, rows, markdown=True), ""]
+        lines += [part.caption, ""] if part.caption else []
+    for figure in document.figures:
+        lines += [f"## {figure.title}", "", f"![{figure.title}]({figure.file})", ""]
+        lines += [figure.caption, ""] if figure.caption else []
+    if document.notes:
+        lines += ["## Notes", "", *(f"- {note}" for note in document.notes), ""]
+    lines += ["## How it was made", "", f"    {document.command}", ""]
+    if document.versions:
+        lines += [", ".join(f"{name} {v}" for name, v in document.versions.items()) + ".", ""]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None or isinstance(value, float) and math.isnan(value):
+        return ""
+    text = f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|")
+
+
+def publish(document: Document, folder: Path, command: str) -> list[Path]:
+    """Write analysis.md beside the document's figures; return all the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made_with = {**versions(), "machine": machine()}
+    page = folder / "analysis.md"
+    text = markdown(replace(document, command=command, versions=made_with))
+    write_text_atomically(text, page)
+    return [*(folder / figure.file for figure in document.figures), page]
