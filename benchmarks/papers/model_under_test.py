@@ -19,11 +19,10 @@ from fst.basics.arguments import positive
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab.arguments import source_and_name
-from fst.lab.model import from_config as random_images
 from fst.rules.strategy import Strategy
 from fst.training.engine.checks import check_config
 from fst.training.engine.classifier import Classifier
-from fst.training.engine.config import load_config, read_config, read_sparsity
+from fst.training.engine.config import load_config, read_sparsity
 from fst.training.engine.data import build_dataloader
 from fst.training.engine.model import build_model, initialise, sparse_root
 from fst.training.engine.trained import load_weights
@@ -64,7 +63,6 @@ class ModelUnderTest:
         strategy: the config's, or None.
         selectors: ``include``, ``exclude`` and other choices of `fst.convert`.
         masks: sparsity state of the checkpoint, if it has one.
-        shape: of the images where ``batches`` do not hold them.
     """
 
     title: str
@@ -74,35 +72,27 @@ class ModelUnderTest:
     strategy: Strategy | None = None
     selectors: dict[str, Any] = field(default_factory=dict)
     masks: dict[str, Any] | None = None
-    shape: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Device of model and batches."""
         return next(self.model.parameters()).device
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """(N, C, H, W) as the model sees it, padding included."""
-        return self.shape or tuple(images_of(self.batches[0]).shape)
-
     def copied(self, strategy: Strategy | None = None) -> BaseModel:
-        """A copy of the model, `converted` if a strategy is given."""
-        return copy.deepcopy(self.model) if strategy is None else self.converted(strategy)[0]
+        """A copy of the model, converted if a strategy is given.
 
-    def converted(self, strategy: Strategy) -> tuple[BaseModel, Mapping[str, str]]:
-        """A converted copy of the model, and why layers of it are left dense.
-
-        It has the checkpoint's masks if the strategy is the config's, and its
-        gradients are those of pruning alone (see `one_step`).
+        It has the checkpoint's masks if the strategy is the config's, and its gradients are those
+        of pruning alone (see `one_step`).
         """
-        model = self.copied()
-        report = fst.convert(sparse_root(model), strategy, **self.selectors)
-        if self.masks is not None and strategy == self.strategy:
-            fst.load_sparsity_state(sparse_root(model), self.masks)
-        for layer in fst.sparse_layers(sparse_root(model)).values():
-            layer.strategy = one_step(layer.strategy)
-        return model, report.skipped
+        model = copy.deepcopy(self.model)
+        if strategy is not None:
+            root = sparse_root(model)
+            fst.convert(root, strategy, **self.selectors)
+            if self.masks is not None and strategy == self.strategy:
+                fst.load_sparsity_state(root, self.masks)
+            for layer in fst.sparse_layers(root).values():
+                layer.strategy = one_step(layer.strategy)
+        return model
 
 
 def loss_of(model: BaseModel, batch: Mapping[str, Any]) -> Tensor:
@@ -152,9 +142,9 @@ def from_config(
     torch.manual_seed(seed)
     model = build_model(config)
     loaded = load_checkpoint_safely(checkpoint) if checkpoint else {}
-    sparsity = _sparsity_of(config)
+    strategy, selectors = read_sparsity(config)
     if checkpoint:
-        load_weights(model, loaded, checkpoint, sparsity["strategy"])
+        load_weights(model, loaded, checkpoint, strategy)
     else:
         initialise(model)
     model = model.to(device).train()
@@ -170,15 +160,10 @@ def from_config(
         model,
         read,
         loss_of,
-        **sparsity,
-        masks=loaded.get("sparsity"),
+        strategy,
+        selectors,
+        loaded.get("sparsity"),
     )
-
-
-def _sparsity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's sparsity, as fields of `ModelUnderTest`."""
-    strategy, selectors = read_sparsity(config)
-    return {"strategy": strategy, "selectors": selectors}
 
 
 def _loader_config(config: Any, batch_size: int | None) -> dict[str, Any]:
@@ -190,38 +175,6 @@ def _loader_config(config: Any, batch_size: int | None) -> dict[str, Any]:
     if batch_size is not None:
         made["batch_size"] = batch_size
     return made
-
-
-def from_config_on_random_images(
-    path: str,
-    options: Mapping[str, Any] | None = None,
-    *,
-    batch_size: int = 1,
-    size: int | None = None,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-) -> ModelUnderTest:
-    """A config's model with random weights on one random batch: no data are needed.
-
-    ``size`` is the images' height and width; None: a detector's own, a classifier's `SIZE`.
-
-    Raises:
-        ValueError, FileNotFoundError: the config does not fit.
-    """
-    torch.manual_seed(seed)
-    if size is None and read_config(path).get("default_scope") != "mmdet":
-        size = SIZE
-    sides = None if size is None else (size, size)
-    made = random_images(path, batch_size, sides, options=options, device=device)
-    return ModelUnderTest(
-        f"{path}, random weights, random images",
-        made.model,
-        [None],
-        lambda model, _: made.loss(model),
-        strategy=made.strategy,
-        selectors=dict(made.selection),
-        shape=made.batch_shape,
-    )
 
 
 def from_name(
@@ -262,18 +215,11 @@ def usable_device(text: str) -> torch.device:
     return torch.device(text)
 
 
-def add_model_options(
-    parser: argparse.ArgumentParser,
-    *,
-    batches: int,
-    batch_size: int,
-    several: bool = False,
-) -> None:
-    """A model with batches: a config (or ``several``), or --model on random images."""
+def add_model_options(parser: argparse.ArgumentParser, *, batches: int, batch_size: int) -> None:
+    """A model with batches: a config, or --model on random images."""
     parser.add_argument(
-        "configs" if several else "config",
-        nargs="*" if several else "?",
-        metavar="config",
+        "config",
+        nargs="?",
         help="training config, of a classifier or a detector (or use --model)",
     )
     parser.add_argument("--checkpoint", help="weights to load (default: random weights)")
@@ -287,14 +233,7 @@ def add_model_options(
     )
     parser.add_argument("--classes", type=positive, help="of --model (default: 1000)")
     parser.add_argument(
-        "--size",
-        type=positive,
-        help="height and width of random images (default: 224; a detector's own)",
-    )
-    parser.add_argument(
-        "--random-images",
-        action="store_true",
-        help="use the config's model with random weights on random images: needs no data",
+        "--size", type=positive, help="height and width of --model's images (default: 224)"
     )
     parser.add_argument(
         "--batches", type=positive, default=batches, help=f"how many (default: {batches})"
@@ -328,13 +267,9 @@ def tested_model(options: argparse.Namespace) -> ModelUnderTest:
     common: dict[str, Any] = {
         name: getattr(options, name) for name in ("batches", "batch_size", "device", "seed")
     }
-    on_random_images = options.random_images
-    if options.config is not None and options.classes:
-        raise ValueError("--classes needs --model: a config says it itself.")
-    if options.config is not None and options.size and not on_random_images:
-        raise ValueError("--size needs --model or --random-images: it is that of random images.")
-    if on_random_images:
-        return _on_random_images(options)
+    for name in ("classes", "size"):
+        if options.config is not None and getattr(options, name):
+            raise ValueError(f"--{name} needs --model: a config says it itself.")
     if options.model is None:
         return from_config(
             options.config,
@@ -348,16 +283,3 @@ def tested_model(options: argparse.Namespace) -> ModelUnderTest:
             raise ValueError(f"--{name.replace('_', '-')} needs a config, not --model.")
     classes, size = options.classes or CLASSES, options.size or SIZE
     return from_name(options.model, classes=classes, size=size, **common)
-
-
-def _on_random_images(options: argparse.Namespace) -> ModelUnderTest:
-    if options.config is None or options.checkpoint or options.split:
-        raise ValueError("--random-images needs a config, and neither --checkpoint nor --split.")
-    return from_config_on_random_images(
-        options.config,
-        options.cfg_options,
-        batch_size=options.batch_size,
-        size=options.size,
-        device=options.device,
-        seed=options.seed,
-    )
