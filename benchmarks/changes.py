@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.text import suggest
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.results import INTERVAL, Results, Summary, collect, signed
-from fst.lab.arguments import add_output
-from fst.lab.document import Document, Figure, publish
+from fst.lab.document import Document, Figure, make_page
 from fst.lab.figures import COLOURS, INK, figure, save
 
 ROW_INCHES = 0.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Collect, write, print where."""
+    """Collect, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,14 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--second", metavar="SETTING", help="another baseline, of the settings behind it"
     )
-    add_output(parser, "changes")
-    add_traceback(parser)
-    options = parser.parse_args(argv)
-    with user_errors(options):
-        command = shlex.join(["python", *(sys.argv if argv is None else argv)])
-        written = publish(run(options), options.out, command)
-    print("\n".join(f"written: {path}" for path in written))
-    return 0
+    return make_page(parser, run, argv)
 
 
 def run(options: argparse.Namespace) -> Document:

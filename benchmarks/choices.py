@@ -10,17 +10,14 @@ every rate. A higher metric is better.
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fst.basics.arguments import add_traceback, user_errors
 from fst.lab.ablation.grid import load_grid
 from fst.lab.ablation.results import Results, collect, signed
-from fst.lab.arguments import add_output
-from fst.lab.document import Document, Figure, publish
+from fst.lab.document import Document, Figure, make_page
 from fst.lab.figures import figure, legend_below, save
 
 GRID = "equal_time.yaml"
@@ -28,19 +25,12 @@ PANEL_INCHES = 2.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Collect, write, print where."""
+    """Collect, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="NAME_RATE", help="of trainings")
-    add_output(parser, "choices")
-    add_traceback(parser)
-    options = parser.parse_args(argv)
-    with user_errors(options):
-        command = shlex.join(["python", *(sys.argv if argv is None else argv)])
-        written = publish(run(options.folders, options.out), options.out, command)
-    print("\n".join(f"written: {path}" for path in written))
-    return 0
+    return make_page(parser, lambda options: run(options.folders, options.out), argv)
 
 
 def run(folders: Sequence[Path], out: Path) -> Document:

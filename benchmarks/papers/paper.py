@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from matplotlib.axes import Axes
@@ -17,10 +14,9 @@ from matplotlib.figure import Figure
 from model_under_test import Batch, Loss
 from torch import Tensor, nn
 
-from fst.basics.arguments import add_traceback, positive, user_errors
+from fst.basics.arguments import positive
 from fst.cli.options.parsing import DTYPES
-from fst.lab.arguments import add_output
-from fst.lab.document import Document, publish
+from fst.lab.document import Document, make_page
 from fst.lab.figures import SMALL, style
 from fst.layers.calls import LayerCall, each_call
 
@@ -30,16 +26,15 @@ def main(
     add_arguments: Callable[[argparse.ArgumentParser], None],
     run: Callable[[argparse.Namespace], Document],
 ) -> int:
-    """Read the arguments, run, write the result into --out and print where it lies."""
+    """Read the arguments, run, write the page into --out."""
     parser = argparse.ArgumentParser(description=text)
     add_arguments(parser)
-    add_output(parser, Path(sys.argv[0]).stem)
-    add_traceback(parser)
-    options = parser.parse_args()
-    with user_errors(options), style(SMALL):
-        written = publish(run(options), options.out, shlex.join(["python", *sys.argv]))
-    print("\n".join(f"written: {path}" for path in written))
-    return 0
+
+    def styled(options: argparse.Namespace) -> Document:
+        with style(SMALL):
+            return run(options)
+
+    return make_page(parser, styled)
 
 
 def bare(axis: Axes) -> None:

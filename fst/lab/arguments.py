@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 import torch
 
@@ -23,11 +22,3 @@ def source_and_name(text: str) -> tuple[str, str]:
 def command_of(command: str, line: argparse.Namespace) -> str:
     """Return the line that calls `fst` ``command`` again, from its parsed line."""
     return shlex.join(["fst", command, *line.words])
-
-
-def add_output(parser: argparse.ArgumentParser, name: str) -> None:
-    """--out: where everything is written."""
-    default = Path("work_dirs/analysis") / name
-    parser.add_argument(
-        "--out", type=Path, default=default, help=f"folder to write (default: {default})"
-    )

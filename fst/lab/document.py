@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.text import table
 from fst.cli.environment import machine, versions
 from fst.files.checkpoint import write_text_atomically
@@ -95,11 +99,28 @@ def _cell(value: object) -> str:
     return text.replace("|", "\\|")
 
 
-def publish(document: Document, folder: Path, command: str) -> list[Path]:
-    """Write analysis.md beside the document's figures; return all the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    made_with = {**versions(), "machine": machine()}
-    page = folder / "analysis.md"
-    text = markdown(replace(document, command=command, versions=made_with))
-    write_text_atomically(text, page)
-    return [*(folder / figure.file for figure in document.figures), page]
+def make_page(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], Document | None],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Call ``run`` with a script's arguments; write what it returns to analysis.md in --out."""
+    words = sys.argv if argv is None else argv
+    default = Path("work_dirs/analysis") / Path(sys.argv[0]).stem
+    parser.add_argument(
+        "--out", type=Path, default=default, help=f"folder to write (default: {default})"
+    )
+    add_traceback(parser)
+    options = parser.parse_args(argv)
+    with user_errors(options):
+        document = run(options)
+        if document is not None:
+            made_with = {**versions(), "machine": machine()}
+            command = shlex.join(["python", *words])
+            page = options.out / "analysis.md"
+            page.parent.mkdir(parents=True, exist_ok=True)
+            text = markdown(replace(document, command=command, versions=made_with))
+            write_text_atomically(text, page)
+            for file in (*(figure.file for figure in document.figures), page.name):
+                print(f"written: {options.out / file}")
+    return 0

@@ -1,4 +1,4 @@
-"""What a training has logged: scalars over its epochs or iterations."""
+"""The log of a training: scalars over its epochs or iterations."""
 
 from __future__ import annotations
 
