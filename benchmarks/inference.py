@@ -29,24 +29,7 @@ from fst.lab.document import Document, Table, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SSD300 = "fst::configs/detection/dense_ssd300_voc0712.py"
-Goal = tuple[float, float]  # with AVX2, with AVX-512
-GOALS: dict[str, dict[str, Goal]] = {  # case -> candidate -> best float32 rival's time / its time
-    "resnet18:16": {"2:4 packed": (1.35, 1.15), "1:4 packed": (1.9, 1.5)},
-    "resnet18:1": {"2:4 packed": (1.15, 1.05), "1:4 packed": (1.6, 1.3)},
-    "resnet50:16": {"2:4 packed": (1.1, 1.0), "1:4 packed": (1.5, 1.2)},
-    "vgg16:4": {"2:4 packed": (1.45, 1.2), "1:4 packed": (2.4, 1.8)},
-    "mobilenet_v2:16": {"1:4 packed": (1.1, 1.0)},
-    f"{SSD300}:1": {"2:4 packed": (1.3, 1.1)},
-}
-BFLOAT16 = (
-    "Dense bfloat16 is not on this page. Processors with AVX512-BF16 or AMX multiply it "
-    "[at twice the rate and more](../kernels.md#the-limits)."
-)
-WHY = (
-    "Why some goals are missed, and what a busier machine gave: "
-    "[where the time goes](../kernels.md#where-the-time-of-a-packed-model-goes)."
-)
-WIDE = "With AVX-512: [a packed ResNet-18](inference_avx512.md)."
+CASES = ("resnet18:16", "resnet18:1", "resnet50:16", "vgg16:4", "mobilenet_v2:16", f"{SSD300}:1")
 
 
 @dataclass(frozen=True)
@@ -95,20 +78,11 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
         (case, Inference.from_json(one)) for case, data in read.items() for one in data["found"]
     ]
     headers = [data["header"] for data in read.values()]
-    sets = sorted({header["instruction set"] for header in headers})
     tables = [
         Table(
             "Beside the fastest float32 rival",
-            [
-                "case",
-                "fastest rival",
-                "rival, ms",
-                "packed, ms",
-                "ratio",
-                "goal",
-                "outputs differ by",
-            ],
-            [row for case, one in found for row in _goal_rows(case, one, "AVX2" not in sets)],
+            ["case", "fastest rival", "rival, ms", "packed, ms", "ratio", "outputs differ by"],
+            [row for case, one in found for row in _packed_rows(case, one)],
             "`ratio` is the rival's time / the packed network's, medians. Outputs: the largest "
             "difference from those of the plain model with the same weights, relative to the "
             f"largest value. Rivals: {'; '.join(RIVALS)}.",
@@ -129,8 +103,7 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
     notes = [f"{case.text}: not measured" for case in cases if case not in files]
     notes += sorted({f"{n}: not run. {why}" for _, one in found for n, why in one.missing.items()})
     title = "Inference on a CPU: packed models beside dense engines"
-    first = [*_wins(found), *([f"- {WIDE}"] if sets == ["AVX2"] else [])]
-    return Document(title, "\n".join(first), command, made_with, tables, [], notes)
+    return Document(title, "\n".join(_wins(found)), command, made_with, tables, [], notes)
 
 
 def _commits(read: dict[Case, Any]) -> str:
@@ -143,16 +116,13 @@ def _commits(read: dict[Case, Any]) -> str:
     return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in titles.items())
 
 
-def _goal_rows(case: Case, one: Inference, wide: bool) -> Iterator[list[str]]:
+def _packed_rows(case: Case, one: Inference) -> Iterator[list[str]]:
     for name in filter(one.times.__contains__, PACKED):
-        ratio, goals = one.gain(name), GOALS.get(case.text, {}).get(name)
-        goal = goals and goals[wide]
-        verdict = f"{goal} {'reached' if ratio >= goal else 'missed'}" if goal else "-"
         times = (one.times[one.best_rival].median, one.times[name].median)
         yield [
             *(f"{_named(case, one)}, {name}", one.best_rival),
             *(f"{ms:.1f}" for ms in times),
-            *(f"{ratio:.2f}", verdict, f"{one.differences[name]:.0e}"),
+            *(f"{one.gain(name):.2f}", f"{one.differences[name]:.0e}"),
         ]
 
 
@@ -177,7 +147,7 @@ def _wins(found: list[tuple[Case, Inference]]) -> list[str]:
             ]
             where = "; ".join(cases) or "nowhere"
             lines.append(f"- Dense {kind} is faster than {name} here: {where}.")
-    return [*lines, f"- {BFLOAT16}", f"- {WHY}"]
+    return lines
 
 
 def _case(text: str) -> Case:
@@ -196,7 +166,7 @@ def main(words: list[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--cases", nargs="+", type=_case, default=[*map(Case, GOALS)], metavar="NAME:BATCH"
+        "--cases", nargs="+", type=_case, default=[*map(Case, CASES)], metavar="NAME:BATCH"
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--size", type=int, help="of the images (224; detectors: the config's)")

@@ -139,7 +139,7 @@ def convert(
     for name, module in modules.items():
         drop_record(module)
         layer = SPARSE_CLASSES[type(module)].sparsify(module, own[name], name)
-        if seen[name] and own[name].may_accelerate:
+        if seen[name] and own[name].skips_zeros:
             try_calls(layer, seen[name])
     covered = table_of(model, skipped, counted)
     device = next(iter(sparse_layers(model).values())).weight.device.type

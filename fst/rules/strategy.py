@@ -128,11 +128,6 @@ class Strategy:
         rules = (self.grad_weight, self.grad_input)
         return next((rule for rule in rules if isinstance(rule, Sampled)), None)
 
-    @property
-    def may_accelerate(self) -> bool:
-        """True if a layer's sizes, zeros and times say whether a GEMM has fewer multiply-adds."""
-        return self.skips_zeros
-
     @cached_property
     def only_samples(self) -> bool:
         """True if the strategy prunes nothing besides drawing positions."""
