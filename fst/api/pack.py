@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,26 +14,22 @@ from fst.api.fold import fold
 from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
 from fst.basics.values import check_module, one_of
-from fst.inference.chained import Chain, chain_depthwise
+from fst.inference.chained import APART, Chain
+from fst.inference.checks import refuses_packing
+from fst.inference.choosing import Choice
 from fst.inference.fused import fuse
-from fst.inference.packed import (
-    LIBRARY,
-    PackedLayer,
-    pack_layer,
-)
+from fst.inference.packed import LIBRARY, pack_layer, packed_layers
 from fst.inference.report import (
+    BFLOAT16,
     DENSE,
     PACKED,
     PLAIN,
     PackReport,
     chain_rows,
-    chains_of,
     layer_rows,
-    packed_layers,
 )
-from fst.inference.traced import trace
+from fst.inference.traced import Trace, python_state, restore, run_graph, trace
 from fst.layers.calls import LayerCall, called_on, each_call
-from fst.layers.checks import refuses_packing
 from fst.layers.modules import sparse_layers
 from fst.ops.cpp.library import KINDS, missing
 
@@ -45,6 +40,7 @@ LARGEST_DIFFERENCE = {  # of an output, relative to its largest value
     torch.float16: 0.02,
 }
 SAME = 1e-5  # of a trace's output, which computes what the model does
+QUICK = 100.0  # milliseconds of a call, up to which bfloat16 is tried too
 
 
 def pack(
@@ -92,36 +88,71 @@ def pack(
     devices = {p.device.type for p in model.parameters()} - {"cpu"}
     if devices:
         raise ValueError(f"model is on {', '.join(sorted(devices))}: fst.pack is for a CPU.")
-    inputs = example = example_input if isinstance(example_input, tuple) else (example_input,)
-    if empty := [shape for shape in _shapes(example) if 0 in shape]:
+    inputs = example_input if isinstance(example_input, tuple) else (example_input,)
+    if empty := [shape for shape in _shapes(inputs) if 0 in shape]:
         raise ValueError(f"example_input has shape {empty[0]}: nothing can be timed on no numbers.")
-    plain = (fold(model) if sparse_layers(model) else copy.deepcopy(model)).eval()
-    packed = copy.deepcopy(plain).requires_grad_(False)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = _copied(inputs)  # plain tensors, also where the caller is in inference mode
+        plain = (fold(model) if sparse_layers(model) else copy.deepcopy(model)).eval()
+        state = python_state(plain)
         expected = called_on(plain, _copied(inputs))
-        packed = _packed(packed, inputs, {})
-        layers = packed_layers(packed)
-        chain_depthwise(layers.values())
-        if not layers:
+        if all(refuses_packing(module) for module in plain.modules()):
             raise ValueError(
                 f"{type(model).__name__} has no nn.Conv2d or nn.Linear that can be packed: "
                 f"{_refusals(plain) or 'it has none at all'}."
             )
-        if dtype is not None:
-            _cast(packed, dtype)
-            inputs = _copied(inputs, dtype)
-        apart = difference(packed(*_copied(inputs)), expected)
-        used = dtype or next(iter(layers.values())).dtype
-        if apart is not None and not apart <= LARGEST_DIFFERENCE.get(used, 1e-4):
-            raise RuntimeError(
-                f"the packed model's outputs differ by {apart:.1e} of their largest value."
-            )
-        times = _times(plain, packed, layers, _copied(example), _copied(inputs))
-    rows = layer_rows(plain, packed)
-    rest = (times, apart, _shapes(inputs), used, torch.get_num_threads())
-    report = PackReport(rows, chain_rows(layers.values()), *rest)
+        packed, given, apart = _packed_like(plain, state, inputs, expected, dtype)
+        times, dense = _times(plain, packed, inputs, given)
+        layers = packed_layers(packed).values()
+        used = next((layer.dtype for layer in layers), torch.float32)
+        more, bfloat16 = _in_bfloat16(packed, inputs, expected, times[PACKED], used)
+    packed = dense or packed
+    restore(packed, state)
+    report = PackReport(
+        layer_rows(plain, packed),
+        chain_rows(packed),
+        times | more,
+        apart,
+        _shapes(given),
+        used,
+        torch.get_num_threads(),
+        bfloat16,
+    )
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
+
+
+def _packed_like(
+    plain: nn.Module,
+    state: dict[str, dict[str, Any]],
+    inputs: tuple[Any, ...],
+    expected: Any,
+    dtype: torch.dtype | None,
+) -> tuple[nn.Module, tuple[Any, ...], float | None]:
+    """A packed copy, the inputs in its dtype, and how far its outputs are from the plain ones.
+
+    Where the graph of the model computes something else, layers are packed without one.
+
+    Raises:
+        RuntimeError: the outputs are too far from the plain model's.
+    """
+    given = inputs if dtype is None else _copied(inputs, dtype)
+    for traced in (True, False):
+        packed = copy.deepcopy(plain).requires_grad_(False)
+        if traced:
+            packed = _packed(packed, inputs, {})
+        else:
+            for name, module in packed.named_modules():
+                if not refuses_packing(module):
+                    pack_layer(module, name)
+        if dtype is not None:
+            _cast(packed, dtype)
+        used = next((p.dtype for p in packed_layers(packed).values()), torch.float32)
+        restore(packed, state)
+        apart = difference(packed(*_copied(given)), expected)
+        if apart is None or apart <= LARGEST_DIFFERENCE.get(used, 1e-4):
+            return packed, given, apart
+    raise RuntimeError(f"the packed model's outputs differ by {apart:.1e} of their largest value.")
 
 
 def _shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
@@ -136,9 +167,10 @@ def _packed(
         return pack_layer(module, prefix.rstrip("."))
     if not any(not refuses_packing(inner) for inner in module.modules()):
         return module
-    graph = trace(module)
-    if graph is not None and _computes(module, graph, inputs, named):
-        fuse(module, graph, inputs, named, prefix)
+    found = trace(module)
+    if found is not None and _computes(module, found, inputs, named):
+        fuse(module, found.graph, prefix)
+        run_graph(module, found, inputs, named)
         return module
     calls: dict[str, LayerCall] = {}
     with each_call(module, (nn.Module,), lambda call: calls.setdefault(call.name, call)):
@@ -155,13 +187,13 @@ def _packed(
 
 
 def _computes(
-    module: nn.Module, graph: Any, inputs: tuple[Any, ...], named: dict[str, Any]
+    module: nn.Module, found: Trace, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> bool:
     """True if a trace computes what the module does."""
-    traced = torch.fx.GraphModule(module, graph)
+    traced = torch.fx.GraphModule(module, found.graph)
     try:
-        found = traced.forward(*_copied(inputs), **named)
-        apart = difference(found, module(*_copied(inputs), **named))
+        output = traced.forward(*_copied(inputs), **named)
+        apart = difference(output, module(*_copied(inputs), **named))
         return apart is not None and apart <= SAME
     except Exception:  # a wrong trace can fail in any way
         return False
@@ -208,58 +240,72 @@ def difference(found: Any, expected: Any) -> float | None:
 
 def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
     """Compute in ``dtype``; layers keep their parameters where batch norm is folded into them."""
-    normed = [layer for layer in packed_layers(packed).values() if layer.norms]
-    kept = {id(module) for layer in normed for module in (layer, *layer.norms)}
-    for layer in packed_layers(packed).values():
-        layer.dtype, layer.kept, layer.laid = dtype, None, None
-        for known in (layer.products, layer.chosen, layer.times):
-            known.clear()
-        if isinstance(layer.chain, Chain):
-            layer.chain.forget()
+    layers = packed_layers(packed).values()
+    kept = {id(module) for layer in layers if layer.norm for module in (layer, layer.norm)}
+    for layer in layers:
+        layer.choice = Choice(*layer.choice.layers)
+        layer.chain = layer.chain and Chain(layer.chain.layers)
     for module in packed.modules():
         if id(module) not in kept:
             for value in [*module._parameters.values(), *module._buffers.values()]:
                 if value is not None and value.is_floating_point():
                     value.data = value.data.to(dtype)
-
-
-@contextmanager
-def _without_zeros(layers: dict[str, PackedLayer]) -> Iterator[None]:
-    for layer in layers.values():
-        layer.only_library = True
-    try:
-        yield
-    finally:
-        for layer in layers.values():
-            layer.only_library = False
+    for layer in layers:
+        layer.cast = None if layer.weight.dtype == dtype else dtype
 
 
 def _times(
-    plain: nn.Module,
-    packed: nn.Module,
-    layers: dict[str, PackedLayer],
-    given: tuple[Any, ...],
-    inputs: tuple[Any, ...],
-) -> dict[str, Timing]:
-    """Of the whole models; where zeros gain nothing, the packed one is without them from now on."""
-
-    def dense() -> None:
-        with _without_zeros(layers):
-            packed(*inputs)
-
+    plain: nn.Module, packed: nn.Module, inputs: tuple[Any, ...], given: tuple[Any, ...]
+) -> tuple[dict[str, Timing], nn.Module | None]:
+    """Of the whole models; and the one without zeros left out, if the packed one is no faster."""
+    dense = copy.deepcopy(packed, {id(p): p for p in packed.parameters()})
+    for layer in packed_layers(dense).values():
+        layer.choice.only(LIBRARY)
+        if layer.chain is not None:
+            layer.chain.choice.only(APART)
     functions: dict[str, Callable[[], object]] = {
-        PLAIN: lambda: plain(*given),
-        DENSE: dense,
-        PACKED: lambda: packed(*inputs),
+        PLAIN: lambda: plain(*inputs),
+        DENSE: lambda: dense(*given),
+        PACKED: lambda: packed(*given),
     }
     times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
-    used = any(lanes != LIBRARY for layer in layers.values() for lanes in layer.chosen.values())
-    used |= any(any(chain.chosen.values()) for chain in chains_of(layers.values()))
-    if not used or times[PACKED].median >= times[DENSE].median:
-        times[PACKED] = times[DENSE]
-        for layer in layers.values():
-            layer.only_library = True
-    return times
+    layers = packed_layers(packed).values()
+    choices = [c for layer in layers for c in (layer.choice, layer.chain and layer.chain.choice)]
+    used = any(choice and choice.first not in ("", LIBRARY, APART) for choice in choices)
+    if used and times[PACKED].median < times[DENSE].median:
+        return times, None
+    return times | {PACKED: times[DENSE]}, dense
+
+
+def _in_bfloat16(
+    packed: nn.Module,
+    inputs: tuple[Any, ...],
+    expected: Any,
+    taken: Timing,
+    used: torch.dtype,
+) -> tuple[dict[str, Timing], str]:
+    """How fast the model is in bfloat16, where the processor has it and few calls take long."""
+    if used != torch.float32 or not torch.cpu._is_avx512_bf16_supported():
+        return {}, ""
+    advice = "fst.pack(..., dtype=torch.bfloat16)"
+    if taken.median > QUICK:
+        return {}, f"bfloat16 was not tried, as a call takes more than {QUICK:.0f} ms: {advice}."
+    other, given = copy.deepcopy(packed), _copied(inputs, torch.bfloat16)
+    try:
+        _cast(other, torch.bfloat16)
+        apart = difference(other(*_copied(given)), expected)
+    except Exception as error:  # a model is code that can fail in any way in another dtype
+        return {}, f"bfloat16: {type(error).__name__}: {error}"
+    functions: dict[str, Callable[[], object]] = {
+        PACKED: lambda: packed(*inputs),
+        BFLOAT16: lambda: other(*given),
+    }
+    times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
+    gain = times[PACKED].median / times[BFLOAT16].median
+    text = f"in bfloat16 it would be {gain:.2f} times as fast ({advice})"
+    if apart is not None:
+        text += f"; outputs would differ by {apart:.1e} of their largest value"
+    return {BFLOAT16: times[BFLOAT16]}, f"{text}."
 
 
 def _refusals(model: nn.Module) -> str:

@@ -1,49 +1,32 @@
 """Layers for inference alone, which multiply by the library or by the zeros of their weight.
 
 `fst.pack` turns plain layers into these by changing their class. The parameters stay those of the
-plain layer. Batch norm, the residual addition and the activation that follow it can become part of
-the layer's own write.
+plain layer, and what is made of them is made again once they change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from fst.backends.timing import Timing, compare
-from fst.inference.sizes import (
-    CHOOSING,
-    MOST_MS,
-    MOST_TIMED,
-    REPEATS,
-    Key,
-    key_of,
-    nearest,
-    remember,
-)
-from fst.layers.checks import refuse_packed_call
-from fst.ops.cpp.zeros_weight import (
-    ACTIVATIONS,
-    PreparedOutput,
-    kept_output,
-    refuses_zeros,
-)
+from fst.basics.errors import UsageError
+from fst.inference.checks import is_watched, refuse_packed_call, refuses_padding
+from fst.inference.choosing import Choice, Plan, Ways
+from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
+from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput, kept_output, refuses_zeros
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
 
-LIBRARY = 0  # else what the lanes of a vector hold, as fst.ops.cpp.zeros_weight numbers it
-WAYS = {LIBRARY: "library", 1: "zeros, over images", 2: "zeros, over pixels"}
+LIBRARY, DEPTHWISE = "library", "depthwise kernel"
+IMAGES, PIXELS = "zeros, over images", "zeros, over pixels"  # what a vector runs over
+LANES = {IMAGES: 1, PIXELS: 2}  # as fst.ops.cpp.zeros_weight numbers them
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
-ONEDNN: dict[str, tuple[str, list[float]]] = {  # activations as oneDNN's operators name them
+ONEDNN: dict[str, tuple[str, list[float]]] = {  # its maximum would make 0 of NaN in ReLU and ReLU6
     "": ("none", []),
-    "relu": ("relu", []),
-    "relu6": ("hardtanh", [0.0, 6.0]),
     "silu": ("swish", []),
     "hardswish": ("hardswish", []),
 }
@@ -70,217 +53,225 @@ class Folded(NamedTuple):
     exact_bias: Tensor | None
 
 
-class Together(Protocol):
-    """Layers that are computed as one, see `fst.inference.chained.Chain`."""
+class Known:
+    """What was made of a layer's tensors, for as long as nothing of it changes.
 
-    layers: tuple[PackedConv2d, ...]
+    Attributes:
+        numbers: of the layer and its batch norm.
+        versions: of the tensors.
+        tensors: they are kept, as is their memory, so that no identity and address is used again.
+        folded: weight and bias.
+        geometry: of the convolution.
+        prepacked: oneDNN's layout of the weight, which F.conv2d makes at each call; or None.
+        lists: of each way by zeros, the weight's numbers for the first form.
+    """
 
-    def __call__(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """The last layer's output."""
+    def __init__(
+        self,
+        numbers: tuple[Any, ...],
+        versions: list[Any],
+        tensors: list[Tensor | None],
+        folded: Folded,
+        geometry: Geometry,
+    ) -> None:
+        self.numbers, self.versions, self.tensors = numbers, versions, tensors
+        self.folded, self.geometry = folded, geometry
+        self.memory = [x if x is None else x.detach() for x in tensors]
+        self.prepacked: Tensor | None = None
+        self.lists: dict[str, Tensor] = {}
 
 
 class PackedLayer(nn.Module):
     """Base class of `PackedConv2d` and `PackedLinear`.
 
     Attributes:
-        layer_name: in the model.
-        norms: the batch norm that is multiplied into the weight, or nothing.
-        activation: an index of ACTIVATIONS.
-        dtype: of the products.
-        only_library: never by zeros.
-        times: of each input that was timed, milliseconds of each of WAYS that applies.
-        chain: which computes the layer together with others, and is called in its stead; or None.
+        cast: dtype of the products where it is not the weight's; or None.
+        norm: batch norm that became part of the layer in the graph of its model; or None.
+        activation: one of ACTIVATIONS that did.
+        follows: what did, in words.
+        choice: how the layer's product is computed.
+        chain: computes the layer and those before it, in its stead; or None.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    layer_name: str
-    norms: tuple[_BatchNorm, ...]
-    activation: int
-    dtype: torch.dtype
-    only_library: bool
-    times: dict[Key, dict[int, Timing]]
-    chosen: dict[Key, int]
-    products: dict[Key, PreparedOutput]
-    kept: Folded | None
-    laid: Tensor | None
-    chain: Together | None
+    cast: torch.dtype | None
+    norm: nn.Module | None
+    activation: str
+    follows: tuple[str, ...]
+    choice: Choice
+    chain: Any
+    _known: Known | None
 
     def become_packed(self, name: str) -> None:
-        """Set the attributes; the batch norm and the activation are not yet part of it."""
-        self.__dict__.update(layer_name=name, norms=(), activation=0, dtype=self.weight.dtype)
-        self.__dict__.update(
-            only_library=False, times={}, chosen={}, products={}, kept=None, laid=None, chain=None
-        )
-        self.register_load_state_dict_post_hook(forget)
+        """Set the attributes."""
+        self.__dict__.update(cast=None, norm=None, activation="", follows=())
+        self.__dict__.update(choice=Choice(name), chain=None, _known=None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products."""
+        return self.cast or self.weight.dtype
 
     @property
     def geometry(self) -> Geometry:
         """Of the convolution; a linear layer is one of 1x1."""
         return LINEAR
 
-    def folded(self) -> Folded:
+    def forward(
+        self, input: Tensor, residual: Tensor | float | None = None, fused: bool = False
+    ) -> Tensor:
+        """The plain layer's output; or, in a graph, activation(norm(W * input + bias) + residual).
+
+        Args:
+            input: of the first layer of the chain that ends here, if one does.
+            fused: whether the caller leaves out what became part of the layer.
+
+        Raises:
+            UsageError: the layer is in training mode, a gradient is required, a tensor is not on
+                the CPU, or the layer has become one that cannot be packed.
+        """
+        is_own = self.follows or self.chain or self._parameters.get("weight") is None
+        if not fused and (is_own or is_watched(input)):
+            self.refuse_misuse(input)
+            if self.cast is None:
+                return super().forward(input)
+            return self.library(input, self.fold(None))
+        if isinstance(residual, int | float | torch.SymInt):  # as in conv(x) + x.size(0)
+            residual = input.new_full((), residual)  # type: ignore[arg-type]
+        return (self.chain or self.multiply)(input, residual)
+
+    def multiply(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """The layer alone, with what became part of it."""
+        on_cpu = input.is_cpu and (residual is None or residual.is_cpu)
+        if self.training or torch.is_grad_enabled() or not on_cpu:
+            self.refuse_misuse(input, residual)
+        if torch.compiler.is_compiling():
+            return self._compiled(input, residual)
+        known = self.known(input)
+        plan = self.choice.plan(known, input, residual, partial(self._ways, known))
+        return plan(input, residual)
+
+    def refuse_misuse(self, *operands: Tensor | None) -> None:
+        """Raise UsageError in training mode, where a gradient is required, or off the CPU."""
+        tensors = [x for x in (*operands, self.weight, self.bias) if isinstance(x, Tensor)]
+        refuse_packed_call(self.choice.layers[0], self.training, tensors)
+
+    def known(self, input: Tensor) -> Known:
+        """What is made of the layer's tensors and the batch norm's, as they are now."""
+        numbers, norm, known = self._numbers(), self.norm, self._known
+        tensors: list[Tensor | None] = [*self._parameters.values()]
+        if norm is not None:
+            tensors += norm._parameters.values()
+            tensors += norm._buffers.values()
+            numbers += (norm.eps,)
+        versions = _versions(tensors)
+        if known is None or known.versions != versions or known.numbers != numbers:
+            self.refuse_misuse(input)
+            if reason := refuses_padding(self):
+                raise UsageError(
+                    f"layer {self.choice.layers[0]!r} is packed, and has now {reason}."
+                )
+            with torch.inference_mode(False), torch.no_grad():
+                known = Known(numbers, versions, tensors, self.fold(norm), self.geometry)
+            self._known = known
+        return known
+
+    def _is_known(self) -> bool:
+        """True if the tensors that `known` has seen are unchanged."""
+        known = self._known
+        return known is not None and known.versions == _versions(known.tensors)
+
+    # for torch.compile, which calls it once
+    _is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _numbers(self) -> tuple[Any, ...]:
+        """Attributes that decide what the layer computes."""
+        return (self.cast,)
+
+    def fold(self, norm: nn.Module | None) -> Folded:
         """The weight and the bias, batch norm included."""
-        if self.kept is not None:
-            return self.kept
         weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
-        if self.norms:
-            norm = self.norms[0]
-            mean, variance = norm.running_mean, norm.running_var
-            assert mean is not None and variance is not None  # of a norm that can be folded
-            scale, shift = (None if p is None else p.detach() for p in (norm.weight, norm.bias))
-            fused = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)
-            weight, bias = (value.detach() for value in fused)
+        if norm is not None:
+            of: Any = norm
+            scale = (of.running_var + of.eps).rsqrt()
+            scale = scale if of.weight is None else scale * of.weight.detach()
+            shift = -of.running_mean if bias is None else bias - of.running_mean
+            weight, bias = weight * scale.view(-1, 1, 1, 1), shift * scale
+            bias = bias if of.bias is None else bias + of.bias.detach()
         weight = weight.to(self.dtype)
         weight = weight[:, :, None, None] if weight.dim() == 2 else weight
         exact = None if bias is None else bias.float()
-        made = Folded(weight, None if bias is None else bias.to(self.dtype), exact)
-        if not torch.compiler.is_compiling():
-            self.kept = made
-        return made
+        return Folded(weight, None if bias is None else bias.to(self.dtype), exact)
 
-    def forward(
-        self,
-        input: Tensor,
-        residual: Tensor | float | None = None,
-        fused: bool = False,
-        chained: bool = False,
-    ) -> Tensor:
-        """activation(W * input + bias + residual).
+    def _compiled(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """For compilers and torch.export, whose programs keep the weight and its lists."""
+        maps, known = self.maps(input), self._known if self._is_known() else None
+        folded = self.fold(self.norm) if known is None else known.folded
+        lanes = LANES.get(self.choice.first)
+        if lanes is None or maps is None:
+            return finish(self.library(input, folded), residual, self.activation)
+        lists = None if known is None else known.lists.get(self.choice.first)
 
-        Args:
-            fused: whether the caller leaves out the batch norm and the activation that became part
-                of the layer; those who do not know of them get the plain layer's output.
-            chained: whether the caller leaves out the layers with which the layer's chain begins,
-                and ``input`` is theirs.
+        def multiply(maps: Tensor, added: Tensor | None, activation: int) -> Tensor:
+            operands = (maps, folded.weight, lists, folded.exact_bias, added)
+            return kept_output(*operands, *self.geometry, activation, lanes)
 
-        Raises:
-            UsageError: the layer is in training mode, a gradient is asked for, or a tensor is not
-                on the CPU.
-        """
-        if isinstance(residual, int | float | torch.SymInt):  # as in conv(x) + x.size(0)
-            residual = input.new_full((), residual)
-        self.refuse_misuse(input, residual)
-        if not fused and (self.norms or self.activation):
-            return self._without_followers(input)
-        if self.chain is not None and (chained or len(self.chain.layers) == 1):
-            return self.chain(input, residual)
-        return self.alone(input, residual)
-
-    def _without_followers(self, input: Tensor) -> Tensor:
-        """The plain layer's output, in the dtype of the products."""
-        if self.weight.dtype == self.dtype:
-            return super().forward(input)
-        bias = None if self.bias is None else self.bias.detach().to(self.dtype)
-        return self.library(input, Folded(self.weight.detach().to(self.dtype), bias, None))
-
-    def alone(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """`forward` without the chain's other layers."""
-        if torch.compiler.is_compiling() or type(input) is not Tensor:
-            return self._traced(input, residual)
-        key = key_of(input, residual)
-        lanes = LIBRARY if self.only_library else self.chosen.get(key)
-        if lanes is None:
-            lanes = self._choose(key, input, residual)
-        if lanes == LIBRARY:
-            return self._by_library(input, residual)
-        product = self.products.get(key) or self._prepare(key, input, lanes)
-        return self._by_zeros(input, residual, product)
-
-    def refuse_misuse(self, *operands: Tensor | None) -> None:
-        """Raise UsageError in training mode, where a gradient is asked for, or off the CPU."""
-        tensors = [x for x in (*operands, self.weight, self.bias) if x is not None]
-        refuse_packed_call(self.layer_name, self.training, tensors)
-
-    def _traced(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """For compilers and torch.export, which can neither time nor look into a dictionary."""
-        key, lanes = next(iter(self.chosen.items()), (None, LIBRARY))
-        maps, folded = self.maps(input), self.folded()
-        if self.only_library or lanes == LIBRARY or key is None or maps is None:
-            return self._by_library(input, residual)
-        product = self.products.get(key)
         shape = output_shape(maps.shape, folded.weight.shape, self.geometry)
-        operands = (folded.weight, None if product is None else product.lists, folded.exact_bias)
-
-        def multiply(added: Tensor | None, activation: int) -> Tensor:
-            return kept_output(maps, *operands, added, *self.geometry, activation, lanes)
-
         like = empty_maps(shape, maps, is_channels_last(maps))
-        return self._multiplied(multiply, input, residual, like)
+        return self._by_zeros(multiply, like, input, residual)
 
-    def _by_zeros(self, input: Tensor, residual: Tensor | None, product: PreparedOutput) -> Tensor:
-        maps = self.maps(input)
-        assert maps is not None  # lanes were chosen
-        return self._multiplied(partial(product, maps), input, residual, product.like)
+    def _ways(self, known: Known, input: Tensor, residual: Tensor | None) -> Ways:
+        ways: dict[str, Callable[[], Plan]] = {
+            LIBRARY: partial(self._library_plan, known, input, residual is not None)
+        }
+        maps, weight, geometry = self.maps(input), known.folded.weight, known.geometry
+        if maps is None:
+            return ways
+        if not refuses_zeros(maps, weight, geometry):
+            for way in [IMAGES, PIXELS] if maps.shape[0] >= LEAST_IMAGES else [PIXELS]:
+                ways[way] = partial(self._zeros_plan, known, maps, way)
+        inside = weight.shape[1] * geometry.groups
+        if residual is None and not refuses_depthwise(input, inside, weight, geometry):
+            ways[DEPTHWISE] = lambda: PreparedDepthwise(input, self.for_kernel(known), geometry)
+        return ways
 
-    def _multiplied(
+    def for_kernel(self, known: Known) -> Layer:
+        """The layer as the kernel of depthwise ones takes it."""
+        weight, _, bias = known.folded
+        bias = None if bias is None else bias.contiguous()
+        return Layer(weight.contiguous(), bias, ACTIVATIONS.index(self.activation))
+
+    def _library_plan(self, known: Known, input: Tensor, adds: bool) -> Plan:
+        return lambda input, residual: finish(
+            self.library(input, known.folded), residual, self.activation
+        )
+
+    def _zeros_plan(self, known: Known, maps: Tensor, way: str) -> Plan:
+        weight, _, bias = known.folded
+        product = PreparedOutput(maps, weight, bias, known.geometry, LANES[way])
+        known.lists.setdefault(way, product.lists)
+        return partial(self._by_zeros, product, product.like)
+
+    def _by_zeros(
         self,
-        multiply: Callable[[Tensor | None, int], Tensor],
+        multiply: Callable[[Tensor, Tensor | None, int], Tensor],
+        like: Tensor,
         input: Tensor,
         residual: Tensor | None,
-        like: Tensor,
     ) -> Tensor:
-        """activation(multiply + residual), in one go if the residual has the form of ``like``."""
-        added = None if residual is None else self.maps(residual)
-        if added is not None and (added.shape != like.shape or added.dtype != like.dtype):
-            added = None
-        if added is not None and added.stride() != like.stride():
-            added = torch.empty_like(like, device=added.device).copy_(added)
+        """activation(multiply + residual), as one product if the residual has the output's form."""
+        maps, added = self.maps(input), None
+        assert maps is not None  # or there is no product by zeros
+        if residual is not None and residual.dtype == like.dtype:
+            if residual.shape == self.unmapped(like, input).shape:
+                added = self.maps(residual)
+            if added is not None and added.stride() != like.stride():
+                added = torch.empty_like(like, device=added.device).copy_(added)
         alone = residual is not None and added is None
-        output = self.unmapped(multiply(added, 0 if alone else self.activation), input)
-        return self._finish(output, residual) if alone else output
-
-    def _choose(self, key: Key, input: Tensor, residual: Tensor | None) -> int:
-        """The fastest of WAYS for such an input, timed unless many others were."""
-        with CHOOSING, torch.no_grad():
-            if key in self.chosen:
-                return self.chosen[key]
-            maps = self.maps(input)
-            ways = [LIBRARY]
-            if maps is not None and not refuses_zeros(maps, self.folded().weight, self.geometry):
-                ways += [1, 2] if maps.shape[0] >= LEAST_IMAGES else [2]
-            if len(ways) > 1 and len(self.times) >= MOST_TIMED:
-                lanes = self.chosen[nearest(self.times, key)]
-                lanes = lanes if lanes in ways else ways[-1]
-            else:
-                lanes = self._time(key, input, residual, ways)
-            self.chosen[key] = lanes
-            return lanes
-
-    def _time(self, key: Key, input: Tensor, residual: Tensor | None, ways: list[int]) -> int:
-        functions: dict[str, Callable[[], object]] = {}
-        for lanes in ways:
-            if lanes == LIBRARY:
-                functions[WAYS[lanes]] = partial(self._by_library, input, residual)
-                continue
-            product = self._product(input, lanes)
-            functions[WAYS[lanes]] = partial(self._by_zeros, input, residual, product)
-        timings = compare(functions, REPEATS, input.device, warmup=1, most=MOST_MS)
-        self.times[key] = {lanes: timings[WAYS[lanes]] for lanes in ways}
-        return min(ways, key=lambda lanes: self.times[key][lanes].median)
-
-    def _prepare(self, key: Key, input: Tensor, lanes: int) -> PreparedOutput:
-        product = self._product(input, lanes)
-        remember(self.products, key, product)
-        return product
-
-    def _product(self, input: Tensor, lanes: int) -> PreparedOutput:
-        maps, folded = self.maps(input), self.folded()
-        assert maps is not None  # lanes were chosen
-        with torch.inference_mode(False), torch.no_grad():
-            return PreparedOutput(maps, folded.weight, folded.exact_bias, self.geometry, lanes)
-
-    def _by_library(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        return self._finish(self.library(input, self.folded()), residual)
-
-    def _finish(self, output: Tensor, residual: Tensor | None) -> Tensor:
-        if residual is not None:
-            same = residual.shape == output.shape and residual.dtype == output.dtype
-            is_relu = ACTIVATIONS[self.activation] == "relu" and output.dtype == torch.float32
-            if same and is_relu and not torch.compiler.is_compiling():
-                return torch.ops.aten._add_relu_.Tensor(output, residual)  # one pass instead of two
-            output = output.add_(residual) if same else output + residual
-        return FUNCTIONS[ACTIVATIONS[self.activation]](output)
+        number = 0 if alone else ACTIVATIONS.index(self.activation)
+        output = self.unmapped(multiply(maps, added, number), input)
+        return finish(output, residual, self.activation) if alone else output
 
     def maps(self, input: Tensor) -> Tensor | None:
         """The input as (N, C, H, W); None where it is none."""
@@ -297,19 +288,22 @@ class PackedLayer(nn.Module):
     def _apply(self, *arguments: Any, **named: Any) -> nn.Module:
         before = self.weight.dtype
         applied = super()._apply(*arguments, **named)
-        if self.weight.dtype != before:
-            self.dtype = self.weight.dtype
-        forget(self)
+        self.cast = self.cast if self.weight.dtype == before else None
         return applied
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new parameter is one of which nothing is known, for torch.export too."""
+        if isinstance(value, Tensor):
+            self._known = None
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Lists are for one kind of processor, and are made again."""
-        return {**self.__dict__, "products": {}, "kept": None, "laid": None}
+        return {**self.__dict__, "_known": None}
 
     def extra_repr(self) -> str:
         """As the plain layer's, with what was made part of it."""
-        parts = [super().extra_repr(), *(["batch norm"] if self.norms else [])]
-        return ", ".join([*parts, *filter(None, [ACTIVATIONS[self.activation]])])
+        return ", ".join([super().extra_repr(), *self.follows])
 
 
 class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters are never None
@@ -330,45 +324,37 @@ class PackedConv2d(PackedLayer, nn.Conv2d):  # type: ignore[misc]  # parameters 
             self.groups,
         )
 
+    def _numbers(self) -> tuple[Any, ...]:
+        of = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
+        return (self.cast, *of)
+
     def maps(self, input: Tensor) -> Tensor | None:
         """The input itself, unless it is a single image."""
         return input if input.dim() == 4 else None
-
-    def _by_library(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """By oneDNN itself where a weight can be laid out for it once."""
-        folded = self.folded()
-        laid = None if torch.compiler.is_compiling() else self._laid_out(input, folded)
-        if laid is None:
-            return super()._by_library(input, residual)
-        stride, padding, dilation, groups = self.geometry
-        activation = ONEDNN["" if residual is not None else ACTIVATIONS[self.activation]]
-        given: tuple[Any, ...] = (padding, stride, dilation, groups, *activation, "")
-        output = torch.ops.mkldnn._convolution_pointwise(input, laid, folded.bias, *given)
-        return output if residual is None else self._finish(output, residual)
 
     def library(self, input: Tensor, folded: Folded) -> Tensor:
         """The product by torch."""
         return F.conv2d(input, folded.weight, folded.bias, *self.geometry)
 
-    def _laid_out(self, input: Tensor, folded: Folded) -> Tensor | None:
-        """oneDNN's own layout of the weight, which F.conv2d makes again at each call.
-
-        None where the operators that torch.compile uses for it are missing, or do not apply.
-        """
-        if self.laid is None:
-            onednn = torch.backends.mkldnn
-            if not (onednn.is_available() and onednn.enabled and self.dtype == torch.float32):
-                return None
-            if input.dim() != 4 or not input.numel() or not folded.weight.numel():
-                return None
-            stride, padding, dilation, groups = self.geometry
-            with torch.inference_mode(False), torch.no_grad():
-                self.laid = torch.ops.mkldnn._reorder_convolution_weight(
-                    folded.weight, padding, stride, dilation, groups, list(input.shape)
-                )
+    def _library_plan(self, known: Known, input: Tensor, adds: bool) -> Plan:
+        """By oneDNN itself where its operators can take a weight that is in its layout."""
+        (weight, bias, _), (stride, padding, dilation, groups) = known.folded, known.geometry
+        onednn, float32 = torch.backends.mkldnn, torch.float32
+        applies = onednn.is_available() and onednn.enabled and input.numel() and weight.numel()
         last = input.is_contiguous(memory_format=torch.channels_last)
-        applies = last and input.dtype == torch.float32 and input.numel() > 0
-        return self.laid if applies else None
+        if not (applies and last and input.dtype == weight.dtype == float32):
+            return super()._library_plan(known, input, adds)
+        if known.prepacked is None:
+            known.prepacked = torch.ops.mkldnn._reorder_convolution_weight(
+                weight, padding, stride, dilation, groups, list(input.shape)
+            )
+        prepacked, product = known.prepacked, torch.ops.mkldnn._convolution_pointwise
+        own = self.activation if self.activation in ONEDNN and not adds else ""
+        given: tuple[Any, ...] = (padding, stride, dilation, groups, *ONEDNN[own], "")
+        rest = "" if own else self.activation
+        return lambda input, residual: finish(
+            product(input, prepacked, bias, *given), residual, rest
+        )
 
 
 class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
@@ -390,10 +376,15 @@ class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
         return F.linear(input, folded.weight.flatten(1), folded.bias)
 
 
-def forget(layer: PackedLayer, *_: object) -> None:
-    """Forget what was made of the weight, which has changed."""
-    layer.products.clear()
-    layer.kept = layer.laid = None
+def finish(output: Tensor, residual: Tensor | None, activation: str) -> Tensor:
+    """activation(output + residual), written onto a new output."""
+    if residual is not None:
+        same = residual.shape == output.shape and residual.dtype == output.dtype
+        is_relu = activation == "relu" and output.dtype == torch.float32
+        if same and is_relu and not torch.compiler.is_compiling():
+            return torch.ops.aten._add_relu_.Tensor(output, residual)  # one pass instead of two
+        output = output.add_(residual) if same else output + residual
+    return FUNCTIONS[activation](output)
 
 
 def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
@@ -402,3 +393,16 @@ def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
     assert isinstance(layer, PackedLayer)  # its class has just become one
     layer.become_packed(name)
     return layer
+
+
+def packed_layers(model: nn.Module) -> dict[str, PackedLayer]:
+    """The packed layers of a model, by name."""
+    return {n: layer for n, layer in model.named_modules() if isinstance(layer, PackedLayer)}
+
+
+def _versions(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Which tensors they are, in which state; one that counts no changes is never the same."""
+    return [
+        x if x is None else (id(x), object() if x.is_inference() else x._version, x.data_ptr())
+        for x in tensors
+    ]

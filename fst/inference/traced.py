@@ -1,4 +1,4 @@
-"""Models traced by torch.fx: the graph of a model, and a `forward` that runs one."""
+"""Models traced by torch.fx: the graph of a model, and a class whose `forward` runs one."""
 
 from __future__ import annotations
 
@@ -6,92 +6,143 @@ import copy
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from fst.layers.checks import is_hooked
+from fst.inference.checks import is_hooked, is_watched
 
 KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
 FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch norm
+NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
+IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
+CODE = (types.FunctionType, types.BuiltinFunctionType)
+PLAIN = (*CODE, bool, int, float, str, type(None), torch.dtype, torch.device)
+_KIND = inspect.Parameter
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-class TracedForward:
-    """The ``forward`` of a model that was traced; the model's other methods stay what they are.
-
-    It is an attribute of the model, and is copied and pickled with it, as source. Python's branches
-    on arguments that are no tensors are those of one form of call.
+class Seen:
+    """What a trace has seen of a model, on which its graph depends.
 
     Attributes:
-        model: whose modules the graph calls.
-        source: of a function ``forward(self, ...)``.
-        modules: names of the modules that the source names.
-        values: anything else that it names.
-        form: of the call for which it computes the model.
+        hooks: of the modules within the model.
+        children: of each module, by name; ``known`` as they were.
+        read: attributes that the model's code has read: module, name, value.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: fx.Graph,
-        arguments: tuple[Any, ...],
-        named: Mapping[str, Any],
-    ) -> None:
-        for node in graph.nodes:
-            node.type = None  # annotations may be strings
-        code = graph.python_code("self")
-        self.model = model
-        self.source = code.src[code.src.index("def forward") :]
-        self.modules, self.values = {}, {}
-        for name, value in code.globals.items():
-            if isinstance(value, types.ModuleType):
-                self.modules[name] = value.__name__
-            else:
-                self.values[name] = value
-        self._compile()
-        self.form = self._form(arguments, named)
+    def __init__(self, model: nn.Module, read: list[tuple[nn.Module, str, Any]]) -> None:
+        self.modules, self.read = list(model.modules()), read
+        inner = self.modules[1:]
+        self.hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.children = [module._modules for module in self.modules]
+        self.known = [dict(children) for children in self.children]
 
-    def _compile(self) -> None:
-        found = {name: importlib.import_module(of) for name, of in self.modules.items()}
-        found |= self.values
-        exec(self.source, found)
-        self.function: Callable[..., Any] = found["forward"]  # type: ignore[assignment]
-        self.__code__ = self.function.__code__  # as torch.export reads it of a method
-        self.__signature__ = inspect.signature(types.MethodType(self.function, self.model))
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Compute the model, by its own code where the call has another form."""
-        if torch.compiler.is_compiling() or self._form(arguments, named) == self.form:
-            return self.function(self.model, *arguments, **named)
-        return type(self.model).forward(self.model, *arguments, **named)
-
-    def _form(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """The arguments by name, with the kinds of tensors and numbers instead of values."""
-        try:
-            bound = self.__signature__.bind(*arguments, **named)
-        except TypeError:  # the model's own code says what is missing
-            return None
-        bound.apply_defaults()
-        return pytree.tree_map(_kind, dict(bound.arguments))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The source stands for the function."""
-        made = ("function", "__code__", "__signature__")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._compile()
+    def holds(self) -> bool:
+        """True if the model is as it was, in evaluation mode, and no hook is within it."""
+        if any(self.hooks) or self.children != self.known:
+            return False
+        if any(module.training for module in self.modules):
+            return False
+        return all(getattr(module, name) == value for module, name, value in self.read)
 
 
-def _kind(value: Any) -> str:
+class Trace(NamedTuple):
+    """The graph of a model, and what it depends on."""
+
+    graph: fx.Graph
+    seen: Seen
+
+
+class TracedModel(nn.Module):
+    """Base class of models that run a graph, beside their own class; other methods stay.
+
+    Python's branches on arguments that are no tensors are those of one form of call. A call of
+    another form, and one after a change of what the trace has seen, runs the model's own code.
+
+    Attributes:
+        form: of the call for which the graph computes the model.
+        seen: what the graph depends on.
+        written: the arguments of `_traced_class`.
+    """
+
+    form: Any
+    seen: Seen
+    written: tuple[Any, ...]
+
+    def _is_as_traced(self, arguments: tuple[Any, ...]) -> bool:
+        if torch.compiler.is_compiling():
+            return not torch.is_autocast_enabled("cpu")
+        return not is_watched() and _form_of(arguments) == self.form and self.seen.holds()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The class is made again from its source."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _new_traced, self.written, *reduced[2:]
+
+
+def run_graph(
+    model: nn.Module, trace: Trace, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> None:
+    """Change the class of ``model`` to one that runs the graph, for calls like this one."""
+    for node in trace.graph.nodes:
+        node.type = None  # annotations may be strings
+    code = trace.graph.python_code("self")
+    definition, body = code.src[code.src.index("def forward") :].split("\n", 1)
+    signature = inspect.signature(type(model).forward)
+    own, *names = signature.parameters
+    star: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    named_only = inspect.Parameter.KEYWORD_ONLY
+    given = [
+        f"{p.name}={p.name}" if p.kind is named_only else star.get(p.kind, "") + p.name
+        for p in signature.parameters.values()
+    ]
+    source = (
+        f"{definition}\n"
+        f"    if not {own}._is_as_traced(({', '.join([*names, ''])})):\n"
+        f"        return own_forward({', '.join(given)})\n{body}"
+    )
+    modules = {n: v.__name__ for n, v in code.globals.items() if isinstance(v, types.ModuleType)}
+    values = {n: v for n, v in code.globals.items() if n not in modules}
+    written = (type(model), source, modules, values)
+    model.__class__ = _traced_class(*written)
+    assert isinstance(model, TracedModel)  # its class has just become one
+    bound = signature.bind(model, *arguments, **named)
+    bound.apply_defaults()
+    form = _form_of(tuple(bound.arguments[name] for name in names))
+    model.__dict__.update(form=form, seen=trace.seen, written=written)
+
+
+def _traced_class(
+    base: type[nn.Module], source: str, modules: dict[str, str], values: dict[str, Any]
+) -> type[nn.Module]:
+    found = {name: importlib.import_module(of) for name, of in modules.items()}
+    found |= values | {"own_forward": base.forward}
+    exec(source, found)
+    members = {"forward": found["forward"], "__module__": base.__module__, "__doc__": base.__doc__}
+    return type(base.__name__, (TracedModel, base), members)
+
+
+def _new_traced(*written: Any) -> nn.Module:
+    made = _traced_class(*written)
+    return made.__new__(made)
+
+
+def _form_of(value: Any) -> Any:
+    """The kinds of tensors and numbers instead of values."""
     if isinstance(value, Tensor):
         return "Tensor"
-    is_known = value is None or isinstance(value, bool | str)
-    return repr(value) if is_known else type(value).__qualname__
+    if isinstance(value, tuple | list):
+        return [type(value), *map(_form_of, value)]
+    if isinstance(value, dict):
+        return {name: _form_of(entry) for name, entry in value.items()}
+    return value if value is None or isinstance(value, bool | str) else type(value)
 
 
 class _Tracer(fx.Tracer):
@@ -102,28 +153,103 @@ class _Tracer(fx.Tracer):
         return is_kept or super().is_leaf_module(module, name)
 
 
-def trace(model: nn.Module) -> fx.Graph | None:
+def trace(model: nn.Module) -> Trace | None:
     """The graph of a model in evaluation mode; None where it cannot be traced."""
     copied = copy.deepcopy(model)  # its code may keep what the tracer gives it
+    before, tracer = _attributes(copied), _Tracer()
     try:
-        graph = _Tracer().trace(copied)
+        with _reading(copied) as read:
+            graph = tracer.trace(copied)
     except Exception:  # a model is code that can fail in any way on what a tracer gives it
         return None
-    if any(_has_proxy(vars(module)) for module in copied.modules()):
+    if not _equal(before, _attributes(copied)):
         return None  # a graph would not keep what the model does
     for name, value in vars(copied).items():
-        if name.startswith("_tensor_constant"):  # the tracer's names of tensors from elsewhere
+        if name.startswith("_tensor_constant"):
             setattr(model, name, value)
-    inner = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    modules = dict(model.named_modules())
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    if any(is_hooked(modules[name]) for name in modules.keys() - called - {""}):
+        return None  # the trace went past the hook
+    _erase_nothing(graph, modules)
+    values = [(modules[name], key, value) for (name, key), value in read.items()]
+    return Trace(graph, Seen(model, values))
+
+
+def _attributes(model: nn.Module) -> dict[str, tuple[Any, str]]:
+    """What a model's code may write, with what is in containers."""
+    return {
+        f"{name}.{key}": (value, repr(value) if isinstance(value, list | dict | set) else "")
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if key not in OF_EVERY_MODULE and not key.startswith("_tensor_constant")  # the tracer's
+    }
+
+
+def python_state(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Copies of the plain attributes of a model's modules, which its code may change."""
+    return {
+        name: {
+            key: copy.deepcopy(value)
+            for key, value in vars(module).items()
+            if key not in OF_EVERY_MODULE and _is_plain(value)
+        }
+        for name, module in model.named_modules()
+    }
+
+
+def restore(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
+    """Set the attributes of `python_state` again."""
     for name, module in model.named_modules():
-        if is_hooked(module) and module is not model and name not in inner:
-            return None  # the trace went past the hook
-    return graph
+        vars(module).update(copy.deepcopy(state.get(name, {})))
 
 
-def _has_proxy(value: Any) -> bool:
+def _equal(before: dict[str, tuple[Any, str]], after: dict[str, tuple[Any, str]]) -> bool:
+    return before.keys() == after.keys() and all(
+        value is after[name][0] and text == after[name][1] for name, (value, text) in before.items()
+    )
+
+
+@contextmanager
+def _reading(model: nn.Module) -> Iterator[dict[tuple[str, str], Any]]:
+    """Plain attributes of a model's modules that are read while the block runs."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[tuple[str, str], Any] = {}
+
+    def read(module: nn.Module, key: str) -> Any:
+        value = object.__getattribute__(module, key)
+        if id(module) in names and key not in OF_EVERY_MODULE and key[:2] != "__":
+            if _is_plain(value):
+                found.setdefault((names[id(module)], key), copy.deepcopy(value))
+        return value
+
+    nn.Module.__getattribute__ = read  # type: ignore[assignment, method-assign]
+    try:
+        yield found
+    finally:
+        del nn.Module.__getattribute__
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return any(_has_proxy(entry) for key, entry in value.items() if key != "_modules")
-    if isinstance(value, list | tuple | set):
-        return any(map(_has_proxy, value))
-    return isinstance(value, fx.Proxy)
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, PLAIN)
+
+
+def _erase_nothing(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Erase calls that do nothing in evaluation."""
+    for node in list(graph.nodes):
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        if node.op == "call_module":
+            module = modules[node.target]
+            does_nothing = type(module) in NOTHING and not is_hooked(module)
+        else:
+            values = (*node.args, node.kwargs.get("training"))
+            name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+            does_nothing = name in IN_EVALUATION_NOTHING and any(v is False for v in values)
+        if does_nothing:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)

@@ -1,8 +1,6 @@
-"""Checks before a layer trains, is packed, or computes packed: what to call, or what to leave."""
+"""Checks before a layer trains: what to call, or what to leave."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,49 +90,3 @@ def _changing_state(strategy: Strategy) -> tuple[str, str]:
         advice = " or use a number, such as phase=0"
         return "the phase='random' that is drawn at each step is", advice
     return "", ""
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """True if a call runs more than the module's own forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def refuses_packing(layer: nn.Module) -> str:
-    """Why a layer cannot be packed, in words; "" if it can."""
-    if type(layer) not in (nn.Conv2d, nn.Linear):
-        return f"a {type(layer).__name__}, whose own code computes something else"
-    weight = layer._parameters.get("weight")
-    if not isinstance(weight, Tensor):
-        return "its weight is computed from other parameters: remove the parametrization first"
-    if is_hooked(layer):
-        return "it has forward hooks"
-    if not isinstance(layer, nn.Conv2d):
-        return ""
-    if layer.padding_mode != "zeros":
-        return f"padding_mode={layer.padding_mode!r}"
-    reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-    if layer.padding == "same" and any(r % 2 for r in reach):
-        return "its padding is not symmetric"
-    return ""
-
-
-def refuse_packed_call(name: str, training: bool, tensors: Sequence[Tensor]) -> None:
-    """Raise UsageError where a layer of `fst.pack` cannot compute: it is for inference on a CPU.
-
-    Args:
-        tensors: of the call, the layer's own among them.
-    """
-    asked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if training or asked:
-        why = "is in training mode" if training else "is asked for a gradient"
-        raise UsageError(
-            f"layer {name!r} is packed, for inference alone, and {why}: train the model that "
-            "fst.pack was given, call eval() on the packed one, and run it within "
-            "torch.inference_mode() or torch.no_grad()."
-        )
-    if not all(tensor.device.type == "cpu" for tensor in tensors):
-        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise UsageError(
-            f"layer {name!r} is packed, for a CPU, and got tensors on {devices}: move the packed "
-            "model and its input to the CPU, or use the model that fst.pack was given."
-        )

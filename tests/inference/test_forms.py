@@ -39,7 +39,7 @@ def test_other_methods_compute_what_they_did(by_zeros: None) -> None:
     model, x = keep(Features()), torch.randn(2, 4, 9, 9)
     packed = fst.pack(model, x)
     assert packed.report.layers[0].follows == ("batch norm", "hardswish")
-    assert type(packed) is Features
+    assert isinstance(packed, Features)
     for one in (packed, copy.deepcopy(packed)):
         assert relative(one(x=x), model(x)) < 1e-5
         assert relative(one.features(x), model.features(x)) < 1e-5

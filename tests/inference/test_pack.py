@@ -15,11 +15,11 @@ from torch.nn.utils import prune
 
 import fst
 from fst.basics.errors import UsageError
-from fst.inference import sizes
+from fst.inference import choosing
 from fst.inference.packed import LIBRARY, PackedLayer, pack_layer
 from fst.inference.report import NOTHING_GAINED
 from fst.ops.cpp.library import missing
-from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput
+from fst.ops.cpp.zeros_weight import PreparedOutput
 from tests.inference.ranks import rank
 from tests.networks import Block, keep, relative
 
@@ -154,9 +154,8 @@ def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = fst.pack(small(), torch.randn(4, 4, 9, 9))
     rows = {row.name: row for row in packed.report.layers}
     assert rows["0"].runs == "zeros, over images" and rows["9"].runs == "library"
-    assert (rows["0"].library.median, rows["0"].zeros.median) == (3.0, 2.0)
-    layers = {name: layer for name, layer in packed.named_modules() if name in rows}
-    assert {layer.chosen[key] for layer in layers.values() for key in layer.chosen} == {0, 1}
+    assert (rows["0"].library.median, rows["0"].own.median) == (3.0, 2.0)
+    assert rows["0"].reason == "1.50x the speed of library"
     calls: list[str] = []
     multiply = PreparedOutput.__call__
     monkeypatch.setattr(
@@ -184,10 +183,11 @@ def test_both_products_finish_alike(activation: str, residual: str) -> None:
     if activation:
         expected = getattr(F, activation)(expected)
     packed = pack_layer(layer, "layer")
-    packed.activation = ACTIVATIONS.index(activation)
-    product = packed._product(x, 2)
-    for found in (packed._by_library(x, given), packed._by_zeros(x, given, product)):
-        assert found.dtype == expected.dtype
+    packed.activation = activation
+    for way in (LIBRARY, "zeros, over pixels"):
+        packed.choice.only(way)
+        found = packed(x, given, True)
+        assert packed.choice.first == way and found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -230,9 +230,8 @@ def test_a_size_is_timed_once_and_few_are(monkeypatch: pytest.MonkeyPatch, by_ze
     for batch in (*range(1, 14), *range(1, 14)):
         x = torch.randn(batch, 8, 5, 5)
         assert relative(packed(x), model(x)) < 1e-5
-    layer = packed.get_submodule("0")
-    assert len(layer.times) == len(layer.products) == sizes.MOST_TIMED
-    assert len(layer.chosen) == 13 and LIBRARY not in layer.chosen.values()
+    choice = packed.get_submodule("0").choice
+    assert len(choice.times) == choosing.MOST_TIMED and len(choice._ready[1]) == choosing.MOST_PLANS
 
 
 def test_channels_last_and_other_strides(by_zeros: None) -> None:
@@ -267,7 +266,6 @@ def test_copies(by_zeros: None, copied: object) -> None:
     assert torch.equal(twin(x), packed(x)) and twin.report == packed.report
     for value in twin.state_dict().values():
         value.zero_()
-    twin.load_state_dict(twin.state_dict())
     assert not torch.equal(twin(x), packed(x))
     assert relative(packed(x), model(x)) < 1e-5
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fst.backends.timing import Timing
-from fst.inference.packed import LIBRARY, PackedLayer
+from fst.inference.packed import packed_layers
 from fst.lab.benchmark import cli, inference
 from fst.ops.cpp.library import missing
 
@@ -70,14 +70,13 @@ def test_ratios_are_to_the_fastest_rival() -> None:
 def test_our_dense_kernel_runs_everywhere_it_can() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
-    found: list[PackedLayer] = []
+    found: list[nn.Module] = []
     pack = inference.pack
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(inference, "pack", lambda *given: found.append(pack(*given)) or found[0])
         inference._own_kernel(model, torch.randn(4, 4, 8, 8))(torch.randn(4, 4, 8, 8))
-    layers = [layer for layer in found[0].modules() if isinstance(layer, PackedLayer)]
-    assert len(layers) == 2 and all(not layer.only_library for layer in layers)
-    assert all(LIBRARY not in layer.chosen.values() for layer in layers)
+    choices = [layer.choice for layer in packed_layers(found[0]).values()]
+    assert len(choices) == 2 and all(choice.first.startswith("zeros") for choice in choices)
 
 
 @pytest.mark.parametrize("option", ["--batch", "--threads"])

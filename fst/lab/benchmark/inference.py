@@ -20,7 +20,7 @@ from fst import convert, export, fold, get_strategy, pack
 from fst.api.pack import difference
 from fst.backends.timing import LEAST_ROUNDS, Function, Timing, compare
 from fst.basics.extras import extra_named
-from fst.inference.packed import LIBRARY, PackedLayer
+from fst.inference.packed import IMAGES, PIXELS, packed_layers
 from fst.lab.arguments import source_and_name
 from fst.lab.document import Document, Table
 from fst.lab.model import CLASSES, SIZE, from_config, is_config
@@ -241,13 +241,8 @@ def _openvino(file: Path, images: Tensor) -> Function:
 def _own_kernel(model: nn.Module, images: Tensor) -> nn.Module:
     """No weight is zero, and each layer runs by the kernels by zeros where they can."""
     packed = pack(model, images)
-    for layer in packed.modules():
-        if isinstance(layer, PackedLayer):
-            layer.only_library = False
-            for key, times in layer.times.items():
-                ours = {lanes: t.median for lanes, t in times.items() if lanes != LIBRARY}
-                if ours:
-                    layer.chosen[key] = min(ours, key=ours.__getitem__)
+    for layer in packed_layers(packed).values():
+        layer.choice.only(IMAGES, PIXELS)
     return packed
 
 
