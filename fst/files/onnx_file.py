@@ -73,29 +73,28 @@ def _write_graph(model: nn.Module, inputs: Inputs, options: Options, path: Path)
         assert program is not None  # of the exporter that makes no file itself
         written = program.model.opset_imports[""]
         if opset not in (None, written):
-            raise ValueError(f"opset={opset}: the exporter writes up to {written}.")
+            raise ValueError(f"opset={opset}: the exporter cannot write it (it wrote {written}).")
         program.save(path)
         return
     try:
         _write_by_tracing(model, inputs, options, opset, path)
     except Exception as error:  # of many kinds
-        least = next(filter(_is_written(model, inputs, options, path), range(opset + 1, 18)), 18)
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"opset={opset}: the exporter cannot write this model with it ({reason}). The least "
-            f"opset that it takes is {least}."
+            f"opset={opset}: the exporter cannot write this model with it ({reason}). "
+            f"{_least(model, inputs, options, opset + 1, path)}."
         ) from error
 
 
-def _is_written(model: nn.Module, inputs: Inputs, options: Options, path: Path) -> Any:
-    def attempt(opset: int) -> bool:
+def _least(model: nn.Module, inputs: Inputs, options: Options, first: int, path: Path) -> str:
+    """The least opset from ``first`` on that the model can be written with, in words."""
+    for opset in range(first, LEAST_DYNAMO):
         try:
             _write_by_tracing(model, inputs, options, opset, path)
-        except Exception:
-            return False
-        return True
-
-    return attempt
+        except Exception:  # of many kinds
+            continue
+        return f"The least opset that it takes is {opset}"
+    return f"None below {LEAST_DYNAMO} can, from which on another exporter writes it"
 
 
 def _write_by_tracing(

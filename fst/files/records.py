@@ -114,18 +114,23 @@ def from_text(text: str | None) -> Records:
         found = json.loads(text or "{}").items()
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"the record {text!r:.80} of its weights is damaged.") from error
-    return {name: _groups(name, entry) for name, entry in found}
+    return {name: groups_of(name, entry) for name, entry in found}
 
 
 def _records(versions: Mapping[str, Any]) -> Records:
     return {
-        f"{name}.weight".lstrip("."): _groups(name, version[KEY])
+        f"{name}.weight".lstrip("."): groups_of(name, version[KEY])
         for name, version in versions.items()
         if isinstance(version, Mapping) and KEY in version
     }
 
 
-def _groups(name: str, entry: object) -> WeightGroups | None:
+def groups_of(name: str, entry: object) -> WeightGroups | None:
+    """The groups that a record of a weight says.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     if entry is None:
         return None
     if isinstance(entry, Mapping) and entry.keys() == set(WeightGroups._fields):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from fst.basics.extras import extra_named
 from fst.files.options import Inputs, Options
-from fst.files.records import RECORDS, Stored, as_text, from_text, records_of
+from fst.files.records import RECORDS, Stored, as_text, from_text, groups_of, records_of
 from fst.rules.rule import WeightGroups
 
 COMPRESSED = "fst.compressed.json"  # metadata: name of a weight -> shape and groups
@@ -62,8 +61,10 @@ def read(path: Path) -> Stored:
     for name, layout in json.loads(said.get(COMPRESSED, "{}")).items():
         try:
             values, positions = (tensors.pop(name + end) for end in PARTS)
-            tensors[name] = _restored(values, positions, layout)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            groups = groups_of(name, {key: layout[key] for key in WeightGroups._fields})
+            assert groups is not None  # of an entry that is a dict
+            tensors[name] = _restored(values, positions, layout["shape"], groups)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"the compressed weight {name!r} is damaged: {error}") from error
     return Stored(tensors, from_text(said.get(RECORDS)))
 
@@ -71,7 +72,9 @@ def read(path: Path) -> Stored:
 def compressed(weight: Tensor, groups: WeightGroups) -> tuple[Tensor, Tensor]:
     """Values and positions of a weight (Cout, Cin/groups, ...) whose every group has N:M."""
     n, m, order = groups
-    flat = weight.flatten(1)[..., None] if order == "im2col" else weight.flatten(2)
+    flat = (
+        weight.flatten(1)[..., None] if order == "im2col" else weight.reshape(*weight.shape[:2], -1)
+    )
     grouped = F.pad(flat, (0, 0, 0, -flat.shape[1] % m)).unflatten(1, (-1, m))
     # the non-zero ones first, each in its order, then zeros of the same group
     index = (grouped == 0).to(torch.uint8).argsort(dim=2, stable=True)[:, :, :n].sort(dim=2).values
@@ -82,10 +85,12 @@ def compressed(weight: Tensor, groups: WeightGroups) -> tuple[Tensor, Tensor]:
     return grouped.gather(2, index).contiguous(), packed
 
 
-def _restored(values: Tensor, positions: Tensor, layout: Mapping[str, Any]) -> Tensor:
-    shape, n, m = layout["shape"], layout["n"], layout["m"]
+def _restored(
+    values: Tensor, positions: Tensor, shape: Sequence[int], groups: WeightGroups
+) -> Tensor:
+    n, m, order = groups
     filters, axis, rest = shape[0], shape[1], math.prod(shape[2:])
-    if layout["group_order"] == "im2col":
+    if order == "im2col":
         axis, rest = axis * rest, 1
     expected = (filters, math.ceil(axis / m), n, rest)
     if tuple(values.shape) != expected:

@@ -365,3 +365,91 @@ def test_weights_that_were_trained_since_they_were_folded_are_refused(tmp_path):
     plain[0].weight.data[0, 2:, 0, 0] = 0
     assert "2 values are not finite" in str(fst.verify(plain))
     assert not fst.verify(plain).ok
+
+
+class Upsampled(nn.Module):
+    """A network that halves maps and doubles them again, as for segmentation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Conv2d(4, 8, 3, 2, 1), nn.BatchNorm2d(8)
+        self.up = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, images):
+        if images.shape[2] % 4 or images.shape[3] % 4:
+            raise ValueError(f"{tuple(images.shape)} is no multiple of 4")
+        maps = self.norm(self.down(images)).relu()
+        maps = nn.functional.interpolate(maps, scale_factor=2.0, mode="nearest")
+        return self.up(maps) + images
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"), [(".onnx", {}), (".onnx", dict(opset=13)), (".pt2", {})]
+)
+@pytest.mark.parametrize("batch", [True, False])
+def test_other_heights_and_widths(suffix, options, batch, tmp_path):
+    model, path = Upsampled(), tmp_path / f"m{suffix}"
+    fst.convert(model, "srste")
+    options = dict(dynamic_batch=batch, dynamic=True, **options)
+    fst.export(model, path, torch.randn(2, 4, 32, 16), **options)
+    plain = fst.fold(model).eval()
+    for size in ((2, 4, 32, 16), (2, 4, 24, 40), *[(3, 4, 64, 64)] * batch):
+        images = torch.randn(size)
+        torch.testing.assert_close(outputs(path, images), plain(images), rtol=1e-4, atol=1e-5)
+    assert fst.verify(path).ok
+
+
+def test_a_model_of_one_size_is_no_dynamic_file(tmp_path):
+    with pytest.raises(ValueError, match="does not compute it with 32 rows and 64 columns more"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(256, 4))
+        fst.export(model, tmp_path / "m.onnx", torch.randn(2, 4, 8, 8), dynamic=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 17, 18, 21])
+def test_other_opsets(converted, tmp_path, opset):
+    import onnx
+
+    path = tmp_path / "m.onnx"
+    report = fst.export(converted, path, torch.randn(2, 4, 8, 8), opset=opset)
+    assert onnx.load(path).opset_import[0].version == opset and report.difference < 1e-5
+    assert [w.pattern for w in report.weights] == ["2:4", "", "2:4", "2:4", ""]
+    images, plain = torch.randn(5, 4, 8, 8), fst.fold(converted).eval()
+    torch.testing.assert_close(outputs(path, images), plain(images), rtol=1e-4, atol=1e-5)
+    assert fst.verify(path).coverage == fst.verify(plain).coverage
+
+
+def test_linear_layers_on_sequences_in_an_older_opset(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
+    fst.convert(model, "srste", include=nn.Linear)
+    fst.export(model, tmp_path / "m.onnx", torch.randn(2, 5, 64), opset=13)
+    assert fst.verify(tmp_path / "m.onnx").coverage == 1
+
+
+class Sampled(nn.Module):
+    def forward(self, images):
+        return torch.nn.functional.grid_sample(images, images.permute(0, 2, 3, 1)[..., :2])
+
+
+def test_an_opset_that_cannot_hold_the_model_names_the_least(tmp_path):
+    model, images = Sampled(), torch.rand(2, 4, 8, 8)
+    with pytest.raises(ValueError, match=r"opset=13: .*The least opset that it takes is 16\."):
+        fst.export(model, tmp_path / "m.onnx", images, opset=13)
+    assert not list(tmp_path.iterdir())
+    fst.export(model, tmp_path / "m.onnx", images, opset=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("m.onnx", dict(opset=3), "opset=3 must be an integer >= 7"),
+        ("m.onnx", dict(opset="13"), "opset='13' must be an integer >= 7"),
+        ("m.onnx", dict(opset=99), "opset=99"),
+        ("m.pt2", dict(opset=13), "opset=13: only .onnx files have it, not .pt2"),
+        ("m.safetensors", dict(dynamic=True), "dynamic=True: only .onnx and .pt2 files have it"),
+    ],
+)
+def test_bad_options(converted, tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        fst.export(converted, tmp_path / name, torch.randn(2, 4, 8, 8), **options)
+    assert not list(tmp_path.iterdir())

@@ -71,6 +71,12 @@ def export() -> argparse.ArgumentParser:
     add("--size", **SIZE, help=size)
     fixed = "the file takes N images, not any number"
     add("--fixed-batch", type=positive, metavar="N", help=fixed)
+    sizes = ".onnx and .pt2: the file takes images of other heights and widths too"
+    add("--dynamic-size", action="store_true", help=sizes)
+    opset = ".onnx: version of its operators, such as 13 or 11 (what torch's exporter writes: 20)"
+    add("--opset", type=positive, metavar="N", help=opset)
+    compressed = ".safetensors: N:M weights as values and positions, for fst.load"
+    add("--compressed", action="store_true", help=compressed)
     return parser
 
 

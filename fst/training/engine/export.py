@@ -38,8 +38,15 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.size:
             example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
         shipped = deployable(model)
-        dynamic_batch = arguments.fixed_batch is None
-        report = fst.export(shipped, arguments.out, example, dynamic_batch=dynamic_batch)
+        report = fst.export(
+            shipped,
+            arguments.out,
+            example,
+            dynamic_batch=arguments.fixed_batch is None,
+            dynamic=arguments.dynamic_size,
+            opset=arguments.opset,
+            compressed=arguments.compressed,
+        )
         images = _images(model)
         if arguments.out.endswith(".onnx"):
             annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))

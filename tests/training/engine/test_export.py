@@ -39,6 +39,15 @@ def test_a_run_is_exported(train, write_config, tmp_path, capsys):
     plain = tmp_path / "model.safetensors"
     assert main([config, checkpoint, str(plain)]) == 0
     assert fst.verify(plain).ok
+    small, old = tmp_path / "small.safetensors", tmp_path / "old.onnx"
+    assert main([config, checkpoint, str(small), "--compressed"]) == 0
+    state = fst.load(small)
+    assert state.keys() == fst.load(plain).keys()
+    assert all(torch.equal(value, fst.load(plain)[name]) for name, value in state.items())
+    assert main([config, checkpoint, str(old), "--size", "16", "--opset", "13"]) == 0
+    assert onnx.load(old).opset_import[0].version == 13
+    any_size = [config, checkpoint, str(tmp_path / "m.pt2"), "--size", "16", "--dynamic-size"]
+    assert main(any_size) == 0
 
 
 def test_mistakes_end_in_one_line(train, write_config, tmp_path, capsys):
