@@ -25,10 +25,12 @@ def _splitmix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def sample_keys(seed: int, epoch: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """One well-mixed 64-bit key per sample."""
+def sample_keys(
+    seed: int, epoch: int | Sequence[int], indices: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """One well-mixed 64-bit key per sample; ``epoch`` of all of them, or of each."""
     keys = _splitmix64(np.array([seed % 2**64], dtype=np.uint64))
-    keys = _splitmix64(keys ^ np.uint64(epoch))
+    keys = _splitmix64(keys ^ np.asarray(epoch, dtype=np.uint64))
     return _splitmix64(keys ^ np.asarray(indices, dtype=np.uint64))
 
 

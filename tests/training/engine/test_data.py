@@ -86,14 +86,15 @@ def test_image_folder(folder):
     with pytest.raises(ValueError, match="several sizes"):
         ImageFolder(str(folder), "train").__getitems__([0, 1])
     (folder / "train" / "fox").mkdir()
-    with pytest.raises(FileNotFoundError, match="has no image of fox"):
+    with pytest.raises(FileNotFoundError, match="no valid file for the classes fox"):
         ImageFolder(str(folder), "train")
 
 
 def test_transform_errors():
     for config, message in (
         (dict(type="RandomResizeCrop", size=3), "Did you mean 'RandomResizedCrop'"),
-        (dict(type="ToTensor"), "images stay uint8"),
+        (dict(type="ToTensor"), "images stay uint8 .* use its mean and std"),
+        (dict(type="MixUp", num_classes=9), "use its mixup"),
         (dict(type="Resize", sise=3), "sise"),
         (dict(type="timm", input_size=8, is_training=True, re_prob=0.5), "re_prob"),
         (dict(type="ProgressiveRandomResizedCrop", min_size=100), "multiples of"),
@@ -132,7 +133,9 @@ def test_progressive_resizing_reaches_persistent_workers(folder):
     sides = [epoch_of(dataloader, epoch)["inputs"].shape[-1] for epoch in range(5)]
     assert sides == [16, 16, 24, 32, 32]
     recipe = ProgressiveRandomResizedCrop(160, 192, 65, 76)
-    assert [recipe.size(epoch) for epoch in (0, 65, 76, 87)] == [160, 160, 192, 192]
+    for epoch, side in ((0, 160), (65, 160), (76, 192), (87, 192)):
+        recipe.set_epoch(epoch)
+        assert recipe.size == (side, side)
 
 
 def test_digits():
@@ -143,6 +146,7 @@ def test_digits():
     for arguments, message in (
         (dict(split="val"), "split='val'"),
         (dict(channels=2), "channels=2"),
+        (dict(size=0), "size=0 must be an integer >= 1"),
         (dict(device="gpu"), "device='gpu'"),
         (dict(subset=0), "subset=0"),
     ):
@@ -203,7 +207,7 @@ def test_what_is_skipped_is_what_a_subset_keeps(skip):
     for bad in (-1, 40, 1.0, True):
         with pytest.raises(ValueError, match="skip="):
             balanced_subset(labels, None, bad)
-    with pytest.raises(ValueError, match="subset=38 .* to 37 behind skip=3"):
+    with pytest.raises(ValueError, match="subset=38 .* to 37 with skip=3"):
         balanced_subset(labels, 38, 3)
 
 
@@ -255,6 +259,9 @@ def test_cifar10_of_torchvision(tmp_path, monkeypatch):
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     monkeypatch.setattr(Original, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    (folder / "test_batch").unlink()
+    with pytest.raises(FileNotFoundError, match="test_batch"):
+        CIFAR10(str(tmp_path), "test")
     train = CIFAR10(str(tmp_path))
     assert train.images.shape == (25, 3, 32, 32)
     assert train.images[1].flatten().numpy().tolist() == pixels[1].tolist()
@@ -315,19 +322,15 @@ def test_fewer_images_than_a_batch():
     build_dataloader({**config, "sampler": dict(type="InfiniteSampler")}, 0)
 
 
-def test_data_that_is_not_whole_is_found_without_reading_it(tmp_path):
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(FileNotFoundError, match="split='test' is not whole: .*test_batch does no"):
-        CIFAR10.check(data_root=str(tmp_path), split="test")
-    (tmp_path / "test_00.webp").touch()
-    with pytest.raises(FileNotFoundError, match="test_01.webp, .*test_labels.npy does not"):
-        CIFAR10.check(data_root=str(tmp_path), split="test")
-    (tmp_path / "val" / "cat").mkdir(parents=True)
+def test_folders_without_images_are_found_without_reading_any(tmp_path):
+    (tmp_path / "val").mkdir()
+    images = dict(data_root=str(tmp_path), split="val")
+    with pytest.raises(FileNotFoundError, match="val: Couldn't find any class folder"):
+        ImageFolder.check_images(**images)
+    (tmp_path / "val" / "cat").mkdir()
     (tmp_path / "val" / "cat" / "note.txt").touch()
-    with pytest.raises(ValueError, match="holds no images"):
-        ImageFolder.check(data_root=str(tmp_path), split="val")
-    (tmp_path / "val" / "cat" / "0.Gif").touch()
-    ImageFolder.check(data_root=str(tmp_path), split="val")
+    with pytest.raises(FileNotFoundError, match="val: .* no valid file for the classes cat"):
+        ImageFolder.check_images(**images)
 
 
 def test_keys_are_well_mixed():

@@ -79,18 +79,3 @@ def test_what_follows_an_image_is_no_fault(tmp_path, monkeypatch):
     decoded, load = [], JpegImageFile.load
     monkeypatch.setattr(JpegImageFile, "load", lambda i: decoded.append(i.filename) or load(i))
     assert faults(paths, "") == {} and set(decoded) == {paths[2]}
-
-
-def test_links_to_parents_lead_nowhere(tmp_path):
-    for place in ("data/cat/more", "data/dog", "elsewhere"):
-        (tmp_path / place).mkdir(parents=True)
-        Image.new("RGB", (9, 8)).save(tmp_path / place / "0.png")
-    Image.new("RGB", (9, 8)).save(tmp_path / "data" / "cat" / "1.png")
-    for number in range(2):
-        (tmp_path / "data" / "cat" / f"up{number}").symlink_to(tmp_path / "data")
-        (tmp_path / "data" / "cat" / "more" / f"up{number}").symlink_to(tmp_path / "data" / "cat")
-    (tmp_path / "data" / "dog" / "linked").symlink_to(tmp_path / "elsewhere")
-    dataset = ImageFolder(str(tmp_path / "data"))
-    found = [os.path.relpath(path, tmp_path / "data") for path in dataset.paths]
-    assert found == ["cat/1.png", "cat/more/0.png", "dog/0.png", "dog/linked/0.png"]
-    assert dataset.labels.tolist() == [0, 0, 1, 1]

@@ -191,9 +191,3 @@ def test_v2s_rand_augment_is_v1s_in_distribution():
     for old, new in counts.values():
         assert abs(old - new) < 5 * (old + new) ** 0.5 + 1
     assert len(counts) > 8 and all(min(pair) > 0 for pair in counts.values())
-
-
-@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
-def test_transforms_of_batches_are_refused(name):
-    with pytest.raises(ValueError, match="use the data preprocessor's mixup"):
-        build_transforms([dict(type=name, num_classes=10)])

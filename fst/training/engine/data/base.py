@@ -17,40 +17,36 @@ from fst.training.engine.random_state import sample_keys
 class ImageDataset(Dataset):
     """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
 
-    A subclass sets ``labels`` and ``classes`` and implements `load_images`.
+    A subclass sets ``labels`` and ``classes`` and has `load_images`.
     """
 
     labels: torch.Tensor
-    classes: tuple[str, ...]
+    classes: Sequence[str]
 
     @property
     def metainfo(self) -> dict[str, Any]:
         """Class names, under mmengine's name for them."""
-        return {"classes": self.classes}
+        return {"classes": tuple(self.classes)}
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raise FileNotFoundError if the data that ``config`` names is not there."""
+        """Refuse, before any work, data that is not there and arguments that make none."""
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """The images at ``indices``, augmented as ``keys`` say."""
-        raise TypeError(f"{type(self).__name__} does not implement load_images.")
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitems__(self, samples: Sequence[Sample | int]) -> dict[str, torch.Tensor]:
-        samples = [s if isinstance(s, Sample) else Sample(int(s), 0, 0) for s in samples]
-        indices = [sample.index for sample in samples]
-        keys = np.empty(len(samples), dtype=np.uint64)
-        epochs = np.array([sample.epoch for sample in samples])
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            keys[chosen] = sample_keys(samples[0].seed, int(epoch), np.array(indices)[chosen])
-        labels = self.labels[rows_on(indices, self.labels.device)]
+        indices, epochs, seeds = zip(
+            *(s if isinstance(s, Sample) else Sample(int(s)) for s in samples), strict=True
+        )
+        keys = sample_keys(seeds[0], epochs, indices)
         return {
-            "inputs": self.load_images(indices, samples[0].epoch, keys),
-            "labels": labels,
+            "inputs": self.load_images(indices, epochs[0], keys),
+            "labels": self.labels[rows_on(indices, self.labels.device)],
             "keys": torch.from_numpy(keys.view(np.int64)),
         }
 
@@ -59,7 +55,7 @@ class ImageDataset(Dataset):
 
 
 class InMemoryDataset(ImageDataset):
-    """Images held as one uint8 tensor, on the GPU if asked.
+    """Images held as one uint8 tensor, on the GPU if wanted.
 
     Args:
         images: uint8 (N, C, H, W).
@@ -81,12 +77,12 @@ class InMemoryDataset(ImageDataset):
         device: str = "cpu",
         skip: int = 0,
     ) -> None:
-        self.classes = tuple(classes)
-        device = resolve_device(device)
-        if subset is not None or skip:
-            rows = balanced_subset(labels, subset, skip)
-            images, labels = images[rows], labels[rows]
-        self.images, self.labels = images.to(device), labels.to(device)
+        one_of("device", device, ("cpu", "cuda", "auto"))
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.classes = classes
+        rows = balanced_subset(labels, subset, skip)
+        self.images, self.labels = images[rows].to(device), labels[rows].to(device)
 
     def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
         """Gather the batch in one indexing operation; the preprocessor augments it."""
@@ -96,16 +92,6 @@ class InMemoryDataset(ImageDataset):
 def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
     """Indices on a device, without waiting for the work queued there."""
     return torch.tensor(indices).to(device, non_blocking=True)
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device that a dataset's ``device`` argument names."""
-    one_of("device", device, ("cpu", "cuda", "auto"))
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def balanced_subset(labels: torch.Tensor, size: int | None, skip: int = 0) -> torch.Tensor:
@@ -118,8 +104,7 @@ def balanced_subset(labels: torch.Tensor, size: int | None, skip: int = 0) -> to
     left = len(labels) - skip
     size = left if size is None else size
     if not is_integer(size) or not 1 <= size <= left:
-        behind = f" behind skip={skip}" if skip else ""
-        raise ValueError(f"subset={size!r} must be an integer from 1 to {left}{behind}.")
+        raise ValueError(f"subset={size!r} must be an integer from 1 to {left} with skip={skip}.")
     # rank of each sample within its class: taking the smallest ranks first balances the classes
     order = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)

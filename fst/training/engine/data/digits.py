@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from mmengine.registry import DATASETS
 from torch.nn import functional as F
 
-from fst.basics.values import is_integer, one_of
+from fst.basics.values import check_integer, is_integer, one_of
 from fst.training.engine.data.base import InMemoryDataset
 from fst.training.engine.random_state import sample_keys, uniform
 
 SPLITS = ("train", "test")
 SIDE = 8  # of the bundled images
+CLASSES = tuple(map(str, range(10)))
+RANGES = {  # of cluttered ones
+    "size": (SIDE + 1, 1024),
+    "fragments": (0, 1024),
+    "side": (1, SIDE),
+    "noise": (0, 255),
+    "scenes": (1, 1024),
+}
 
 
 @DATASETS.register_module()
@@ -36,14 +46,21 @@ class Digits(InMemoryDataset):
         subset: int | None = None,
         skip: int = 0,
     ) -> None:
-        one_of("split", split, SPLITS)
-        one_of("channels", channels, (1, 3))
+        self.check(split=split, size=size, channels=channels)
         grey, labels = _bundled(split)
         images = torch.from_numpy(grey)[:, None]
         if size is not None:
             images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
         images = images.round().to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
-        super().__init__(images, labels, map(str, range(10)), subset, device, skip)
+        super().__init__(images, labels, CLASSES, subset, device, skip)
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Refuse values that are out of range."""
+        one_of("split", config.get("split", "train"), SPLITS)
+        one_of("channels", config.get("channels", 1), (1, 3))
+        if config.get("size") is not None:
+            check_integer("size", config["size"], 1)
 
 
 @DATASETS.register_module()
@@ -77,16 +94,9 @@ class ClutteredDigits(InMemoryDataset):
         subset: int | None = None,
         skip: int = 0,
     ) -> None:
-        one_of("split", split, SPLITS)
-        for name, value, least, most in (
-            ("size", size, SIDE + 1, 1024),
-            ("fragments", fragments, 0, 1024),
-            ("side", side, 1, SIDE),
-            ("noise", noise, 0, 255),
-            ("scenes", scenes, 1, 1024),
-        ):
-            if not is_integer(value) or not least <= value <= most:
-                raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}.")
+        self.check(
+            split=split, size=size, fragments=fragments, side=side, noise=noise, scenes=scenes
+        )
         digits, labels = _bundled(split)
         count = len(digits) * scenes
         keys = sample_keys(0, SPLITS.index(split), range(count))
@@ -107,7 +117,16 @@ class ClutteredDigits(InMemoryDataset):
         _paste(images, place, digits, own, (zero, zero), SIDE)
         images += noise * np.stack(list(draws), axis=1).reshape(images.shape)
         pixels = torch.from_numpy(images).clamp_(0, 255).round().to(torch.uint8)[:, None]
-        super().__init__(pixels, labels.repeat(scenes), map(str, range(10)), subset, device, skip)
+        super().__init__(pixels, labels.repeat(scenes), CLASSES, subset, device, skip)
+
+    @classmethod
+    def check(cls, **config: Any) -> None:
+        """Refuse values that are out of range."""
+        one_of("split", config.get("split", "train"), SPLITS)
+        for name in RANGES.keys() & config.keys():
+            (least, most), value = RANGES[name], config[name]
+            if not is_integer(value) or not least <= value <= most:
+                raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}.")
 
 
 def _bundled(split: str) -> tuple[np.ndarray, torch.Tensor]:

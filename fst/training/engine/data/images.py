@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 from PIL import Image
@@ -53,12 +53,11 @@ def faults(paths: Sequence[str], what: str) -> dict[str, str]:
 
     Headers and ends of the files tell it; damage between them is seen in PNG alone.
     """
-    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda chunk: [(path, _fault(path)) for path in chunk], chunks)
-        shown = track(found, f"headers of {what}", len(chunks), console=console, transient=True)
-        return {path: fault for chunk in shown for path, fault in chunk if fault}
+    with ThreadPool() as pool:
+        found = pool.imap(_fault, paths, CHUNK)
+        shown = track(found, f"headers of {what}", len(paths), console=console, transient=True)
+        return {path: fault for path, fault in zip(paths, shown, strict=True) if fault}
 
 
 def _fault(path: str) -> str:

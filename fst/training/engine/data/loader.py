@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from torch.utils.data import DataLoader
 
-from fst.training.engine.data.base import ImageDataset, InMemoryDataset
+from fst.training.engine.data.base import ImageDataset
 from fst.training.engine.data.sampler import EpochSampler
 from fst.training.engine.random_state import seed_worker
 
@@ -27,7 +26,7 @@ def build_dataloader(
     """
     if isinstance(dataloader, DataLoader):
         return dataloader
-    config = copy.deepcopy(dict(dataloader))
+    config = dict(dataloader)
     if is_own(config.get("dataset")):
         loader = _image_dataloader(config, None if diff_rank_seed else seed)
     else:
@@ -39,20 +38,14 @@ def build_dataloader(
     loader.generator = torch.Generator()
     if seed is not None:
         loader.generator.manual_seed(seed)
-    _check_batches(loader)
-    return loader
-
-
-def _check_batches(loader: DataLoader) -> None:
-    """Refuse a loader without a single batch: it would train or evaluate nothing, silently."""
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    is_endless = getattr(sampler, "infinite", not hasattr(sampler, "num_samples"))
-    if not is_endless and len(loader) == 0:
+    sampler = getattr(loader.sampler, "sampler", loader.sampler)
+    if hasattr(sampler, "num_samples") and len(loader) == 0:  # others are endless
         raise ValueError(
-            f"batch_size={loader.batch_sampler.batch_size} is more than the {len(sampler)} images "
-            f"of this process (the data set has {len(loader.dataset)}), and drop_last=True leaves "
-            "out what fills no batch: lower batch_size, or set drop_last=False."
+            f"batch_size={loader.batch_size} is more than the {len(sampler)} images of this "
+            f"process (the data set has {len(loader.dataset)}), and drop_last=True leaves out what "
+            "fills no batch: lower batch_size, or set drop_last=False."
         )
+    return loader
 
 
 def is_own(dataset: Any) -> bool:
@@ -64,8 +57,7 @@ def is_own(dataset: Any) -> bool:
 
 def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
     dataset = DATASETS.build(config.pop("dataset"))
-    on_gpu = isinstance(dataset, InMemoryDataset) and dataset.images.is_cuda
-    if on_gpu and config.get("num_workers", 0) > 0:
+    if config.get("num_workers") and dataset.labels.is_cuda:
         raise ValueError(
             f"num_workers={config['num_workers']} with a dataset on the GPU: batches are gathered "
             "there, set num_workers=0."
@@ -73,12 +65,11 @@ def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
     sampler = dict(config.pop("sampler", {"type": "DefaultSampler", "shuffle": False}))
     if sampler["type"] == "DefaultSampler" and not sampler.get("shuffle", True):
         sampler.setdefault("round_up", False)  # no image is evaluated twice
-    sampler = EpochSampler(
-        DATA_SAMPLERS.build(sampler, default_args={"dataset": dataset, "seed": seed})
-    )
+    sampler = DATA_SAMPLERS.build(sampler, default_args={"dataset": dataset, "seed": seed})
     config.setdefault("worker_init_fn", seed_worker)
-    return DataLoader(dataset, sampler=sampler, collate_fn=_already_a_batch, **config)
+    # `__getitems__` makes a batch already
+    return DataLoader(dataset, sampler=EpochSampler(sampler), collate_fn=_same, **config)
 
 
-def _already_a_batch(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _same(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return batch

@@ -9,11 +9,11 @@ from torch.utils.data import Sampler
 
 
 class Sample(NamedTuple):
-    """The key of a sample. With it, augmentation depends on (seed, epoch, index) alone."""
+    """The key of a sample: augmentation depends on (seed, epoch, index) alone."""
 
     index: int
-    epoch: int
-    seed: int
+    epoch: int = 0
+    seed: int = 0
 
 
 class EpochSampler(Sampler):
@@ -24,20 +24,18 @@ class EpochSampler(Sampler):
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.infinite = not hasattr(sampler, "num_samples")
-        self._position = 0
+        self._start = 0
+        if hasattr(sampler, "skip"):  # mmengine looks for the name
+            self.skip = self._skip
 
     def __iter__(self) -> Iterator[Sample]:
-        seed = self.sampler.seed
-        if not self.infinite:
-            epoch = self.sampler.epoch
-            return (Sample(index, epoch, seed) for index in self.sampler)
-        return self._endless(seed)
-
-    def _endless(self, seed: int) -> Iterator[Sample]:
-        length, world_size, rank = self.sampler.size, self.sampler.world_size, self.sampler.rank
-        for position, index in enumerate(self.sampler, start=self._position):
-            yield Sample(index, (position * world_size + rank) // length, seed)
+        given = self.sampler
+        for position, index in enumerate(given, self._start):
+            if hasattr(given, "epoch"):
+                epoch = given.epoch
+            else:  # endless: each epoch has every image once on one of the ranks
+                epoch = (position * given.world_size + given.rank) // given.size
+            yield Sample(index, epoch, given.seed)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -46,12 +44,6 @@ class EpochSampler(Sampler):
         """Called by mmengine before each epoch."""
         self.sampler.set_epoch(epoch)
 
-    def __getattr__(self, name: str) -> Any:
-        # `skip` exists exactly where the wrapped sampler has it: mmengine asks with hasattr
-        if name == "skip" and hasattr(self.__dict__.get("sampler"), "skip"):
-            return self._skip
-        raise AttributeError(name)
-
     def _skip(self, num_samples: int) -> None:
         self.sampler.skip(num_samples)
-        self._position = num_samples
+        self._start = num_samples

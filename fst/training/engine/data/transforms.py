@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, v2
 
 from fst.basics.text import nearest
 from fst.training.engine.random_state import isolated
 
-_OF_THE_PREPROCESSOR = ("ToTensor", "ToImage", "ToDtype", "Normalize", "ConvertImageDtype")
-_OF_BATCHES = ("MixUp", "CutMix")
+_ELSEWHERE = {  # what the data preprocessor does
+    **dict.fromkeys(("ToTensor", "ToImage", "ToDtype", "Normalize"), "mean and std"),
+    **dict.fromkeys(("MixUp", "CutMix"), "mixup"),
+}
 
 
-class ProgressiveRandomResizedCrop:
+class ProgressiveRandomResizedCrop(v2.RandomResizedCrop):
     """Random-resized crop whose size grows with the epoch, as in SDGP's (FFCV's) ImageNet recipe.
 
     ``min_size`` until ``start_epoch``, then linearly to ``max_size`` at ``end_epoch``, rounded to a
@@ -52,48 +55,33 @@ class ProgressiveRandomResizedCrop:
                 f"min_size={min_size} and max_size={max_size} must be increasing multiples of "
                 f"multiple={multiple}."
             )
+        super().__init__(min_size, **kwargs)
         self.sizes, self.epochs, self.multiple = (
             (min_size, max_size),
             (start_epoch, end_epoch),
             multiple,
         )
-        self._crop = v2.RandomResizedCrop(min_size, **_resolved(kwargs))
-
-    def size(self, epoch: int) -> int:
-        """The crop's side in an epoch."""
-        (low, high), (start, end) = self.sizes, self.epochs
-        progress = min(max((epoch - start) / (end - start), 0.0), 1.0)
-        return int(round((low + progress * (high - low)) / self.multiple)) * self.multiple
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the dataset before each batch."""
-        side = self.size(epoch)
-        self._crop.size = (side, side)
-
-    def __call__(self, image: Any) -> Any:
-        return self._crop(image)
+        (low, high), (start, end) = self.sizes, self.epochs
+        progress = min(max((epoch - start) / (end - start), 0.0), 1.0)
+        side = int(round((low + progress * (high - low)) / self.multiple)) * self.multiple
+        self.size = (side, side)
 
 
 def timm_transform(**options: Any) -> Callable[[Any], Any]:
     """timm's `create_transform`, without the normalisation, which the preprocessor does.
 
     Raises:
-        ValueError: erasing is asked for, which timm would leave out here.
+        ValueError: erasing, which timm would leave out here.
     """
-    from timm.data import create_transform
-
     if options.get("re_prob"):
         raise ValueError(
             f"re_prob={options['re_prob']!r}: erasing needs normalised images; use the "
             "preprocessor's random_erasing=dict(probability=...)."
         )
     return create_transform(**options, use_prefetcher=True)
-
-
-_OWN: dict[str, Callable[..., Any]] = {
-    "ProgressiveRandomResizedCrop": ProgressiveRandomResizedCrop,
-    "timm": timm_transform,
-}
 
 
 class Transforms:
@@ -107,18 +95,18 @@ class Transforms:
         self.steps = build_transforms(configs)
 
     def batch(
-        self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: object
+        self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: str
     ) -> torch.Tensor:
         """Read and transform images into a batch (N, C, H, W); an error names ``source``."""
         for step in self.steps:
             if hasattr(step, "set_epoch"):
                 step.set_epoch(epoch)
         images = [self(read, int(key)) for read, key in zip(readers, keys, strict=True)]
-        sizes = {tuple(image.shape) for image in images}
+        sizes = sorted({tuple(image.shape) for image in images})
         if len(sizes) > 1:
             raise ValueError(
-                f"the transforms of {source} give images of several sizes, such as "
-                f"{sorted(sizes)[:2]}; end them with a Resize or a crop."
+                f"the transforms of {source} give images of several sizes, such as {sizes[:2]}; "
+                "end them with a Resize or a crop."
             )
         return torch.stack(images)
 
@@ -131,51 +119,37 @@ class Transforms:
             image = read().convert("RGB")
             for step in self.steps:
                 image = step(image)
-            return _to_uint8(image)
+        if isinstance(image, Image.Image):
+            image = v2.functional.pil_to_tensor(image)
+        image = torch.as_tensor(image)
+        if image.dtype != torch.uint8 or image.dim() != 3:
+            raise ValueError(
+                f"the transforms gave a {image.dtype} tensor of shape {tuple(image.shape)}; they "
+                "must give a uint8 image (C, H, W)."
+            )
+        return image
 
 
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
     """The transforms that a dataset's ``transforms`` argument names."""
     if isinstance(configs, dict):
         raise ValueError(f"transforms={configs!r} must be a list of dicts with a 'type'.")
-    return [_build(dict(config)) for config in configs]
+    return [_built(**config) for config in configs]
 
 
-def _build(config: dict[str, Any]) -> Callable[[Any], Any]:
-    name = config.pop("type", None)
-    known = {
-        n: v for n, v in vars(v2).items() if inspect.isclass(v) and issubclass(v, v2.Transform)
-    } | _OWN
-    if name in _OF_THE_PREPROCESSOR:
+def _built(type: str, **options: Any) -> Callable[[Any], Any]:
+    own = {"ProgressiveRandomResizedCrop": ProgressiveRandomResizedCrop, "timm": timm_transform}
+    known = {n: v for n, v in vars(v2).items() if inspect.isclass(v)} | own
+    if type in _ELSEWHERE:
         raise ValueError(
-            f"transform {name!r} is not allowed: images stay uint8 until the model's data "
-            "preprocessor, whose mean and std normalise them."
+            f"transform {type!r} is not allowed: images stay uint8 and single until the data "
+            f"preprocessor; use its {_ELSEWHERE[type]}."
         )
-    if name in _OF_BATCHES:
-        raise ValueError(
-            f"transform {name!r} mixes whole batches: use the data preprocessor's mixup."
-        )
-    if name not in known:
-        raise ValueError(f"transform type {name!r} is unknown.{nearest(name, known)}")
+    if type not in known:
+        raise ValueError(f"transform type {type!r} is unknown.{nearest(type, known)}")
+    if type != "timm" and isinstance(options.get("interpolation"), str):
+        options["interpolation"] = InterpolationMode(options["interpolation"])
     try:
-        return known[name](**(config if name in _OWN else _resolved(config)))
+        return known[type](**options)
     except TypeError as error:
-        raise ValueError(f"transform {name!r}: {error}") from error
-
-
-def _resolved(config: dict[str, Any]) -> dict[str, Any]:
-    """Interpolation by its name ("bilinear") instead of torchvision's enum."""
-    if isinstance(config.get("interpolation"), str):
-        config = {**config, "interpolation": InterpolationMode(config["interpolation"])}
-    return config
-
-
-def _to_uint8(image: Any) -> torch.Tensor:
-    pil = isinstance(image, Image.Image)
-    tensor = v2.functional.pil_to_tensor(image) if pil else torch.as_tensor(image)
-    if tensor.dtype != torch.uint8 or tensor.dim() != 3:
-        raise ValueError(
-            f"the transforms gave a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; they "
-            "must give a uint8 image (C, H, W)."
-        )
-    return tensor
+        raise ValueError(f"transform {type!r}: {error}") from error
