@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeGuard
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, TypeGuard
 
 from fst.basics.text import suggest
+
+if TYPE_CHECKING:  # a command line's mistakes are told before seconds of imports
+    from torch import Tensor
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -57,6 +58,8 @@ def refuse_unknown(where: str, given: Iterable[str] | None, known: Collection[st
 
 def check_module(model: object) -> None:
     """Raise TypeError unless ``model`` is a module."""
+    from torch import nn
+
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
 

@@ -56,7 +56,9 @@ COMMANDS = {
         f"{LAB}.demo:main", "dense against sparse on cluttered digits, minutes", lab.demo
     ),
     "configs": Command(
-        f"{ENGINE}.cli_configs:main", "list, show or copy the package's configs", training.configs
+        "fst.training.cli_configs:main",
+        "list, show or copy the package's configs",
+        training.configs,
     ),
     "strategies": Command(
         "fst.cli.checks:strategies", "list the strategies and their papers", library.strategies
@@ -105,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in ("fold", "export", "pack"):
             check_out(given.out, given.checkpoint)
         with signals_handled((signal.SIGINT, signal.SIGTERM), stop_at_once):
+            if command.run.startswith(ENGINE):  # whose own imports take seconds
+                read = pkgutil.resolve_name("fst.training.configs:read_config")
+                read(given.config, {k: v for k, v in given.cfg_options.items() if k != "epochs"})
             run = pkgutil.resolve_name(command.run)
         return run(given)
 

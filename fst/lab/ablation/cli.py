@@ -17,7 +17,6 @@ from fst.lab.ablation.grid import check_seeds, load_grid
 from fst.lab.ablation.results import collect, write
 from fst.lab.ablation.runs import TRAIN, make_runs, train
 from fst.lab.arguments import command_of
-from fst.training.engine.checkpoint import refuse_no_folder
 
 TABLE_COLUMNS = 4  # of the results' table, on the console
 
@@ -32,7 +31,6 @@ def main(arguments: argparse.Namespace, *, training: Sequence[str] = TRAIN) -> i
 def _ablate(arguments: argparse.Namespace, training: Sequence[str]) -> int:
     grid = load_grid(arguments.grid)
     work_dir = arguments.work_dir or Path("work_dirs") / "ablation" / grid.path.stem
-    refuse_no_folder(work_dir)
     grid = replace(
         grid,
         seeds=check_seeds(arguments.seeds or grid.seeds, "--seeds"),

@@ -24,9 +24,10 @@ from torch.backends.cpu import get_cpu_capability
 from fst.cli.environment import machine, versions
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid
+from fst.training.configs import known_keys, read_config
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.checks import check_config
-from fst.training.engine.config import known_keys, load_config, read_config, read_sparsity
+from fst.training.engine.config import load_config, read_sparsity
 from fst.training.engine.epochs import set_epochs
 from fst.training.engine.model import build_model
 

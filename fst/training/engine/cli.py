@@ -11,16 +11,19 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 
 import fst
+from fst.api.report import coverage_of
 from fst.basics.arguments import user_errors
 from fst.basics.values import check_number
 from fst.cli.options import training as command_lines
 from fst.cli.options.parsing import takes
 from fst.cli.options.training import NEWEST
 from fst.files.checkpoint import save_atomically
+from fst.layers.coverage import gemm_weights
 from fst.layers.modules import folded_to_another_class
-from fst.training.engine.checkpoint import check_unused, checkpoint_files, refuse_no_folder
+from fst.training.engine.checkpoint import check_unused, checkpoint_files
 from fst.training.engine.checks import check_config, check_images, skip_broken_images
 from fst.training.engine.config import load_config
 from fst.training.engine.model import sparse_root
@@ -31,17 +34,12 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def _configured(arguments: argparse.Namespace) -> Config:
-    checkpoint = getattr(arguments, "checkpoint", None)
-    options = dict(arguments.cfg_options)
-    if getattr(arguments, "epochs", None) is not None:
+    options, given = dict(arguments.cfg_options), vars(arguments)
+    if given.get("epochs") is not None:
         options["epochs"] = arguments.epochs
-    config = load_config(arguments.config, options, checkpoint)
-    if arguments.work_dir is not None:
-        config.work_dir = arguments.work_dir
-    elif config.get("work_dir") is None:
-        config.work_dir = str(Path("work_dirs") / Path(arguments.config).stem)
-    arguments.work_dir = config.work_dir
-    refuse_no_folder(config.work_dir)
+    config = load_config(arguments.config, options, given.get("checkpoint"))
+    default = config.get("work_dir") or str(Path("work_dirs") / Path(arguments.config).stem)
+    arguments.work_dir = config.work_dir = arguments.work_dir or default
     config.launcher = arguments.launcher
     if arguments.seed is not None:
         config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
@@ -139,8 +137,19 @@ def test(arguments: argparse.Namespace) -> int:
                 )
         check_config(config, ("test_dataloader",))
         check_images(config, ("test_dataloader",))
-        _run(config, Runner.test)
+        _run(config, _test)
     return 0
+
+
+def _test(runner: Runner) -> None:
+    """Print how many weights are pruned, and the metrics; mmengine's own lines are in the log."""
+    metrics, root = runner.test(), sparse_root(runner.model)
+    if not is_main_process():
+        return
+    if fst.sparse_layers(root):
+        print(coverage_of(root, dict.fromkeys(gemm_weights(root), "not converted")), end="\n\n")
+    for name, value in metrics.items():
+        print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
 
 
 def _draw(config: Config, folder: str | None, score: float | None) -> None:

@@ -22,19 +22,16 @@ def set_epochs(config: Config, epochs: int) -> None:
         raise ValueError(f"epochs={epochs} needs a train_cfg that has max_epochs.")
     last = _schedules_end(config)
     for scheduler in _by_epochs(config):
-        begin = scheduler.get("begin", 0)
-        milestones = scheduler.get("milestones", [])
-        ends_early = scheduler.get("end", last) != last
-        if max([begin, scheduler.get("end") if ends_early else 0, *milestones]) >= epochs:
+        begin, lasts = scheduler.get("begin", 0), scheduler.get("end", last) == last
+        ends = [0] if lasts else [scheduler["end"]]
+        if max([begin, *ends, *scheduler.get("milestones", [])]) >= epochs:
             raise ValueError(
                 f"epochs={epochs} is too few: {dict(scheduler)} lasts longer; "
                 "change param_scheduler too."
             )
-        if not ends_early:
-            if "end" in scheduler:
-                scheduler.end = epochs
-            if "T_max" in scheduler:
-                scheduler.T_max = epochs - begin
+        if lasts:
+            new = {"end": epochs, "T_max": epochs - begin}
+            scheduler.update({key: new[key] for key in new.keys() & scheduler.keys()})
     config.train_cfg.max_epochs = epochs
 
 

@@ -45,7 +45,6 @@ class ImagePreprocessor(BaseDataPreprocessor):
         random_erasing: Arguments of `timm.data.random_erasing.RandomErasing`, such as probability,
             mode ("const", "rand", "pixel") and max_count: rectangles of the normalised images are
             overwritten, before they are mixed, as in DeiT's and ConvNeXt's training.
-        non_blocking: Copy to the device asynchronously (of use with pin_memory=True).
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class ImagePreprocessor(BaseDataPreprocessor):
         cutout_mode: str = "centre",
         mixup: Mapping[str, Any] | None = None,
         random_erasing: Mapping[str, Any] | None = None,
-        non_blocking: bool = True,
     ) -> None:
-        super().__init__(non_blocking=non_blocking)
+        super().__init__(non_blocking=True)  # of use with pin_memory=True
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(
                 f"mean={mean} and std={std} must have equal lengths, and std be positive."
@@ -76,12 +74,9 @@ class ImagePreprocessor(BaseDataPreprocessor):
         self.mixup = build_mixup(mixup)
         self.random_erasing = build_random_erasing(random_erasing)
         self._fill = [int(value) for value in mean] if padding_mode == "mean" else 0
-        self.register_buffer(
-            "mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
-        )
-        self.register_buffer(
-            "std", torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1), persistent=False
-        )
+        for name, values in (("mean", mean), ("std", std)):
+            values = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, data: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
         """``inputs`` (float, normalised) and, where given, ``labels``."""
@@ -93,20 +88,22 @@ class ImagePreprocessor(BaseDataPreprocessor):
             raise ValueError(
                 f"images have {inputs.shape[1]} channels, but mean and std {self.mean.shape[1]}."
             )
-        augmented = training and (self.flip or self.translate or self.cutout)
-        draws = self._draws(keys, inputs) if augmented else None
-        if augmented:
-            inputs = self._move(inputs, draws)
-        inputs = (inputs.to(self.mean.dtype) - self.mean).div_(self.std)
-        if augmented and self.cutout:
+        if not training:
+            return {**batch, "inputs": self._normalised(inputs)}
+        draws = self._draws(keys, inputs)
+        inputs = self._normalised(self._move(inputs, draws))
+        if self.cutout:
             inputs.masked_fill_(self._hole(inputs, draws), 0.0)
-        if training and (self.random_erasing or self.mixup):
+        if self.random_erasing or self.mixup:
             with isolated(_seed(keys)):
                 if self.random_erasing:
                     inputs = self.random_erasing(inputs)
                 if self.mixup:
                     inputs, batch["labels"] = self._mixed(inputs, batch.get("labels"))
         return {**batch, "inputs": inputs}
+
+    def _normalised(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs.to(self.mean.dtype) - self.mean).div_(self.std)
 
     def _draws(self, keys: Any, inputs: torch.Tensor) -> torch.Tensor:
         """Five uniform numbers per image: flip, shift down and right, place of the hole."""
@@ -118,12 +115,13 @@ class ImagePreprocessor(BaseDataPreprocessor):
 
     def _move(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Flip and shift every image by its own amounts, with one gather."""
+        if not self.flip and not self.translate:
+            return images
         height, width = images.shape[-2:]
         pad = self.translate
         rows = torch.arange(height, device=images.device).expand(len(images), -1)
         columns = torch.arange(width, device=images.device).expand(len(images), -1)
-        if self.flip:
-            columns = torch.where(draws[0, :, None] < self.flip, width - 1 - columns, columns)
+        columns = torch.where(draws[0, :, None] < self.flip, width - 1 - columns, columns)
         if pad:
             shift = (draws[1:3, :, None] * (2 * pad + 1)).long()
             rows, columns = rows + shift[0], columns + shift[1]

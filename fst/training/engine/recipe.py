@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from timm.data import Mixup
@@ -14,15 +14,16 @@ from torch import nn
 from fst.basics.text import suggest
 from fst.basics.values import check_number, one_of, refuse_unknown
 
-# The loss and what it takes of a label: a class index, or a probability of each class
-LOSSES: dict[str, tuple[type[nn.Module], Collection[str]]] = {
-    "CrossEntropyLoss": (nn.CrossEntropyLoss, ("index", "probabilities")),
-    "LabelSmoothingCrossEntropy": (LabelSmoothingCrossEntropy, ("index",)),
-    "SoftTargetCrossEntropy": (SoftTargetCrossEntropy, ("probabilities",)),
-    "BinaryCrossEntropy": (BinaryCrossEntropy, ("index", "probabilities")),
-}
-_TENSORS = ("weight", "pos_weight")  # no config can give one
-_DEPRECATED = ("size_average", "reduce", "reduction")  # the loss is a mean
+# by what they take of a label: a class index, or a probability of each class
+OF_INDICES = (nn.CrossEntropyLoss, LabelSmoothingCrossEntropy, BinaryCrossEntropy)
+OF_PROBABILITIES = (nn.CrossEntropyLoss, SoftTargetCrossEntropy, BinaryCrossEntropy)
+LOSSES = {kind.__name__: kind for kind in OF_INDICES + OF_PROBABILITIES}
+REFUSED = (  # tensors; what is deprecated or would not be a mean; what the classifier sets
+    "weight pos_weight size_average reduce reduction ignore_index num_splits device".split()
+)
+SHARES = (  # arguments in [0, 1], which timm does not check
+    "label_smoothing smoothing prob switch_prob probability min_area max_area".split()
+)
 
 
 def build_loss(config: Mapping[str, Any] | None, mixed: bool) -> nn.Module:
@@ -37,23 +38,22 @@ def build_loss(config: Mapping[str, Any] | None, mixed: bool) -> nn.Module:
         ValueError: an unknown type or argument, or a loss that does not take such labels.
     """
     config = dict(config or {})
-    kind = config.pop("type", "CrossEntropyLoss")
-    if kind not in LOSSES:
-        raise ValueError(f"loss type {kind!r} is unknown.{suggest(kind, LOSSES)}")
-    loss, labels = LOSSES[kind]
-    needed = "probabilities" if mixed else "index"
-    if needed not in labels:
+    name = config.pop("type", "CrossEntropyLoss")
+    if name not in LOSSES:
+        raise ValueError(f"loss type {name!r} is unknown.{suggest(name, LOSSES)}")
+    fitting = OF_PROBABILITIES if mixed else OF_INDICES
+    if LOSSES[name] not in fitting:
         reason = "is mixed by mixup" if mixed else "is not mixed (data_preprocessor.mixup)"
-        fitting = ", ".join(name for name, (_, taken) in LOSSES.items() if needed in taken)
-        raise ValueError(f"loss type {kind!r} does not fit: the data {reason}; use {fitting}.")
-    for name in ("label_smoothing", "smoothing"):
-        check_number(f"loss {name}", config.get(name, 0.0), "[0, 1]")
-        if mixed and config.get(name):
-            raise ValueError(
-                f"loss {name}={config[name]!r}: with mixup, labels are smoothed there; set "
-                "data_preprocessor.mixup.label_smoothing, and 0 here."
-            )
-    return _built("loss", loss, config, refused=(*_TENSORS, *_DEPRECATED, "ignore_index"))
+        names = ", ".join(kind.__name__ for kind in fitting)
+        raise ValueError(f"loss type {name!r} does not fit: the data {reason}; use {names}.")
+    loss = _built("loss", LOSSES[name], config)
+    smoothing = config.get("label_smoothing") or config.get("smoothing")
+    if mixed and smoothing:
+        raise ValueError(
+            f"loss smoothing={smoothing!r}: with mixup, labels are smoothed there; set "
+            "data_preprocessor.mixup.label_smoothing, and 0 here."
+        )
+    return loss
 
 
 def build_mixup(config: Mapping[str, Any] | None) -> Mixup | None:
@@ -64,18 +64,8 @@ def build_mixup(config: Mapping[str, Any] | None) -> Mixup | None:
     """
     if not config:
         return None
-    mixup = _built("mixup", Mixup, config, refused=("multi_label",))
-    if config.get("num_classes") is None:
-        raise ValueError("mixup needs num_classes, which a Classifier takes from its architecture.")
+    mixup = _built("mixup", Mixup, config)
     one_of("mixup mode", mixup.mode, ("batch", "pair", "elem"))
-    for name in ("prob", "switch_prob", "label_smoothing"):
-        check_number(f"mixup {name}", config.get(name, 0.0), "[0, 1]")
-    alphas = (mixup.mixup_alpha, mixup.cutmix_alpha)
-    if min(alphas) < 0 or max(alphas) == 0:
-        raise ValueError(
-            f"mixup_alpha={alphas[0]!r} and cutmix_alpha={alphas[1]!r} must not be negative, and "
-            "one of them positive."
-        )
     return mixup
 
 
@@ -87,27 +77,14 @@ def build_random_erasing(config: Mapping[str, Any] | None) -> RandomErasing | No
     Raises:
         ValueError: an unknown argument, or a value out of range.
     """
-    if not config:
-        return None
-    refused = ("num_splits", "device")
-    erasing = _built("random_erasing", RandomErasing, config, refused, device="cpu")
-    for name in ("probability", "min_area", "max_area"):
-        check_number(f"random_erasing {name}", getattr(erasing, name), "[0, 1]")
-    return erasing
+    return _built("random_erasing", RandomErasing, config, device="cpu") if config else None
 
 
-def check_keys(
-    option: str, function: Callable[..., Any], given: Collection[str], refused: Collection[str] = ()
-) -> None:
-    """Raise ValueError for a key that ``function`` does not take, or that is ``refused``."""
-    known = [name for name in inspect.signature(function).parameters if name not in refused]
-    refuse_unknown(option, given, known)
-
-
-def _built(
-    option: str, kind: type, config: Mapping[str, Any], refused: Collection[str], **fixed: Any
-) -> Any:
-    check_keys(option, kind, config, refused)
+def _built(option: str, kind: type, config: Mapping[str, Any], **fixed: Any) -> Any:
+    known: Collection[str] = inspect.signature(kind).parameters.keys() - set(REFUSED)
+    refuse_unknown(option, config, sorted(known))
+    for name in SHARES:
+        check_number(f"{option} {name}", config.get(name, 0.0), "[0, 1]")
     try:
         return kind(**config, **fixed)
     except (AssertionError, AttributeError, TypeError, ValueError) as error:

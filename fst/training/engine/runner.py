@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,7 +12,9 @@ import mmengine.runner
 import torch
 from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
-from mmengine.runner import BaseLoop, CheckpointLoader
+from mmengine.logging import MMLogger
+from mmengine.optim import OptimWrapper
+from mmengine.runner import BaseLoop
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
@@ -20,10 +23,10 @@ from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import code
 from fst.files.checkpoint import load_checkpoint_safely, replacing, state_dict_of
 from fst.training.engine.checkpoint import (
-    check_newest,
     check_resumable,
     check_sparsity,
     check_unused,
+    load_from_anywhere,
     newest_checkpoint,
     sole_run,
     training_position,
@@ -39,6 +42,7 @@ _REPLACED_HOOKS = {
     "CheckpointHook": "CrashSafeCheckpointHook",
     "RuntimeInfoHook": "LossMonitorHook",
 }
+_OF_MMENGINES_OWN = ('"FileClient" will be deprecated', '"HardDiskBackend" is the alias')
 
 
 class Runner(mmengine.runner.Runner):
@@ -49,6 +53,7 @@ class Runner(mmengine.runner.Runner):
     - Loading never runs code from a file.
     - A loss that is not finite stops the run, and is never saved.
     - Augmentation differs in every epoch, whatever the number of workers.
+    - What mmengine says of the environment, and of a test, is in the log file alone.
     """
 
     build_dataloader = staticmethod(build_dataloader)
@@ -63,20 +68,30 @@ class Runner(mmengine.runner.Runner):
         """Also starts gloo and keeps freed memory, where there is no GPU."""
         if not torch.cuda.is_available():
             keep_freed_memory()
-        if self.distributed and not is_distributed() and not torch.cuda.is_available():
-            torch.distributed.init_process_group("gloo")
+            if self.distributed and not is_distributed():
+                torch.distributed.init_process_group("gloo")
         super().setup_env(env_cfg)
 
     def set_randomness(self, seed: int | None = None, **options: Any) -> None:
         """Draw a seed if the config's ``randomness`` gives none."""
         super().set_randomness(seed, **options)
 
+    def build_logger(
+        self, log_level: int | str = "INFO", log_file: str | None = None, **options: Any
+    ) -> MMLogger:
+        """Let the console show nothing but warnings before a training."""
+        logger = super().build_logger(log_level, log_file, **options)
+        logger.addFilter(lambda record: not str(record.msg).startswith(_OF_MMENGINES_OWN))
+        self._log_level = log_level
+        _set_console(logger, "WARNING")
+        return logger
+
     def build_visualizer(self, visualizer: Visualizer | dict | None = None) -> Visualizer:
         """By default writes JSON lines and TensorBoard."""
-        if visualizer is None:
-            backends = [{"type": "LocalVisBackend"}, {"type": "TensorboardVisBackend"}]
-            visualizer = {"type": "Visualizer", "vis_backends": backends}
-        return super().build_visualizer(visualizer)
+        backends = [{"type": "LocalVisBackend"}, {"type": "TensorboardVisBackend"}]
+        return super().build_visualizer(
+            visualizer or {"type": "Visualizer", "vis_backends": backends}
+        )
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
         """Also wraps for DDP on a CPU; refuses FSDP."""
@@ -97,8 +112,8 @@ class Runner(mmengine.runner.Runner):
 
     def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
         """Put FST's safe versions in the place of two of mmengine's hooks."""
-        if isinstance(hook, dict) and hook.get("type") in _REPLACED_HOOKS:
-            hook = {**hook, "type": _REPLACED_HOOKS[hook["type"]]}
+        if isinstance(hook, dict):
+            hook = {**hook, "type": _REPLACED_HOOKS.get(hook["type"], hook["type"])}
         super().register_hook(hook, priority)
 
     def register_hooks(
@@ -108,12 +123,14 @@ class Runner(mmengine.runner.Runner):
         super().register_hooks(default_hooks, custom_hooks)
         if self._sparsity is not None:
             self.register_hook(self._sparsity)
-        if sum(isinstance(hook, SparsityHook) for hook in self._hooks) > 1:
+        if len(self._hooks_of(SparsityHook)) > 1:
             raise ValueError("the config has several SparsityHooks: use `sparsity` alone.")
-        if self.distributed and not any(isinstance(h, SyncBuffersHook) for h in self._hooks):
+        if self.distributed and not self._hooks_of(SyncBuffersHook):
             self.register_hook(SyncBuffersHook())
-        self._random_state = RandomStateHook()
-        self.register_hook(self._random_state)
+        self.register_hook(RandomStateHook())
+
+    def _hooks_of(self, kind: type[Hook]) -> list[Any]:
+        return [hook for hook in self._hooks if isinstance(hook, kind)]
 
     def build_train_loop(self, loop: Any) -> Any:
         """Also checks that the model can tell the classes apart."""
@@ -122,33 +139,29 @@ class Runner(mmengine.runner.Runner):
         return loop
 
     def build_val_loop(self, loop: Any) -> Any:
-        """Also checks that classes have the numbers that they have in training."""
+        """Also checks that classes are those of the training, with the same numbers."""
         loop = super().build_val_loop(loop)
         training = getattr(self._train_loop, "dataloader", None)
-        trained = _classes(getattr(training and training.dataset, "metainfo", None))
-        self._check_classes(loop.dataloader.dataset, trained)
+        self._check_classes(loop.dataloader.dataset, _classes_of(training and training.dataset))
         return loop
 
     def _check_classes(self, dataset: Any, trained: Sequence[str] = ()) -> None:
         if isinstance(dataset, ImageFolder):
             self.logger.info(str(dataset))
-        classes = _classes(getattr(dataset, "metainfo", None))
-        if trained and classes != trained[: len(classes)]:
+        classes = _classes_of(dataset)
+        if trained and classes != tuple(trained):
+            named = dataset.root if isinstance(dataset, ImageFolder) else "the data"
+            missing = ", ".join(name for name in trained if name not in classes) or "none"
+            others = ", ".join(name for name in classes if name not in trained) or "none"
             raise ValueError(
-                f"the classes of the training are {', '.join(trained)}, those of the data "
-                f"{', '.join(classes)}: give both the same classes, in the same order."
+                f"{named}: its classes are not those of the training, in the same order (missing: "
+                f"{missing}; not in the training: {others})."
             )
-        if missing := trained[len(classes) :]:
-            self.logger.warning(f"The data to validate on have no class {', '.join(missing)}")
-        outputs = getattr(self._bare_model, "num_classes", None)
+        outputs = getattr(unwrapped(self.model), "num_classes", None)
         if isinstance(outputs, int) and len(classes) > outputs:
             raise ValueError(
                 f"the dataset has {len(classes)} classes, but the model num_classes={outputs}."
             )
-
-    @property
-    def _bare_model(self) -> nn.Module:
-        return unwrapped(self.model)
 
     def dump_config(self) -> None:
         """Keep the config of a training; one that is refused, or a test, leaves what is there."""
@@ -162,7 +175,7 @@ class Runner(mmengine.runner.Runner):
 
     @property
     def _is_training(self) -> bool:
-        return isinstance(self.optim_wrapper, mmengine.optim.OptimWrapper)
+        return isinstance(self.optim_wrapper, OptimWrapper)
 
     def train(self) -> nn.Module:
         """Train; a resumed run takes its seed from the checkpoint before anything is drawn.
@@ -171,42 +184,41 @@ class Runner(mmengine.runner.Runner):
             ValueError: the work dir is another run's, or there is nothing from which it could go on
                 exactly.
         """
+        _set_console(self.logger, self._log_level)
         with sole_run(self.work_dir) if is_main_process() else nullcontext():
-            if not self._resume:
-                check_unused(self.work_dir)
             if mismatch := schedule_mismatch(self.cfg):
                 self.logger.warning(mismatch)
             is_named = self._load_from is not None
             if self._resume and not is_named:
                 self._load_from = newest_checkpoint(self.work_dir)
-                if self._load_from is None:
-                    self.logger.warning(
-                        f"Nothing to resume in {self.work_dir}: starting from scratch."
-                    )
-                    self._resume = False
+                self._resume = self._load_from is not None
+                if not self._resume:
+                    self.logger.warning(f"Nothing to resume in {self.work_dir}: a new training.")
+            position = {}
             if self._resume:
                 checkpoint = load_checkpoint_safely(self._load_from)
                 position = training_position(checkpoint, self._load_from)
-                if is_named:
-                    check_newest(self.work_dir, position)
                 self._adopt_seed(position)
+            if is_named or not self._resume:
+                check_unused(self.work_dir, position)
             return super().train()
 
-    def _adopt_seed(self, meta: dict[str, Any]) -> None:
-        seed, configured = meta.get("seed"), self._randomness_cfg.get("seed")
-        if seed is not None and seed != configured:
-            if configured is not None:
-                self.logger.warning(f"Resuming with the checkpoint's seed {seed}, not {configured}")
-            self._randomness_cfg = {**self._randomness_cfg, "seed": seed}
-            self.set_randomness(**self._randomness_cfg)
+    def _adopt_seed(self, position: dict[str, Any]) -> None:
+        own, seed = self._randomness_cfg.get("seed"), position.get("seed")
+        if seed is None or seed == own:
+            return
+        if own is not None:
+            self.logger.warning(f"Resuming with the checkpoint's seed {seed}, not {own}")
+        self._randomness_cfg = {**self._randomness_cfg, "seed": seed}
+        self.set_randomness(**self._randomness_cfg)
 
     def _maybe_compile(self, target: str) -> None:
         """Compile a classifier's architecture; of other models, as mmengine does, ``target``."""
-        options = self.cfg.get("compile")
-        if not options or not isinstance(self._bare_model, Classifier):
+        options, model = self.cfg.get("compile"), unwrapped(self.model)
+        if not options or not isinstance(model, Classifier):
             super()._maybe_compile(target)
         else:
-            self._bare_model.architecture.compile(**({} if options is True else options))
+            model.architecture.compile(**({} if options is True else options))
 
     def load_checkpoint(
         self,
@@ -217,37 +229,37 @@ class Runner(mmengine.runner.Runner):
     ) -> dict[str, Any]:
         """Load weights: all of them to resume or evaluate, those that fit to start training."""
         # to the CPU always: MMEngine resumes on the device, where model and checkpoint may not fit
-        checkpoint = CheckpointLoader.load_checkpoint(filename, "cpu", self.logger)
+        checkpoint = load_from_anywhere(filename)
         state_dict = state_dict_of(checkpoint, filename)
         if "state_dict" not in checkpoint:
             checkpoint = {"state_dict": state_dict}
-        if self._resume:
-            check_resumable(checkpoint, filename, self)
-        model = self._bare_model
+        model = unwrapped(self.model)
         if hasattr(model, "adopted"):
             checkpoint["state_dict"] = model.adopted(state_dict)
-        has_hook = any(isinstance(hook, SparsityHook) for hook in self._hooks)
-        if self._resume and not has_hook and checkpoint.get("sparsity"):
-            raise ValueError(
-                f"cannot resume without sparsity: {filename!r} comes from a run with strategy "
-                f"{next(iter(checkpoint['sparsity'].values()))['strategy']}."
-            )
-        averages = any(isinstance(hook, EMAHook) for hook in self._hooks)
-        if self._resume and averages != ("ema_state_dict" in checkpoint):
-            raise ValueError(
-                f"cannot resume {'with' if averages else 'without'} EMAHook: {filename!r} comes "
-                f"from a run {'without' if averages else 'with'} it."
-            )
+        is_sparse = bool(self._hooks_of(SparsityHook))
+        if self._resume:
+            check_resumable(checkpoint, filename, self)
+            averages = bool(self._hooks_of(EMAHook))
+            for what, own, key in (
+                ("sparsity", is_sparse, "sparsity"),
+                ("EMAHook", averages, "ema_state_dict"),
+            ):
+                if own != (key in checkpoint):
+                    with_, without = ("with", "without") if own else ("without", "with")
+                    raise ValueError(
+                        f"cannot resume {with_} {what}: {filename!r} comes from a run {without} "
+                        "it. To start from its weights use load_from without resume."
+                    )
         self._check_overlap(checkpoint["state_dict"], filename)
         if not self._is_training:
-            check_sparsity(checkpoint, filename, has_hook)
+            check_sparsity(checkpoint, filename, is_sparse)
         if self._resume or not self._is_training:
-            trained = _classes((checkpoint.get("meta") or {}).get("dataset_meta"))
+            strict = True
+            trained = ((checkpoint.get("meta") or {}).get("dataset_meta") or {}).get("classes")
             for loop in (self._train_loop, self._val_loop, self._test_loop):
                 if isinstance(loop, BaseLoop):
-                    self._check_classes(loop.dataloader.dataset, trained)
+                    self._check_classes(loop.dataloader.dataset, trained or ())
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-        strict = strict or self._resume or not self._is_training
         try:
             _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
         except RuntimeError as error:
@@ -258,14 +270,15 @@ class Runner(mmengine.runner.Runner):
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
         shapes = {name.removeprefix("module."): value.shape for name, value in state_dict.items()}
-        names, own = shapes.keys(), self._bare_model.state_dict()
+        own = unwrapped(self.model).state_dict()
+        common = shapes.keys() & own.keys()
         if self._is_training and not self._resume:
-            fitting = [n for n in names & own.keys() if shapes[n] == getattr(own[n], "shape", None)]
-            self.logger.info(f"{len(fitting)} of the model's {len(own)} entries fit {filename}")
-        if not names & own.keys():
+            fitting = sum(shapes[name] == getattr(own[name], "shape", None) for name in common)
+            self.logger.info(f"{fitting} of the model's {len(own)} entries fit {filename}")
+        if not common:
             raise ValueError(
-                f"{filename!r} belongs to another model: none of its {len(names)} entries "
-                f"({', '.join(sorted(names)[:3])}, ...) is one of the model's "
+                f"{filename!r} belongs to another model: none of its {len(shapes)} entries "
+                f"({', '.join(sorted(shapes)[:3])}, ...) is one of the model's "
                 f"({', '.join(sorted(own)[:3])}, ...)."
             )
 
@@ -273,10 +286,10 @@ class Runner(mmengine.runner.Runner):
         """Write to a temporary file first; every rank must call it."""
         if "://" in str(out_dir):
             raise ValueError(f"out_dir={out_dir!r}: checkpoints are saved to local folders only.")
-        self._random_state.collect()
-        for hook in self._hooks:
-            if isinstance(hook, SparsityHook):
-                hook.collect(self)
+        for hook in self._hooks_of(RandomStateHook):
+            hook.collect()
+        for hook in self._hooks_of(SparsityHook):
+            hook.collect(self)
         if not is_main_process():  # which alone writes
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
             return
@@ -285,5 +298,11 @@ class Runner(mmengine.runner.Runner):
             super().save_checkpoint(str(partial.parent), partial.name, *args, **kwargs)
 
 
-def _classes(metainfo: Any) -> tuple[str, ...]:
-    return tuple((metainfo or {}).get("classes") or ())
+def _classes_of(dataset: Any) -> tuple[str, ...]:
+    return tuple((getattr(dataset, "metainfo", None) or {}).get("classes") or ())
+
+
+def _set_console(logger: MMLogger, level: int | str) -> None:
+    for handler in logger.handlers:
+        if type(handler) is logging.StreamHandler and is_main_process():
+            handler.setLevel(level)

@@ -1,7 +1,6 @@
 """Two epochs equal one epoch, a stop, and one more: bit for bit."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,13 +110,13 @@ def test_resume_with_another_strategy(train):
     with pytest.raises(ValueError, match="cannot resume without sparsity"):
         train("run", "--resume", sparsity="None")
     train("dense", sparsity="None")
-    with pytest.raises(ValueError, match="cannot resume with strategy 'fst'"):
+    with pytest.raises(ValueError, match="cannot resume with sparsity"):
         train("dense", "--resume")
 
 
 def test_resume_in_another_precision(train):
     train("run", "--amp")
-    with pytest.raises(ValueError, match="was trained in bfloat16, and this run is in float32"):
+    with pytest.raises(ValueError, match='optim_wrapper is .*"MixedPrecisionOptimWrapper"'):
         train("run", "--resume")
 
 
@@ -168,10 +167,9 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
     for changes, reason in (
         ({"optimizer": None}, "holds no 'optimizer'"),
         ({"param_schedulers": None}, "holds no 'param_schedulers'"),
-        ({"param_schedulers": []}, "holds 0 param_schedulers, and the run has 1"),
         ({"message_hub": None}, "holds no 'message_hub'"),
-        ({"meta": {"epoch": None}}, r"its meta\['epoch'\] is None"),
-        ({"meta": {"epoch": 9, "iter": 36}}, "epoch=9 lies beyond the end, max_epochs=2"),
+        ({"meta": {"epoch": None}}, "no meta with epoch and iter"),
+        ({"meta": {"epoch": 9, "iter": 36}}, "epoch=9 lies beyond the end, 2"),
         ({"meta": {"epoch": 0, "iter": 3}}, "inside an epoch"),
     ):
         path = _copy(work_dir / "epoch_1.pth", tmp_path / "changed.pth", **changes)
@@ -185,7 +183,7 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
             '"weight_decay": 0.5',
         ),
         ("optim_wrapper['optimizer']['lr'] = 0.5\n", '"lr": 0.05, .*"lr": 0.5, '),
-        ("optim_wrapper['paramwise_cfg'] = dict(bias_lr_mult=2.0)\n", "paramwise_cfg is null"),
+        ("optim_wrapper['paramwise_cfg'] = dict(bias_lr_mult=2.0)\n", "paramwise_cfg"),
     ):
         with pytest.raises(ValueError, match=f"cannot resume from .*{reason}"):
             train("other", "--resume", str(work_dir / "epoch_1.pth"), extra=extra)
@@ -193,7 +191,7 @@ def test_what_would_not_go_on_exactly_is_refused(train, tmp_path):
     constant = "param_scheduler = None\n"
     train("longer", extra=constant)
     adam = constant + "optim_wrapper['optimizer'] = dict(type='Adam', lr=0.05)\n"
-    with pytest.raises(ValueError, match='optimizer is .*"SGD"}, .* "Adam"}'):
+    with pytest.raises(ValueError, match='optim_wrapper is .*"SGD"}.* "Adam"}'):
         train("longer", "--resume", extra=adam)
     longer = train("longer", "--resume", extra=constant + "train_cfg['max_epochs'] = 3\n")
     assert (longer / "epoch_3.pth").exists()
@@ -231,11 +229,11 @@ def test_checkpoints_inside_an_epoch_are_refused(train):
     with pytest.raises(ValueError, match="inside an epoch"):
         train("run", "--resume", extra=hook)
     log = "".join(path.read_text() for path in work_dir.glob("*/*.log"))
-    assert "No run can be resumed from the checkpoints" in log and "by_epoch=False" in log
+    assert "--resume needs epoch_{}.pth" in log and "by_epoch=False" in log
 
 
 BEST = """
-default_hooks["checkpoint"].update(max_keep_ckpts=1, save_best="accuracy/top1", rule="greater")
+default_hooks["checkpoint"].update(max_keep_ckpts=1)
 """
 
 
@@ -244,7 +242,9 @@ def test_the_best_stays_the_best(train_with_stop, monkeypatch, number):
     scores = iter((0.9, 0.9, 0.6))  # the first epoch is validated again
     monkeypatch.setattr(Accuracy, "evaluate", lambda *_: {"accuracy/top1": number(next(scores))})
     work_dir = train_with_stop("run", extra=BEST)
-    assert [path.name for path in work_dir.glob("best*")] == ["best_accuracy_top1_epoch_1.pth"]
+    (best,) = work_dir.glob("best*")
+    assert best.name == "best_accuracy_top1.pth"
+    assert load_checkpoint_safely(best)["meta"]["epoch"] == 1
 
 
 PLATEAU = """
@@ -280,7 +280,7 @@ def test_the_last_validation_is_made_up(train, monkeypatch):
 
 def test_an_older_checkpoint_is_not_gone_on_from_beside_a_newer_one(train, tmp_path):
     work_dir = train("run")
-    with pytest.raises(ValueError, match=r"holds epoch_2\.pth.*from epoch 1.*Move it away"):
+    with pytest.raises(ValueError, match=r"holds epoch_2\.pth.*move it away"):
         train("run", "--resume", str(work_dir / "epoch_1.pth"))
     (work_dir / "epoch_2.pth").unlink()
     train("run", "--resume", str(work_dir / "epoch_1.pth"))
@@ -290,7 +290,7 @@ def test_an_older_checkpoint_is_not_gone_on_from_beside_a_newer_one(train, tmp_p
 def test_checkpoints_that_are_not_found_are_announced(train):
     named = 'default_hooks["checkpoint"]["filename_tmpl"] = "ck_{}.pth"\n'
     log = next(train("run", extra=named).glob("*/*.log")).read_text()
-    assert "--resume does not find" in log and "filename_tmpl='ck_{}.pth'" in log
+    assert "--resume needs epoch_{}.pth" in log and "filename_tmpl='ck_{}.pth'" in log
 
 
 def test_the_newest_has_the_largest_step(train, tmp_path):
@@ -300,12 +300,7 @@ def test_the_newest_has_the_largest_step(train, tmp_path):
     assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
     (work_dir / "epoch_12.pth").mkdir()
     (work_dir / "epoch_11.pth").symlink_to(work_dir / "absent")
-    os.rename(work_dir / "epoch_1.pth", work_dir / "epoch_10.pth")
     assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
-    _copy(work_dir / "epoch_2.pth", work_dir / "iter_7.pth", meta={"iter": 7})
-    assert newest_checkpoint(work_dir) == str(work_dir / "epoch_3.pth")
-    _copy(work_dir / "epoch_2.pth", work_dir / "iter_13.pth", meta={"iter": 13})
-    assert newest_checkpoint(work_dir) == str(work_dir / "iter_13.pth")
 
 
 def test_a_flipped_byte_is_not_resumed_from(train):
@@ -335,16 +330,15 @@ def test_what_a_kill_left_is_removed_at_the_start(train, tmp_path, monkeypatch):
     from fst.training.engine.hooks import CrashSafeCheckpointHook
 
     keep_one = 'default_hooks["checkpoint"]["max_keep_ckpts"] = 1\n'
-    remove = CrashSafeCheckpointHook._remove
+    remove = CrashSafeCheckpointHook._remove_outdated
 
-    def stops_before_it_removes(self, names):
-        names = list(names)
-        if "epoch_1.pth" in names:
+    def stops_before_it_removes(self, newest):
+        if newest == 2:
             raise Stopped
-        remove(self, names)
+        remove(self, newest)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(CrashSafeCheckpointHook, "_remove", stops_before_it_removes)
+        patch.setattr(CrashSafeCheckpointHook, "_remove_outdated", stops_before_it_removes)
         train("run", extra=keep_one)
     assert len(list((tmp_path / "run").glob("epoch_*.pth"))) == 2
     work_dir = train("run", "--resume", extra=keep_one)
@@ -358,20 +352,6 @@ fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-def test_the_pointer_names_what_a_run_goes_on_from(train, tmp_path):
-    """A kill comes between a checkpoint and its pointer; a work dir is copied."""
-    work_dir = train()
-    pointer = work_dir / "last_checkpoint"
-    pointer.write_text(str(work_dir / "epoch_0.pth"))
-    train("run", "--resume")
-    assert pointer.read_text() == str(work_dir / "epoch_2.pth")
-    shutil.copytree(work_dir, tmp_path / "copy")
-    train("copy", "--resume")
-    assert (tmp_path / "copy" / "last_checkpoint").read_text() == str(
-        tmp_path / "copy" / "epoch_2.pth"
-    )
 
 
 def test_a_second_run_in_a_work_dir_is_refused(train, tmp_path):

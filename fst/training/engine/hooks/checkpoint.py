@@ -2,80 +2,57 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+import re
 from pathlib import Path
 from typing import Any
 
-from mmengine.dist import is_main_process, master_only
+from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop
 
 from fst.basics.text import nearest
-from fst.files.checkpoint import discard_unfinished, write_text_atomically
-from fst.training.engine.checkpoint import POINTER
-
-OUTDATED = "outdated_ckpts"  # names in mmengine's message hub: what goes once a file is complete
+from fst.files.checkpoint import discard_unfinished
 
 
 @HOOKS.register_module()
 class CrashSafeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, which deletes outdated files only after the new one is complete.
+    """mmengine's CheckpointHook, which leaves whole files whenever it is killed.
 
-    FST's Runner puts it in the place of `CheckpointHook`; arguments are the same.
+    FST's Runner puts it in the place of `CheckpointHook`; arguments are the same. Outdated files go
+    after the new one is complete. The best one is ``best_<metric>.pth``, by default of the first
+    metric, and is replaced in one step.
     """
 
-    _best_before: Mapping[str | None, str | None] | None = None  # None unless a best one is saved
-
-    @master_only
-    def _clean(self, runner: Any) -> None:
-        for folder in (self.out_dir, runner.work_dir):
-            discard_unfinished(folder)
-        if runner._resume and Path(self.out_dir).samefile(Path(runner._load_from).parent):
-            self._remove(runner.message_hub.runtime_info.get(OUTDATED, ()))
-
-    @master_only
-    def _mend_pointer(self, runner: Any) -> None:
-        """Let `last_checkpoint` name the file that the run goes on from, or nothing.
-
-        A kill may have left the name of a file that is deleted, and a copied work dir has the name
-        of a file in the other one.
-        """
-        pointer, newest = Path(runner.work_dir) / POINTER, Path(runner._load_from or "")
-        if runner._resume and Path(self.out_dir).resolve() == newest.parent.resolve():
-            write_text_atomically(str(Path(self.out_dir) / newest.name), pointer)
-        else:
-            pointer.unlink(missing_ok=True)
-
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            (Path(self.out_dir) / name).unlink(missing_ok=True)
+    def __init__(
+        self, *args: Any, save_best: str | list[str] | None = "auto", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, save_best=save_best, **kwargs)
 
     def before_train(self, runner: Any) -> None:
         """Also removes what a killed run left half-written or had no time to remove."""
         super().before_train(runner)
-        self._clean(runner)
-        self._mend_pointer(runner)
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        if is_main_process():
+            Path(self.out_dir).mkdir(parents=True, exist_ok=True)
+            discard_unfinished(self.out_dir)
+            self._remove_outdated(runner.epoch if self.by_epoch else runner.iter)
         if runner._resume and runner.val_loop is not None:
-            self._make_up_validation(runner)
-        is_inside = not self.by_epoch and isinstance(runner.train_loop, EpochBasedTrainLoop)
-        if is_inside or not self.save_optimizer or not self.save_param_scheduler:
+            self._make_up_validation(runner, by_epoch)
+        name = "epoch_{}.pth" if by_epoch else "iter_{}.pth"
+        is_whole = self.save_optimizer and self.save_param_scheduler
+        is_found = Path(self.out_dir) == Path(runner.work_dir) and self.filename_tmpl == name
+        if not (is_whole and is_found):
             runner.logger.warning(
-                "No run can be resumed from the checkpoints of this CheckpointHook: "
-                f"by_epoch={self.by_epoch}, save_optimizer={self.save_optimizer}, "
+                f"--resume needs {name} in {runner.work_dir} with all states, and this "
+                f"CheckpointHook has by_epoch={self.by_epoch}, "
+                f"filename_tmpl={self.filename_tmpl!r}, out_dir={self.out_dir!r}, "
+                f"save_optimizer={self.save_optimizer}, "
                 f"save_param_scheduler={self.save_param_scheduler}."
             )
 
-        is_elsewhere = Path(self.out_dir).resolve() != Path(runner.work_dir).resolve()
-        if is_elsewhere or self.filename_tmpl not in ("epoch_{}.pth", "iter_{}.pth"):
-            runner.logger.warning(
-                "--resume does not find the checkpoints of this CheckpointHook by itself, name one "
-                f"to go on from: out_dir={self.out_dir!r}, filename_tmpl={self.filename_tmpl!r}."
-            )
-
     @staticmethod
-    def _make_up_validation(runner: Any) -> None:
+    def _make_up_validation(runner: Any, by_epoch: bool) -> None:
         """Validate where the checkpoint was written just before a validation.
 
         What a validation changes is not in such a checkpoint: learning rates that wait for a
@@ -83,68 +60,57 @@ class CrashSafeCheckpointHook(CheckpointHook):
         """
         loop = runner.train_loop
         loop._decide_current_val_interval()
-        step, last = loop.iter, loop.max_iters
-        if isinstance(loop, EpochBasedTrainLoop):
-            step, last = loop.epoch, loop.max_epochs
+        step, last = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
         if step >= loop.val_begin and (step % loop.val_interval == 0 or step == last):
             runner.val_loop.run()
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict[str, Any]) -> None:
-        meta = {**meta, "by_epoch": self.by_epoch}
-        outdated: list[int] = []
-        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
-            steps = [*self.keep_ckpt_ids, step]
-            outdated, kept = steps[: -self.max_keep_ckpts], steps[-self.max_keep_ckpts :]
-            self.keep_ckpt_ids = deque(kept, self.max_keep_ckpts)
-            runner.message_hub.update_info("keep_ckpt_ids", kept)
-        names = [self.filename_tmpl.format(old) for old in outdated]
-        names += [Path(path).name for path in self._replaced()]
-        runner.message_hub.update_info(OUTDATED, names)
-        self.last_ckpt = str(Path(self.out_dir) / self.filename_tmpl.format(step))
-        runner.message_hub.update_info("last_ckpt", self.last_ckpt)
+        name = self.filename_tmpl.format(step)
+        self.last_ckpt = str(Path(self.out_dir) / name)
         runner.save_checkpoint(
             self.out_dir,
-            self.filename_tmpl.format(step),
+            name,
             save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler,
-            meta=meta,
+            meta={**meta, "by_epoch": self.by_epoch},
             by_epoch=self.by_epoch,
             **self.args,
         )
         if is_main_process():
-            write_text_atomically(self.last_ckpt, Path(runner.work_dir) / POINTER)
-            self._remove(names)
+            self._remove_outdated(step)
+
+    def _remove_outdated(self, newest: int) -> None:
+        if self.max_keep_ckpts <= 0:
+            return
+        pattern = re.escape(self.filename_tmpl).replace(r"\{\}", r"(\d+)")
+        named = [(re.fullmatch(pattern, path.name), path) for path in Path(self.out_dir).iterdir()]
+        own = sorted((int(n[1]), path) for n, path in named if n and int(n[1]) <= newest)
+        for _, path in own[: -self.max_keep_ckpts]:
+            path.unlink()
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict[str, float]) -> None:
-        # mmengine deletes the previous best file before it writes the new one: hide it meanwhile
-        if not self.save_best:
+        if not self.save_best or self.out_dir is None:  # or not in a training
             return
-        unknown = [key for key in self.key_indicators if key not in ("auto", *metrics)]
-        if unknown:
-            raise ValueError(
-                f"save_best={unknown[0]!r} is no metric.{nearest(unknown[0], metrics)}"
+        if self.save_best == ["auto"]:
+            try:
+                self._init_rule(self.rules, [next(iter(metrics))])
+            except ValueError as error:  # a metric whose name does not tell what is better
+                runner.logger.warning(f"No best checkpoint is kept. {error}")
+                self.save_best = None
+                return
+        for key, rule in zip(self.key_indicators, self.rules, strict=True):
+            if key not in metrics:
+                raise ValueError(f"save_best={key!r} is no metric.{nearest(key, metrics)}")
+            hub, known, score = runner.message_hub, f"best_score_{key}", float(metrics[key])
+            best = hub.runtime_info.get(known, self.init_value_map[rule])
+            if not self.is_better_than[key](score, best):
+                continue
+            hub.update_info(known, score)
+            name = f"best_{key.replace('/', '_')}.pth"
+            meta = {"epoch": runner.epoch, "iter": runner.iter}
+            runner.save_checkpoint(
+                self.out_dir, name, save_optimizer=False, save_param_scheduler=False, meta=meta
             )
-        self._best_before = self._get_best()
-        self._set_best(dict.fromkeys(self._best_before))
-        super()._save_best_checkpoint(runner, metrics)
-        if is_main_process():
-            self._remove(Path(path).name for path in self._replaced())
-        after = self._get_best()
-        self._set_best({key: after[key] or path for key, path in self._best_before.items()})
-        self._best_before = None
-
-    def _replaced(self) -> list[str]:
-        """The best files of before that have a better one now."""
-        before, now = self._best_before or {}, self._get_best() if self._best_before else {}
-        return [path for key, path in before.items() if path and now[key] not in (None, path)]
-
-    def _get_best(self) -> dict[str | None, str | None]:
-        if len(self.key_indicators) == 1:
-            return {None: self.best_ckpt_path}
-        return dict(self.best_ckpt_path_dict)
-
-    def _set_best(self, paths: dict[str | None, str | None]) -> None:
-        if None in paths:
-            self.best_ckpt_path = paths[None]
-        else:
-            self.best_ckpt_path_dict = dict(paths)
+            step = f"epoch {runner.epoch}" if self.by_epoch else f"iteration {runner.iter}"
+            path = Path(self.out_dir) / name
+            runner.logger.info(f"Best checkpoint: {path} ({key} {score:.4f}, {step})")

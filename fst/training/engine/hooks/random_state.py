@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from fst.training.engine.checkpoint import precision_of, restored_settings
+from fst.training.engine.checkpoint import restored_settings
 from fst.training.engine.random_state import get_random_state, mixed_seed, set_random_state
 
-_PLAIN = (int, float, str, bool, type(None))
+_PLAIN = (int, float, str, bool)
 
 
 @HOOKS.register_module()
@@ -28,32 +26,27 @@ class RandomStateHook(Hook):
     def __init__(self) -> None:
         self._before_validation: dict[str, Any] | None = None
         self._collected: list[dict[str, Any]] = []
-        self._to_restore: list[dict[str, Any]] | None = None
+        self._to_restore: list[dict[str, Any]] = []
 
     def collect(self) -> None:
         """Gather the states of all ranks, which each of them must call; a save follows."""
         self._collected = all_gather_object(self._before_validation or get_random_state())
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the states and settings; keep what of the message hub a resumed run needs."""
+        """Add the states and settings; keep of the message hub what is plain, such as scores."""
         checkpoint["random_state"] = self._collected
         checkpoint["meta"]["restored_settings"] = restored_settings(runner.cfg)
-        checkpoint["meta"]["precision"] = precision_of(runner.optim_wrapper)
-        hub = checkpoint["message_hub"]
-        info = {k: _as_number(v) for k, v in hub["runtime_info"].items() if k != "cfg"}
-        info = {k: v for k, v in info.items() if _is_plain(v)}
-        checkpoint["message_hub"] = {
-            "log_scalars": {},
-            "runtime_info": info,
-            "resumed_keys": dict.fromkeys(info, True),
-        }
+        info = checkpoint["message_hub"]["runtime_info"]
+        info = {k: v for k, v in info.items() if k != "cfg" and type(v) in _PLAIN}
+        hub = {"log_scalars": {}, "runtime_info": info, "resumed_keys": dict.fromkeys(info, True)}
+        checkpoint["message_hub"] = hub
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Remember the states for the moment when everything else is restored."""
         if runner._resume:
-            self._to_restore = checkpoint.get("random_state")
-            if self._to_restore is None or len(self._to_restore) != get_world_size():
-                self._to_restore = None
+            self._to_restore = checkpoint.get("random_state") or []
+            if len(self._to_restore) != get_world_size():
+                self._to_restore = []
                 runner.logger.warning(
                     "The checkpoint has no random states for this number of processes "
                     f"({get_world_size()}): the resumed run will differ from an uninterrupted one"
@@ -61,9 +54,9 @@ class RandomStateHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Restore them."""
-        if self._to_restore is not None:
+        if self._to_restore:
             set_random_state(self._to_restore[get_rank()])
-            self._to_restore = None
+            self._to_restore = []
 
     def before_train_epoch(self, runner: Any) -> None:
         """Give the workers of each epoch (or resumed part of a run) and rank their own seeds."""
@@ -80,16 +73,3 @@ class RandomStateHook(Hook):
         if self._before_validation is not None:
             set_random_state(self._before_validation)
             self._before_validation = None
-
-
-def _as_number(value: Any) -> Any:
-    """A Python number for one of NumPy or torch, which a metric's best score may be."""
-    if isinstance(value, np.generic) or (torch.is_tensor(value) and value.ndim == 0):
-        return value.item()
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN
