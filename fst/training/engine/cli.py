@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 import fst
-from fst.api.report import coverage_of
+from fst.api.report import table_of
 from fst.basics.arguments import user_errors
 from fst.basics.values import check_number
 from fst.cli.options import training as command_lines
@@ -147,7 +147,7 @@ def _test(runner: Runner) -> None:
     if not is_main_process():
         return
     if fst.sparse_layers(root):
-        print(coverage_of(root, dict.fromkeys(gemm_weights(root), "not converted")), end="\n\n")
+        print(table_of(root, dict.fromkeys(gemm_weights(root), "not converted")), end="\n\n")
     for name, value in metrics.items():
         print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
 
