@@ -20,7 +20,6 @@ from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.lab.arguments import source_and_name
 from fst.rules.strategy import Strategy
-from fst.training.configs import read_config
 from fst.training.engine.checks import check_config
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config, read_sparsity

@@ -128,7 +128,7 @@ def test_a_work_dir_that_is_no_folder(write_grid, ablate, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         ablate(write_grid())
     assert stop.value.code == 2
-    assert "is no folder; name another one with --work-dir" in capsys.readouterr().err
+    assert f"Not a directory: '{tmp_path}/work" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
