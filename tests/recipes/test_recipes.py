@@ -1,0 +1,95 @@
+"""Each recipe runs as its first lines say, on tiny inputs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "examples" / "recipes"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def run(folder, *words):
+    """What a program prints; it runs in ``folder``."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    pipes = {"capture_output": True, "text": True, "timeout": 400}
+    done = subprocess.run(command, cwd=folder, env=environment, **pipes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def folded(path, model):
+    """The folded file: ``model``, unconverted, loads it."""
+    model.load_state_dict(torch.load(path, weights_only=True))
+    return fst.verify(path)
+
+
+def images_in_folders(root):
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in ("cats", "raccoons"):
+            (root / split / name).mkdir(parents=True)
+            for index in range(4):
+                pixels = torch.randint(256, (40, 40, 3), dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(root / split / name / f"{index}.png")
+
+
+# accelerate makes shards on GPUs alone, but for this line
+ON_CPUS = """
+import runpy, sys
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+PartialState(cpu=True)._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("strategy", ["srste", "asp"])
+def test_accelerate_with_fsdp2(tmp_path, strategy):
+    """Two processes (gloo)."""
+    pytest.importorskip("accelerate")
+    models = pytest.importorskip("torchvision").models
+    (tmp_path / "on_cpus.py").write_text(ON_CPUS)
+    recipe = RECIPES / "accelerate_fsdp2.py"
+    run(tmp_path, *TORCHRUN, "on_cpus.py", recipe, "--strategy", strategy)
+    report = folded(tmp_path / "folded.pth", models.resnet18(num_classes=10))
+    assert report.ok and sum(not check.is_exempt for check in report.layers) == 19
+
+
+@pytest.mark.skipif("TIMM_TRAIN" not in os.environ, reason="TIMM_TRAIN names no train.py of timm")
+def test_timm_s_train_script(tmp_path):
+    timm = pytest.importorskip("timm")
+    images_in_folders(tmp_path / "data")
+    options = "--model resnet18 --num-classes 2 --input-size 3 32 32 --epochs 1 --batch-size 4"
+    options += " --warmup-epochs 0 --workers 0 --device cpu --output out --model-ema --mixup 0.1"
+    script = Path(os.environ["TIMM_TRAIN"]).resolve()
+    run(tmp_path, RECIPES / "timm_train.py", script, "data", *options.split())
+    assert folded(tmp_path / "folded.pth", timm.create_model("resnet18", num_classes=2)).ok
+
+
+@pytest.mark.parametrize(
+    "model", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large"]
+)
+def test_torchvision_s_detectors(tmp_path, model):
+    for library in ("torchvision", "pycocotools", "cv2"):
+        pytest.importorskip(library)
+    from torchvision.models import get_model
+
+    from tests.training.detection import toy
+
+    drawn = toy.draw_images(tmp_path / "drawn")
+    data = (drawn / "JPEGImages", drawn / "train.json")
+    assert "loss" in run(tmp_path, RECIPES / "torchvision_detection.py", *data, "--model", model)
+    plain = get_model(model, weights=None, weights_backbone=None, num_classes=4)
+    assert folded(tmp_path / "folded.pth", plain).ok
