@@ -43,6 +43,8 @@ nitpick_ignore_regex = [
 ]
 nitpick_ignore = [
     ("py:class", "fst.strategies.registry.Recipe"),  # aliases and type variables
+    ("py:class", "Axis"),
+    ("py:class", "Outputs"),
     ("py:class", "Inputs"),
     ("py:class", "Candidate"),
     ("py:class", "Geometry"),
