@@ -36,7 +36,10 @@ default_role = "py:obj"
 nitpicky = True
 # Documented elsewhere, and nothing is fetched while the site is built.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|nn|timm|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?"),
+    (
+        r"py:.*",
+        r"(torch|torchvision|nn|timm|mmengine|mmdet|lightning|accelerate|numpy|np|onnx|PIL)(\..*)?",
+    ),
     (r"py:.*", r"(Tensor|Path|Any|Callable|Iterable|Iterator|Mapping|Sequence)"),
     (r"py:.*", r"(collections|pathlib|os|types|typing|argparse|weakref|zipfile)\..*"),
     (r"py:.*", r"fst\.(ops|basics)\..*|.*\._\w+"),
