@@ -54,9 +54,12 @@ def write(model: nn.Module, inputs: Inputs, options: Options, path: Path) -> Non
     program = onnx.load(path)
     stored, layers = tensors_of(program.graph), dict(layer_weights(program.graph))
     stored |= {name: weight for name, (weight, _) in layers.items()}
-    own = {name: value for name, value in model.state_dict().items() if value.dim() > 1}
-    found = {name: held_as(name, value, stored) for name, value in own.items()}
-    names = {name: (held, False) for name, held in found.items() if held is not None}
+    names, free = {}, dict(stored)  # two weights may be equal, as those that begin as zeros
+    for name, value in model.state_dict().items():
+        held = held_as(name, value, free) or held_as(name, value, stored)
+        if held is not None and value.dim() > 1:
+            names[name] = (held, False)
+            free.pop(held, None)
     said = {entry.key: entry.value for entry in program.metadata_props}
     said |= {RECORDS: as_text(records_of(model)), NAMES: json.dumps(names)}
     onnx.helper.set_model_props(program, said)

@@ -109,13 +109,15 @@ class SparsityCallback(pl.Callback):
     ) -> None:
         """Log `fst.metrics` to the trainer's loggers."""
         step = trainer.global_step
-        if self.log_every and step != self._logged and step % self.log_every == 0:
+        is_due = self.log_every and step != self._logged and step % self.log_every == 0
+        if is_due and fst.sparse_layers(pl_module):
             self._logged = step
             pl_module.log_dict(fst.metrics(pl_module), on_step=True, on_epoch=False)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prune each weight once for the whole validation."""
-        self._frozen.enter_context(fst.frozen(pl_module))
+        if fst.sparse_layers(pl_module):
+            self._frozen.enter_context(fst.frozen(pl_module))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the weights change again."""

@@ -128,6 +128,18 @@ def test_linear_layers_on_tokens_count_in_the_coverage(writer, tmp_path):
         assert {row.name for row in report.covered.rows} == {"c.weight", "l.weight"}
 
 
+def test_equal_weights_keep_their_names(tmp_path):
+    """Exporters rename both, and may keep one tensor for both."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    for layer in model[1:]:
+        nn.init.zeros_(layer.weight)
+    fst.convert(model, "srste", include=nn.Linear)
+    fst.export(model, tmp_path / "m.onnx", torch.randn(2, 3, 16))
+    report = fst.verify(tmp_path / "m.onnx")
+    assert report.ok and report.coverage == 1
+    assert {row.name for row in report.covered.rows} == {f"{i}.weight" for i in range(3)}
+
+
 def exported(folder):
     """Two 2:4 convolutions, a 2:4 linear layer on tokens, and a dense one."""
     torch.manual_seed(0)

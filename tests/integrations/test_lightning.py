@@ -74,6 +74,19 @@ def fit(
     return trainer, module
 
 
+class DenseAgain(Module):
+    """Its second epoch is dense training."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            fst.unconvert(self)
+
+
+def test_a_run_may_end_dense(tmp_path):
+    _, module = fit(tmp_path, 2, strategy="rigl", interval=3, module=DenseAgain())
+    assert type(module.model[0]) is nn.Conv2d and bool(module.model[2].weight.all())
+
+
 @pytest.mark.parametrize("options", [{}, {"strategy": "tsm", "interval": 7}])
 def test_a_resumed_run_ends_as_a_whole_one(tmp_path, options):
     _, whole = fit(tmp_path / "whole", 3, **options)
