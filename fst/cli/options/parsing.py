@@ -52,12 +52,7 @@ class Size(argparse.Action):
         setattr(namespace, self.dest, (values[0], values[-1]))
 
 
-SIZE: dict[str, Any] = {
-    "type": positive,
-    "nargs": "+",
-    "action": Size,
-    "metavar": ("HEIGHT", "WIDTH"),
-}  # of images
+SIZE: dict[str, Any] = dict(type=positive, nargs="+", action=Size, metavar=("HEIGHT", "WIDTH"))
 
 
 class _Update(argparse.Action):
