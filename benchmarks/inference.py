@@ -100,10 +100,11 @@ def page(cases: list[Case], folder: Path, command: str) -> Document:
     for name in ("command", "model", "threads"):
         made_with.pop(name, None)
     made_with["commit"] = _commits(read)
+    made = ", ".join(f"{name} {value}" for name, value in made_with.items())
     notes = [f"{case.text}: not measured" for case in cases if case not in files]
     notes += sorted({f"{n}: not run. {why}" for _, one in found for n, why in one.missing.items()})
     title = "Inference on a CPU: packed models beside dense engines"
-    return Document(title, "\n".join(_wins(found)), command, made_with, tables, [], notes)
+    return Document(title, "\n".join(_wins(found)), command, made, tables, [], notes)
 
 
 def _commits(read: dict[Case, Any]) -> str:

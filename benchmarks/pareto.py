@@ -23,13 +23,13 @@ from equal_time import TIMES, Times, timed
 from matplotlib.figure import Figure
 
 from fst import convert, get_strategy, pack
+from fst.backends.timing import Function, Timing, compare
 from fst.basics.arguments import positive
 from fst.cli.environment import surroundings
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid, load_grid
 from fst.lab.ablation.results import INTERVAL, Results, Summary, change_cell, collect
 from fst.lab.ablation.runs import PlannedRun, as_trained, make_runs
-from fst.lab.benchmark import Function, Timing, compare
 from fst.lab.document import Document, make_page
 from fst.lab.figures import COLOURS, INK, SMALL, figure, legend_below, style
 from fst.lab.macs import count_macs, total

@@ -30,9 +30,8 @@ from torch import Tensor
 import fst
 from fst import NM, Strategy
 from fst.backends import cache, sources
-from fst.backends.timing import geometric_mean
+from fst.backends.timing import compare, geometric_mean
 from fst.basics.text import table
-from fst.lab.benchmark import compare
 from fst.ops import triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
 

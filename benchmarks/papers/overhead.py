@@ -17,9 +17,9 @@ from paper import Precision, add_pattern, add_precision, drawing, main
 from record import LayerRecord, record_step
 from torch import Tensor, nn
 
+from fst.backends.timing import compare
 from fst.basics.arguments import positive
 from fst.lab.arguments import amp_dtype
-from fst.lab.benchmark import compare
 from fst.lab.benchmark.layers import padded_input
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, INK

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from paper import main, name_layers
 
-from fst.lab.benchmark import PLAIN
+from fst.lab.benchmark.layers import PLAIN
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, SMALL
 from fst.rules.strategy import GEMMS

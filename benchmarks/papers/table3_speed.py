@@ -42,9 +42,10 @@ from fst.cli.environment import surroundings
 from fst.cli.options.parsing import add_cfg_options
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.runs import as_text
-from fst.lab.benchmark import PLAIN, Training
+from fst.lab.benchmark.layers import PLAIN
 from fst.lab.document import Document, Table, markdown
 from fst.lab.macs import count_macs
+from fst.lab.model import Training
 from fst.layers.modules import SparseLayer, sparse_layers
 from fst.rules.strategy import GEMMS
 from fst.training.engine.checkpoint import newest_checkpoint

@@ -59,20 +59,16 @@ PAGES = {
     "models": ("fst.models.digits", "fst.models.resnet9", "fst.models.resnet18_cifar"),
     "engine": ("fst.training.engine",),
     "detection": ("fst.training.detection.data",),
-    "lab": ("fst.lab.benchmark",),
 }
 DATA = {
     "fst.__version__": "The version, as in `pip show fst-train`.",
     "fst.backends.OPERATIONS": "Name of each operation that has several backends -> what it is.",
-    "fst.lab.benchmark.PLAIN": "The candidate that is measured against: plain PyTorch.",
-    "fst.lab.benchmark.Function": "What is timed: a function without arguments.",
 }
 TITLES = {
     "reports": "Reports and checks",
     "layers": "Layers",
     "models": "Models",
     "detection": "Detection",
-    "lab": "Lab",
 }
 INTRODUCTION = """\
 What users and extensions call. Modules that are not listed here are for the package itself and

@@ -26,7 +26,7 @@ from fst.api.verify import verify
 from fst.backends.timing import Timing, compare
 from fst.basics.arguments import user_errors
 from fst.basics.text import table
-from fst.cli.environment import cores, machine, versions
+from fst.cli.environment import cores
 from fst.cli.options import lab as command_lines
 from fst.cli.options.parsing import takes
 from fst.cli.options.paths import config_path
@@ -35,8 +35,9 @@ from fst.lab.ablation.grid import Grid, Metric, Setting, check_seeds
 from fst.lab.ablation.results import Results, collect, draw_training
 from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs, train
 from fst.lab.arguments import command_of
-from fst.lab.benchmark import PLAIN, candidates
-from fst.lab.document import Document, Table, markdown
+from fst.lab.benchmark.layers import PLAIN
+from fst.lab.benchmark.steps import candidates
+from fst.lab.document import Document, Table, made_with, markdown
 from fst.lab.macs import count_step, total
 from fst.lab.model import Training, from_config
 from fst.layers.modules import sparse_layers
@@ -72,7 +73,7 @@ def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
             print(f"{run} was trained with another config: again")
             shutil.rmtree(run.folder(arguments.out))
     jobs = max(1, cores() // arguments.threads)
-    if not train(runs, arguments.out, jobs, arguments.threads, TRAIN):
+    if not train(runs, arguments.out, jobs, str(arguments.threads), TRAIN):
         return 1
     print("measuring …", flush=True)
     results = collect(grid, arguments.out, list(grid.settings), grid.seeds)
@@ -134,7 +135,7 @@ def _document(
     return Document(
         title=TITLE,
         command=command,
-        versions={**versions(), "machine": machine()},
+        made_with=made_with(),
         tables=[Table("Accuracy, time and pruning", COLUMNS, rows, caption)],
         figures=[draw_training(results, arguments.out)],
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch.backends.cpu import get_cpu_capability
+
 from fst.basics.arguments import add_traceback, user_errors
 from fst.basics.text import table
 from fst.cli.environment import machine, versions
@@ -43,12 +45,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Document:
-    """A page; ``command`` makes it again with ``versions``."""
+    """A page; ``command`` makes it again, ``made_with`` names the versions and the machine."""
 
     title: str
     description: str = ""
     command: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    made_with: str = ""
     tables: list[Table] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -87,9 +89,15 @@ def markdown(document: Document) -> str:
     if document.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in document.notes), ""]
     lines += ["## How it was made", "", f"    {document.command}", ""]
-    if document.versions:
-        lines += [", ".join(f"{name} {v}" for name, v in document.versions.items()) + ".", ""]
+    if document.made_with:
+        lines += [f"{document.made_with}.", ""]
     return "\n".join(lines)
+
+
+def made_with() -> str:
+    """The versions and the machine, in one line."""
+    found = {**versions(), "machine": machine(), "instruction set": get_cpu_capability()}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _cell(value: object) -> str:
@@ -115,11 +123,10 @@ def make_page(
     with user_errors(options):
         document = run(options)
         if document is not None:
-            made_with = {**versions(), "machine": machine()}
             command = shlex.join(["python", *words])
             page = options.out / "analysis.md"
             page.parent.mkdir(parents=True, exist_ok=True)
-            text = markdown(replace(document, command=command, versions=made_with))
+            text = markdown(replace(document, command=command, made_with=made_with()))
             write_text_atomically(text, page)
             for file in (*(figure.file for figure in document.figures), page.name):
                 print(f"written: {options.out / file}")

@@ -14,12 +14,14 @@ from torch import nn
 
 import fst
 from fst.backends import timing
+from fst.backends.timing import compare, geometric_mean
 from fst.basics.machine import processor
 from fst.cli.options.lab import bench
-from fst.lab import benchmark
 from fst.lab.benchmark import cli as tool
+from fst.lab.benchmark.layers import layer_shapes, time_layer
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
 from fst.lab.benchmark.run import measure, time_layers
+from fst.lab.model import Training
 from fst.ops import cpp
 from fst.strategies.registry import get_strategy
 
@@ -135,7 +137,7 @@ def test_a_config_is_timed_at_the_size_asked_for(tmp_path):
 def test_comparison_takes_turns_in_both_orders():
     calls = []
     functions = {name: lambda name=name: calls.append(name) for name in "abc"}
-    timings = benchmark.compare(functions, repeats=2, device=torch.device("cpu"), warmup=1)
+    timings = compare(functions, repeats=2, device=torch.device("cpu"), warmup=1)
     assert "".join(calls) == "abc" + "abc" + "cba"
     assert timings.keys() == functions.keys()
 
@@ -172,14 +174,14 @@ def test_shapes_are_counted_with_their_input():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
     )
-    shapes = benchmark.layer_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
+    shapes = layer_shapes(model, lambda: model(torch.zeros(5, 3, 17, 21)))
     assert [str(shape) for shape in shapes] == ["3->8 3x3 s2 17x21", "8->8 3x3 s1 8x10"]
     assert list(shapes.values()) == [["0"], ["1", "2"]]
     assert all(shape.batch == 5 for shape in shapes)
 
 
 def test_geometric_mean():
-    assert benchmark.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
 
 
 def test_help_and_bad_arguments(capsys):
@@ -241,9 +243,7 @@ def test_layers_that_stay_dense_are_not_timed():
         nn.Conv2d(8, 16, 1),
     )
     images = torch.randn(2, 3, 8, 8)
-    training = benchmark.Training(
-        model, lambda trained: trained(images).sum(), selection={"exclude": ["4"]}
-    )
+    training = Training(model, lambda trained: trained(images).sum(), selection={"exclude": ["4"]})
     options = bench().parse_args(["--repeats", "1"])
     options.device = CPU
     found = Measurements()
@@ -266,12 +266,10 @@ def test_linear_layers_are_timed_as_linear_layers():
     model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2))
     model = nn.ModuleDict({"stem": model, "mlp": nn.Linear(8, 16), "head": nn.Linear(16, 4)})
     tokens = torch.randn(2, 9, 8)
-    shapes = benchmark.layer_shapes(
-        model, lambda: model["head"](model["mlp"](tokens).mean(1)), "linear"
-    )
+    shapes = layer_shapes(model, lambda: model["head"](model["mlp"](tokens).mean(1)), "linear")
     ((shape, names),) = shapes.items()
     assert names == ["mlp"] and str(shape) == "8->16 linear, 9 tokens"
-    times = benchmark.time_layer(
+    times = time_layer(
         shape,
         1,
         {"fst": fst.get_strategy("fst")},

@@ -6,8 +6,9 @@ from torch import nn
 
 import fst
 from fst.basics.errors import UsageError
-from fst.lab import benchmark
-from fst.lab.benchmark import Training
+from fst.lab.benchmark.layers import LayerShape, time_layer
+from fst.lab.benchmark.steps import candidates, time_steps
+from fst.lab.model import Training
 from fst.ops.geometry import Geometry
 
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def _traced_only(monkeypatch):
 def test_a_step_without_finite_gradients_is_not_timed(value):
     training = a_training(nn.Conv2d(4, 4, 1), torch.full((1, 4, 3, 3), value))
     with pytest.raises(UsageError, match="^torch: the gradients of random weights .* not finite"):
-        benchmark.candidates(training, {"fst": fst.get_strategy("fst")})
+        candidates(training, {"fst": fst.get_strategy("fst")})
 
 
 @pytest.mark.system
@@ -71,7 +72,7 @@ def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only)
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "tsm", "srste")}
     forced = {"grad_weight": "torch"}
-    made = benchmark.candidates(training, strategies, compiled=True, forced=forced)
+    made = candidates(training, strategies, compiled=True, forced=forced)
     eager = ["torch", "fst", "fst, grad_weight=torch", "tsm", "srste"]
     compiled = ["torch, compiled", "fst, compiled", "srste, compiled"]
     assert set(made.ready) == {*eager, *compiled}
@@ -84,19 +85,19 @@ def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only)
         for layer in fst.sparse_layers(made.ready["fst, grad_weight=torch"].model).values()
     ]
     assert [d.backend for d in chosen] == ["torch"] * 3
-    times = benchmark.time_steps(made, training, repeats=2)
+    times = time_steps(made, training, repeats=2)
     assert times.step.keys() == made.ready.keys()
     assert times.pruning.keys() == {*strategies, "fst, grad_weight=torch"}
     assert times.failed == made.failed and times.host == {}
 
 
-SHAPE = benchmark.LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
+SHAPE = LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
 TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
 
 
 def test_a_layer_says_which_backends_computed_it():
     strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    layer = benchmark.time_layer(SHAPE, 1, strategies, dtype=torch.float32, **TIMED)
+    layer = time_layer(SHAPE, 1, strategies, dtype=torch.float32, **TIMED)
     assert layer.decisions["grad_weight"]["fst"]["grad_weight"].backend == "strided"
     assert layer.decisions["grad_weight"]["srste"]["grad_weight"].backend == "dense"
     assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
@@ -107,7 +108,7 @@ def test_a_layer_says_which_backends_computed_it():
 def test_forced_backends_that_cannot_compute_say_why():
     training = a_training(_model(), torch.randn(2, 4, 9, 9))
     forced = {"prune_weight": "triton"}
-    made = benchmark.candidates(training, {"fst": fst.get_strategy("fst")}, forced=forced)
+    made = candidates(training, {"fst": fst.get_strategy("fst")}, forced=forced)
     assert made.ready.keys() == {"torch", "fst"}
     assert "triton" in made.failed["fst, prune_weight=triton"]
 
@@ -116,11 +117,11 @@ def test_steps_use_forced_backends_where_they_can():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8))
     training = a_training(model, torch.randn(2, 8, 9, 9))
     strategies = {name: fst.get_strategy(name) for name in ("fst", "sdgp")}
-    made = benchmark.candidates(training, strategies, forced={"grad_weight": "torch"})
+    made = candidates(training, strategies, forced={"grad_weight": "torch"})
     assert made.failed == {}
     forced = "fst, grad_weight=torch"
     assert made.ready.keys() == {"torch", "fst", "sdgp", forced}
     layers = fst.sparse_layers(made.ready[forced].model)
     computed = [layer.state.record.decisions["grad_weight"].backend for layer in layers.values()]
     assert computed == ["torch"] * len(layers) != []
-    assert benchmark.time_steps(made, training, repeats=1).pruning[forced].median > 0
+    assert time_steps(made, training, repeats=1).pruning[forced].median > 0

@@ -108,7 +108,7 @@ def test_the_page_says_where_rivals_win(tmp_path: Path) -> None:
         "2:4 packed here: resnet18, batch 16, 2 threads; resnet50, batch 16, 2 threads."
     )
     assert third == "- Dense float32 is faster than 2:4 packed here: resnet50, batch 16, 2 threads."
-    assert document.versions["commit"] == "abc (resnet18, batch 16); def (resnet50, batch 16)"
+    assert "commit abc (resnet18, batch 16); def (resnet50, batch 16)" in document.made_with
     assert document.notes[0] == "vgg16:4: not measured" and "OpenVINO" in document.notes[1]
 
 

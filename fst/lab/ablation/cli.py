@@ -49,14 +49,14 @@ def _ablate(arguments: argparse.Namespace, training: Sequence[str]) -> int:
     if arguments.dry_run:
         for run in runs:
             is_there = run.is_finished(work_dir)
-            print(f"{run}: {run.length} epochs or iterations{', finished' if is_there else ''}")
+            print(f"{run}: {run.epochs} epochs or iterations{', finished' if is_there else ''}")
         print(f"{len(runs)} runs, all configs are valid")
         return 0
     if arguments.report_only:
         done = all(run.is_finished(work_dir) for run in runs)
     else:
-        threads = os.environ.get("OMP_NUM_THREADS") or max(1, cores() // arguments.jobs)
-        done = train(runs, work_dir, arguments.jobs, int(threads), training)
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // arguments.jobs))
+        done = train(runs, work_dir, arguments.jobs, threads, training)
     command = command_of("ablate", arguments).replace(" --report-only", "")
     (results,) = write(collect(grid, work_dir, names, grid.seeds), work_dir, command).tables
     rows = [["" if cell is None else cell for cell in row[:TABLE_COLUMNS]] for row in results.rows]

@@ -44,8 +44,8 @@ class Setting:
 
     ``sparsity`` replaces the base's as a whole, before ``options`` change it; None leaves it alone.
     In a grid's file it may be the path of a config, whose ``sparsity`` is taken. ``start_from``
-    names the setting whose newest checkpoint of the same seed is loaded first. ``epochs`` counts
-    instead of the grid's.
+    names a setting above, whose newest checkpoint of the same seed is loaded first. ``epochs``
+    counts instead of the grid's.
     """
 
     name: str
@@ -79,25 +79,18 @@ class Grid:
         """The first metric."""
         return self.metrics[0]
 
-    def chain(self, name: str) -> list[str]:
-        """``name`` and the settings that it starts from, the first to train first."""
-        chain = [name]
-        while (earlier := self.settings[chain[0]].start_from) is not None:
-            if earlier in chain:
-                raise ValueError(f"{self.path}: settings.{name}.start_from leads back to itself.")
-            chain.insert(0, earlier)
-        return chain
-
     def select(self, only: Iterable[str] | None) -> list[str]:
         """Names of the settings to run: all, or ``only`` and what they start from.
 
         Raises:
             ValueError: an unknown name.
         """
-        wanted: set[str] = set()
-        for name in self.settings if only is None else only:
+        wanted = set(self.settings if only is None else only)
+        for name in wanted:
             _check_known("--only", name, self.settings)
-            wanted.update(self.chain(name))
+        for name in reversed(self.settings):
+            if name in wanted and (source := self.settings[name].start_from) is not None:
+                wanted.add(source)
         return [name for name in self.settings if name in wanted]
 
 
@@ -141,11 +134,10 @@ def load_grid(path: str | Path) -> Grid:
     check_seeds(grid.seeds, f"{path}: seeds")
     if grid.baseline is not None:
         _check_known(f"{path}: baseline", grid.baseline, settings)
-    for setting in settings.values():
+    for index, (name, setting) in enumerate(settings.items()):
         if setting.start_from is not None:
-            where = f"{path}: settings.{setting.name}.start_from"
-            _check_known(where, setting.start_from, settings)
-    grid.select(None)
+            above = list(settings)[:index]
+            _check_known(f"{path}: settings.{name}.start_from", setting.start_from, above)
     return grid
 
 
@@ -158,7 +150,7 @@ def check_seeds(seeds: Sequence[int], where: str) -> tuple[int, ...]:
 
 def _check_known(where: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ValueError(f"{where}={name!r} is no setting.{suggest(name, known)}")
+        raise ValueError(f"{where}={name!r} is no such setting.{suggest(name, known)}")
 
 
 def _made(kind: type[Kind], where: str, raw: Mapping[str, Any], **given: Any) -> Kind:

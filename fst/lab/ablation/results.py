@@ -122,7 +122,7 @@ def write(results: Results, folder: Path, command: str) -> Document:
         title=grid.title,
         description=grid.description,
         command=command,
-        versions=_versions(results),
+        made_with=" and ".join(dict.fromkeys(run.made["made with"] for run in results.runs)),
         tables=[_table(results)],
         figures=[draw_training(results, folder)] if results.runs else [],
         notes=notes,
@@ -194,7 +194,7 @@ def _table(results: Results) -> Table:
         row += [results.summary(name, other) for other in grid.metrics[1:]]
         losses = [curve[max(curve)] for run in runs if (curve := run.log.training.get("loss"))]
         row.append(f"{statistics.fmean(losses):.3f}" if losses else None)
-        rows.append([*row, _epochs(runs[0]) if runs else None])
+        rows.append([*row, runs[0].made["epochs"] if runs else None])
     seeds = sorted({run.seed for run in results.runs})
     caption = (
         f"{metric.label}: after the last epoch, mean over the seeds {', '.join(map(str, seeds))}. "
@@ -210,17 +210,3 @@ def _difference(value: float | None, reference: float | None) -> str | None:
     if value is None or reference is None or math.isnan(value):
         return None
     return signed(value - reference)
-
-
-def _epochs(run: RunResult) -> str:
-    length, earlier = run.made["length"], run.made["earlier"]
-    return f"{earlier} + {length}" if earlier else str(length)
-
-
-def _versions(results: Results) -> dict[str, str]:
-    """The versions of the runs; where they disagree, every one that occurs."""
-    found: dict[str, dict[str, None]] = {}
-    for run in results.runs:
-        for package, version in run.made["versions"].items():
-            found.setdefault(package, {})[version] = None
-    return {package: " and ".join(versions) for package, versions in found.items()}

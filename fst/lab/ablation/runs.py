@@ -19,11 +19,10 @@ from pathlib import Path
 from pprint import pformat
 
 from mmengine.config import Config
-from torch.backends.cpu import get_cpu_capability
 
-from fst.cli.environment import machine, versions
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.ablation.grid import Grid
+from fst.lab.document import made_with
 from fst.training.configs import known_keys, read_config
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.checks import check_config
@@ -40,22 +39,18 @@ RESULT = "result.json"
 class PlannedRun:
     """One training: a setting with a seed, which may start from another run's checkpoint.
 
-    ``length`` is the number of epochs, or of iterations where the loop counts these.
+    ``epochs`` is its length (iterations where the loop counts these), after that of the source:
+    "10 + 10".
     """
 
     setting: str
     seed: int
     config: Config
-    length: int
+    epochs: str
     source: PlannedRun | None
 
     def __str__(self) -> str:
         return f"{self.setting}, seed {self.seed}"
-
-    @property
-    def earlier(self) -> int:
-        """The length of the runs that it starts from."""
-        return self.source.length + self.source.earlier if self.source else 0
 
     def folder(self, work_dir: Path) -> Path:
         """Its work dir; the config lies beside it, with the ending .py."""
@@ -76,13 +71,13 @@ class PlannedRun:
 def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[PlannedRun]:
     """The runs of the settings ``names`` with each seed; those that others start from come first.
 
-    ``names`` has to have what these start from.
+    ``names`` are as `Grid.select` returns them.
 
     Raises:
         ValueError: a config that nothing could train, with the name of its setting.
     """
     plain = {}
-    for name in sorted(names, key=lambda name: len(grid.chain(name))):
+    for name in names:
         try:
             plain[name] = _configured(grid, name)
         except Exception as error:  # a config can be wrong in any way
@@ -93,9 +88,11 @@ def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[Pl
         for name, config in plain.items():
             own = config.copy()
             own.randomness = {**config.get("randomness", {}), "seed": seed}
-            length = config.train_cfg.get("max_epochs") or config.train_cfg["max_iters"]
+            epochs = str(config.train_cfg.get("max_epochs") or config.train_cfg["max_iters"])
             source = made.get(grid.settings[name].start_from)
-            made[name] = PlannedRun(name, seed, own, length, source)
+            if source is not None:
+                epochs = f"{source.epochs} + {epochs}"
+            made[name] = PlannedRun(name, seed, own, epochs, source)
         runs.extend(made.values())
     return runs
 
@@ -148,7 +145,7 @@ def train(
     runs: Sequence[PlannedRun],
     work_dir: Path,
     jobs: int,
-    threads: int,
+    threads: str,
     command: Sequence[str] = TRAIN,
 ) -> bool:
     """Train the runs that are not finished, each in a process; interrupted ones go on.
@@ -157,7 +154,7 @@ def train(
         runs: those that others start from come first.
         work_dir: of the grid.
         jobs: processes at a time.
-        threads: of each process.
+        threads: OMP_NUM_THREADS of each process.
         command: the arguments of Python that start a training.
 
     Returns:
@@ -187,7 +184,7 @@ def train(
 
 
 def _start(
-    run: PlannedRun, work_dir: Path, threads: int, command: Sequence[str]
+    run: PlannedRun, work_dir: Path, threads: str, command: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     folder = run.folder(work_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +202,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": threads},
         )
 
 
@@ -217,7 +214,6 @@ def _finish(run: PlannedRun, work_dir: Path, status: int) -> None:
         last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         print(f"{run} failed with exit status {status}: {last} (see {log})", flush=True)
         return
-    made = {**versions(), "machine": machine(), "instruction set": get_cpu_capability()}
-    result = {"length": run.length, "earlier": run.earlier, "versions": made}
+    result = {"epochs": run.epochs, "made with": made_with()}
     write_text_atomically(json.dumps(result, indent=1) + "\n", folder / RESULT)
     print(f"{run} done", flush=True)

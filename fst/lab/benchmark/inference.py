@@ -275,4 +275,4 @@ def describe_inference(header: dict[str, Any], found: list[Inference]) -> Docume
         title = f"inference, batch {one.batch}, {one.threads} thread(s)"
         tables.append(Table(title, [*columns, "outputs differ by"], rows, caption))
     notes = {f"{name}: not run. {why}" for one in found for name, why in one.missing.items()}
-    return Document("Inference side by side", "", header["command"], {}, tables, [], sorted(notes))
+    return Document("Inference side by side", "", header["command"], "", tables, [], sorted(notes))

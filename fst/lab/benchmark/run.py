@@ -13,8 +13,9 @@ import torch
 from fst import get_strategy
 from fst.backends.timing import LEAST_ROUNDS
 from fst.cli.options.lab import ROUNDS, STEP_SECONDS
-from fst.lab import benchmark
+from fst.lab.benchmark.layers import layer_shapes, time_layer
 from fst.lab.benchmark.measurements import Measurements
+from fst.lab.benchmark.steps import candidates, time_steps
 from fst.lab.model import Training, from_config, from_name, is_config
 from fst.rules.strategy import Strategy
 
@@ -63,14 +64,14 @@ def measure(training: Training, options: argparse.Namespace, found: Measurements
     if "layers" in wanted:
         time_layers(training, options, strategies, found)
     if {"steps", "compiled"} & set(wanted):
-        made = benchmark.candidates(
+        made = candidates(
             training,
             strategies,
             compiled="compiled" in wanted,
             forced=options.force_backends,
         )
         seconds = math.inf if options.repeats else STEP_SECONDS / len(made.ready)
-        found.steps = benchmark.time_steps(made, training, options.repeats or ROUNDS, seconds)
+        found.steps = time_steps(made, training, options.repeats or ROUNDS, seconds)
 
 
 def time_layers(
@@ -80,7 +81,7 @@ def time_layers(
     found: Measurements,
 ) -> None:
     """The times of each distinct layer under the strategies that make it sparse."""
-    shapes = benchmark.layer_shapes(
+    shapes = layer_shapes(
         training.model,
         lambda: training.loss(training.model),
         training.selection.get("layers", "conv"),
@@ -89,7 +90,7 @@ def time_layers(
     for index, (shape, names) in enumerate(shapes.items(), 1):
         sparse = {name: s for name, s in strategies.items() if converted[name].intersection(names)}
         print(f"layer {index} of {len(shapes)}: {shape} …", file=sys.stderr, flush=True)
-        times = benchmark.time_layer(
+        times = time_layer(
             shape,
             len(names),
             sparse,

@@ -77,7 +77,7 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
     assert equal_time(grid, *budget) == 0
     lengths = {}
     for name in SETTINGS:
-        lengths[name] = result(work, name)["length"]
+        lengths[name] = int(result(work, name)["epochs"])
         config = (work / name / "seed0.py").read_text()
         assert f"'val_interval': {max(1, lengths[name] // 10)}" in config
         assert f"'T_max': {lengths[name]}" in config
@@ -90,8 +90,7 @@ def test_each_setting_gets_the_same_seconds(write_grid, equal_time, tmp_path, bu
     assert rows["good"][column] == "0 (2 of 2 runs)"
     assert rows["dense"][column] == "0 (1 of 2 runs)"
     assert (work / "over_time.png").is_file()
-    place = result(work, "good")["versions"]
-    assert place["machine"] == machine() and place["instruction set"]
+    assert f"machine {machine()}" in result(work, "good")["made with"]
     (work / "over_time.md").unlink()
     assert equal_time(grid, *budget, "--report-only") == 0
     assert "0 (2 of 2 runs)" in (work / "over_time.md").read_text()
@@ -161,5 +160,5 @@ def test_times_of_another_folder(write_grid, equal_time, tmp_path):
     settings = {name: SETTINGS[name] for name in ("dense", "good")}
     grid = write_grid(settings=settings, seeds=[100])
     assert equal_time(grid, "--epochs", "20", "--times", times) == 0
-    assert result(tmp_path / "work", "good", 100)["length"] == 30
+    assert result(tmp_path / "work", "good", 100)["epochs"] == "30"
     assert not (tmp_path / "work" / "equal_time.json").exists()

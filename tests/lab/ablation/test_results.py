@@ -24,7 +24,7 @@ def make(write_grid, values, **keys):
     for name, finals in values.items():
         for seed, final in enumerate(finals):
             log = RunLog(CONFIG, {"accuracy/top1": {1: 10.0, 2: final}}, {"loss": {1: 2.0, 2: 1.0}})
-            made = {"length": 2, "earlier": 0, "versions": {"torch": f"9.{seed}"}}
+            made = {"epochs": "2", "made with": f"torch 9.{seed}"}
             runs.append(RunResult(name, seed, log, made))
     return Results(grid, tuple(runs))
 
@@ -68,7 +68,7 @@ def test_table(write_grid, tmp_path):
     assert rows["b"]["top-1 %"] == "–" and rows["b"]["published, P"] is None
     assert rows["dense"]["change from dense"] is rows["dense"]["change from dense, P"] is None
     text = (tmp_path / "results.md").read_text()
-    assert "±: half of a 95% interval" in text and "torch 9.0 and 9.1." in text
+    assert "±: half of a 95% interval" in text and "torch 9.0 and torch 9.1." in text
     assert "- A|B: a note" in text and "    a command" in text
     assert (tmp_path / "curves.png").stat().st_size > 1000
 

@@ -110,7 +110,7 @@ def test_a_metric_that_is_not_logged_has_no_number(write_grid, ablate, rows):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "dens"], "--only='dens' is no setting. Did you mean 'dense'"),
+        (["--only", "dens"], "--only='dens' is no such setting. Did you mean 'dense'"),
         (["--cfg-options", "trian_cfg.max_epochs=1"], "Did you mean 'train_cfg'"),
         (["--jobs", "0"], "is not an integer >= 1"),
         (["--seeds", "1", "1"], "must be different integers"),
