@@ -111,7 +111,7 @@ def signals_handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
 
 
 def raise_stop(number: int, frame: object = None) -> NoReturn:
-    """Raise the exception of a signal that asks the process to end."""
+    """Raise the exception of a signal to end."""
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 

@@ -9,7 +9,7 @@ import torch
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype of autocast on ``device``; None where autocast is off."""
-    if not torch._C._is_any_autocast_enabled():  # far cheaper than to ask for one device
+    if not torch._C._is_any_autocast_enabled():  # far cheaper than a look at one device
         return None
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None

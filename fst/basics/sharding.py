@@ -1,4 +1,4 @@
-"""Parameters of which each rank holds a part: `torch.distributed.fsdp.fully_shard` (FSDP2).
+"""Parameters whose parts lie on different ranks: `torch.distributed.fsdp.fully_shard` (FSDP2).
 
 Between calls such a Parameter is a DTensor; in the forward and backward pass of its module it is
 whole. FSDP1 (`FullyShardedDataParallel`) keeps flat parameters instead, without shapes or channels.
@@ -22,7 +22,7 @@ LOAD = (
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of an imported module; else (), of which no object is an instance."""
+    """A class of an imported module; else (): no object is an instance of it."""
     return getattr(sys.modules.get(module), name, ())
 
 

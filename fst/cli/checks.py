@@ -42,8 +42,8 @@ def verify(arguments: argparse.Namespace) -> int:
     print(report)
     if not report.ok and _is_training_checkpoint(arguments.checkpoint):
         print(
-            f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights, "
-            f"of which training uses a pruned copy. Write that copy with\n"
+            f"\n{arguments.checkpoint} is a training checkpoint: it holds the dense weights; "
+            f"training uses a pruned copy. Write that copy with\n"
             f"    fst fold CONFIG {arguments.checkpoint} OUT\nand verify OUT."
         )
     return 0 if report.ok else 1

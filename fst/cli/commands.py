@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Leave out what libraries warn of that no command uses."""
+    """Ignore warnings of libraries about what no command uses."""
     with warnings.catch_warnings():
         for text in NOISE:
             warnings.filterwarnings("ignore", text)

@@ -1,4 +1,4 @@
-"""The environment of a result: versions, the machine, and all else that a time depends on."""
+"""The environment of a result: versions, the machine, and what else a time depends on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The record in a folded layer of the N:M pattern that its weight must have.
 
 It is plain data, and stands where `nn.Module.state_dict` takes a module's version from for the
-metadata beside the tensors: `torch.save` keeps it there, and convolutions and linear layers load
+metadata of the tensors: `torch.save` keeps it there, and convolutions and linear layers load
 any version. So neither a folded model nor its state_dict needs FST to be read.
 """
 
@@ -100,7 +100,7 @@ def give_records(model: nn.Module, records: Records) -> None:
 
 
 def as_text(records: Mapping[str, Any]) -> str:
-    """The records, as the formats write them that hold strings beside tensors."""
+    """The records, as formats write them that hold strings and tensors."""
     return json.dumps({name: None if n is None else n._asdict() for name, n in records.items()})
 
 

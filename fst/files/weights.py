@@ -52,7 +52,7 @@ def read_stored(path: str | os.PathLike[str]) -> Stored:
 
 
 def stored_in(checkpoint: Mapping[Any, Any], name: str) -> Stored:
-    """The weights of a state_dict, or of the one in a checkpoint, which may hold others beside it.
+    """The weights of a state_dict, or of the one in a checkpoint, which may hold others too.
 
     Raises:
         ValueError: it holds none, or a damaged record.

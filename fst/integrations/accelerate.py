@@ -13,7 +13,7 @@ class SparsityState:
     """A model's `fst.sparsity_state` as an object that is saved and loaded.
 
     ``accelerator.register_for_checkpointing(SparsityState(model))``: `save_state` and `load_state`
-    then take masks and step counts along; anything else that asks for `state_dict` and
+    then take masks and step counts along; anything else that calls `state_dict` and
     `load_state_dict` can hold it too.
 
     Args:

@@ -12,9 +12,9 @@ import fst
 
 
 class SparsityState:
-    """A model's `fst.sparsity_state`, to save and load beside model and optimizer.
+    """A model's `fst.sparsity_state`, to save and load with model and optimizer.
 
-    ``dcp.save({"model": ..., "optimizer": ..., "sparsity": SparsityState(model)})``, and likewise
+    ``dcp.save({"model": ..., "optimizer": ..., "sparsity": SparsityState(model)})``, and the same
     with ``dcp.load``. Masks and step counts are equal on all ranks, so that any number of ranks can
     resume. Strategies that remember batches (`resprop`, `sparsetrain`) remember others on each
     rank: as many ranks as saved must resume.

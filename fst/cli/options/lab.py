@@ -11,7 +11,7 @@ from fst.cli.options.parsing import DTYPES, SIZE, add_cfg_options, command
 MEASURES = ("layers", "steps", "compiled")
 BENCHED = ["dense", "sampled", "sparsetrain", "srste", "fst_sampled", "fst"]
 ROUNDS = 15  # of every comparison, where --repeats does not say it
-STEP_SECONDS = 40.0  # of training steps, likewise
+STEP_SECONDS = 40.0  # of training steps, without --repeats
 BENCH = """\
 Time layers, GEMM by GEMM, and training steps: on random data, in one run, in turns.
 
@@ -83,7 +83,7 @@ def bench() -> argparse.ArgumentParser:
     forced = "the step of each strategy also with these backends, where they can compute"
     add("--force-backends", default="", metavar="OPERATION=BACKEND,...", help=forced)
     repeats = (
-        f"rounds, of which the median counts ({ROUNDS}; of training steps as many of them as "
+        f"rounds, whose median counts ({ROUNDS}; of training steps as many of them as "
         f"fit into {STEP_SECONDS:.0f} seconds)"
     )
     add("--repeats", type=positive, help=repeats)

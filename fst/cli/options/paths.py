@@ -1,7 +1,7 @@
 """Paths on a command line, which are checked before imports that take seconds.
 
-`fst::configs/demo_digits.py` is the name of configs/demo_digits.py in the package, where the suffix
-.py may be left out.
+`fst::configs/demo_digits.py` is the name of configs/demo_digits.py in the package, with or without
+the suffix .py.
 """
 
 from __future__ import annotations

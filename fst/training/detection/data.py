@@ -1,4 +1,4 @@
-"""mmdet's data sets, which refuse what mmdet would train on, or leave out, without a word."""
+"""mmdet's data sets, which refuse what mmdet would train on, or skip, without a word."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Checked:
 
     Args:
         bad_annotations: "error": raise; "skip": log the number of faults, and let mmdet treat them
-            as it does: it leaves such objects out, but takes boxes that reach out of the image.
+            as it does: it skips such objects, but takes boxes that reach out of the image.
         **kwargs: as of mmdet's data set.
 
     Raises:
