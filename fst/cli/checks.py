@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fst
-from fst.basics.arguments import user_errors
 from fst.cli.options import library
 from fst.cli.options.parsing import takes
 from fst.files.checkpoint import load_checkpoint_safely
@@ -29,16 +28,15 @@ def _is_training_checkpoint(path: str) -> bool:
 @takes(library.verify)
 def verify(arguments: argparse.Namespace) -> int:
     """Check the N:M pattern of a checkpoint's weights; exit status 0 only if all layers obey."""
-    with user_errors(arguments):
-        report = fst.verify(
-            arguments.checkpoint,
-            arguments.n,
-            arguments.m,
-            group_order=arguments.group_order,
-            include=arguments.include,
-            exclude=arguments.exclude,
-            min_coverage=arguments.min_coverage,
-        )
+    report = fst.verify(
+        arguments.checkpoint,
+        arguments.n,
+        arguments.m,
+        group_order=arguments.group_order,
+        include=arguments.include,
+        exclude=arguments.exclude,
+        min_coverage=arguments.min_coverage,
+    )
     print(report)
     if not report.ok and _is_training_checkpoint(arguments.checkpoint):
         print(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fst.basics.arguments import add_traceback, positive
+from fst.basics.arguments import add_traceback, positive, user_errors
 
 Line = argparse.Namespace
 Command = Callable[..., int]
@@ -31,12 +31,17 @@ def parsed(parser: Callable[[], argparse.ArgumentParser], words: Sequence[str]) 
 
 
 def takes(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Command], Command]:
-    """Make a command of a function of its parsed arguments, which takes words as well."""
+    """Make a command of a function of its parsed arguments: it takes words too, and errors end it.
+
+    See `user_errors`.
+    """
 
     def decorate(run: Command) -> Command:
         @functools.wraps(run)
         def command(line: Line | Sequence[str], **options: Any) -> int:
-            return run(line if isinstance(line, Line) else parsed(parser, line), **options)
+            given = line if isinstance(line, Line) else parsed(parser, line)
+            with user_errors(given):
+                return run(given, **options)
 
         return command
 

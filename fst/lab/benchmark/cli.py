@@ -15,7 +15,7 @@ import torch
 from fst import get_strategy
 from fst.backends import registry
 from fst.backends.timing import processor_time
-from fst.basics.arguments import STOPPED, TERMINATED, Terminated, user_errors
+from fst.basics.arguments import STOPPED, TERMINATED, Terminated
 from fst.basics.machine import keep_freed_memory
 from fst.cli.environment import surroundings
 from fst.cli.options.lab import bench
@@ -37,21 +37,20 @@ PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 @takes(bench)
 def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
-    with user_errors(options):
-        if options.infer is not None:
-            _refuse_options_of_steps(options)
-            return _infer(options)
-        if is_config(options.model):
-            check_read(argparse.Namespace(config=options.model))
-        for text in options.strategies:
-            _check_strategy(text)
-        options.force_backends = _backends(options.force_backends)
-        for name in ("batch", "threads"):
-            given = getattr(options, name) or [None]
-            if len(given) > 1:
-                raise ValueError(f"--{name} {given}: several of them are for --infer.")
-            setattr(options, name, given[0])
-        return _benchmark(options)
+    if options.infer is not None:
+        _refuse_options_of_steps(options)
+        return _infer(options)
+    if is_config(options.model):
+        check_read(argparse.Namespace(config=options.model))
+    for text in options.strategies:
+        _check_strategy(text)
+    options.force_backends = _backends(options.force_backends)
+    for name in ("batch", "threads"):
+        given = getattr(options, name) or [None]
+        if len(given) > 1:
+            raise ValueError(f"--{name} {given}: several of them are for --infer.")
+        setattr(options, name, given[0])
+    return _benchmark(options)
 
 
 def _refuse_options_of_steps(options: argparse.Namespace) -> None:

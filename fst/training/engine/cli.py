@@ -124,20 +124,17 @@ def _use_mixed_precision(config: Config) -> None:
 @takes(command_lines.test)
 def test(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint, folded or not."""
-    with user_errors(arguments):
-        config = _configured(arguments)
-        _draw(config, arguments.show_dir, arguments.show_score_thr)
-        config.load_from, config.resume = arguments.checkpoint, False
-        for part in ("dataloader", "cfg", "evaluator"):
-            if config.get(f"test_{part}") is None:
-                config[f"test_{part}"] = config.get(f"val_{part}")
-            if config[f"test_{part}"] is None:
-                raise ValueError(
-                    f"config {arguments.config!r} has neither test_{part} nor val_{part}."
-                )
-        check_config(config, ("test_dataloader",))
-        check_images(config, ("test_dataloader",))
-        _run(config, _test)
+    config = _configured(arguments)
+    _draw(config, arguments.show_dir, arguments.show_score_thr)
+    config.load_from, config.resume = arguments.checkpoint, False
+    for part in ("dataloader", "cfg", "evaluator"):
+        if config.get(f"test_{part}") is None:
+            config[f"test_{part}"] = config.get(f"val_{part}")
+        if config[f"test_{part}"] is None:
+            raise ValueError(f"config {arguments.config!r} has neither test_{part} nor val_{part}.")
+    check_config(config, ("test_dataloader",))
+    check_images(config, ("test_dataloader",))
+    _run(config, _test)
     return 0
 
 
@@ -175,30 +172,27 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
 @takes(command_lines.fold)
 def fold(arguments: argparse.Namespace) -> int:
     """Write the pruned weights S(W) of a checkpoint as a plain state_dict of the dense model."""
-    with user_errors(arguments):
-        config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-        if config.get("sparsity") is None:
-            raise ValueError(
-                f"config {config.filename!r} has no `sparsity`: there is nothing to fold."
-            )
-        root = sparse_root(trained_model(config, arguments.checkpoint))
-        if not fst.sparse_layers(root):
-            raise ValueError(
-                f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
-                "sparse training."
-            )
-        changed = folded_to_another_class(fst.sparse_layers(root).values())
-        if changed:
-            raise ValueError(
-                f"folding changes layers ({changed}): the unconverted model would compute other "
-                "weights from the folded ones. Write the network itself: fst export CONFIG "
-                f"{arguments.checkpoint} model.onnx"
-            )
-        folded = fst.fold(root)
-        weights = folded.state_dict()  # with the notes in its metadata
-        for name, value in weights.items():
-            weights[name] = value.clone()
-        save_atomically(weights, arguments.out)
+    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+    if config.get("sparsity") is None:
+        raise ValueError(f"config {config.filename!r} has no `sparsity`: there is nothing to fold.")
+    root = sparse_root(trained_model(config, arguments.checkpoint))
+    if not fst.sparse_layers(root):
+        raise ValueError(
+            f"{arguments.checkpoint!r} holds no sparsity state: it is no checkpoint of a "
+            "sparse training."
+        )
+    changed = folded_to_another_class(fst.sparse_layers(root).values())
+    if changed:
+        raise ValueError(
+            f"folding changes layers ({changed}): the unconverted model would compute other "
+            "weights from the folded ones. Write the network itself: fst export CONFIG "
+            f"{arguments.checkpoint} model.onnx"
+        )
+    folded = fst.fold(root)
+    weights = folded.state_dict()  # with the notes in its metadata
+    for name, value in weights.items():
+        weights[name] = value.clone()
+    save_atomically(weights, arguments.out)
     print(
         f"folded {len(fst.sparse_layers(root))} layers of {arguments.checkpoint} "
         f"into {arguments.out}"

@@ -14,7 +14,6 @@ from torch import nn
 
 import fst
 from fst.api.export import format_of
-from fst.basics.arguments import user_errors
 from fst.cli.options import training as command_lines
 from fst.cli.options.parsing import takes
 from fst.files.checkpoint import load_checkpoint_safely, replacing, trained_classes
@@ -26,30 +25,29 @@ from fst.training.engine.trained import trained_model
 @takes(command_lines.export)
 def main(arguments: argparse.Namespace) -> int:
     """Write a checkpoint's model as a file that other programs read, and check the file."""
-    with user_errors(arguments):
-        if format_of(Path(arguments.out)).outputs and not arguments.size:
-            raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
-        config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
-        model = trained_model(config, arguments.checkpoint)
-        if not hasattr(model.data_preprocessor, "mean"):
-            raise ValueError("the config's data_preprocessor has no mean: use fst.export instead.")
-        mean = model.data_preprocessor.mean.flatten()
-        example = None
-        if arguments.size:
-            example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
-        shipped = deployable(model)
-        report = fst.export(
-            shipped,
-            arguments.out,
-            example,
-            dynamic_batch=arguments.fixed_batch is None,
-            dynamic=arguments.dynamic_size,
-            opset=arguments.opset,
-            compressed=arguments.compressed,
-        )
-        images = _images(model)
-        if arguments.out.endswith(".onnx"):
-            annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))
+    if format_of(Path(arguments.out)).outputs and not arguments.size:
+        raise ValueError(f"OUT={arguments.out!r} needs --size HEIGHT [WIDTH].")
+    config = load_config(arguments.config, arguments.cfg_options, arguments.checkpoint)
+    model = trained_model(config, arguments.checkpoint)
+    if not hasattr(model.data_preprocessor, "mean"):
+        raise ValueError("the config's data_preprocessor has no mean: use fst.export instead.")
+    mean = model.data_preprocessor.mean.flatten()
+    example = None
+    if arguments.size:
+        example = torch.randn(arguments.fixed_batch or 2, len(mean), *arguments.size)
+    shipped = deployable(model)
+    report = fst.export(
+        shipped,
+        arguments.out,
+        example,
+        dynamic_batch=arguments.fixed_batch is None,
+        dynamic=arguments.dynamic_size,
+        opset=arguments.opset,
+        compressed=arguments.compressed,
+    )
+    images = _images(model)
+    if arguments.out.endswith(".onnx"):
+        annotate(arguments.out, shipped, images, _classes(config, arguments.checkpoint))
     normalised = f"(x - {images['mean']}) / {images['std']}, x in 0..255"
     print(f"{report}\nimages: {images['channels']}, {normalised}")
     return 0

@@ -57,6 +57,7 @@ def test_another_process_runs_the_file(
 
 
 def test_an_unknown_suffix(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    given = ["fst::configs/demo_digits.py", __file__, str(tmp_path / "packed.onnx")]
     with pytest.raises(SystemExit):
-        cli.main(["pack", __file__, __file__, str(tmp_path / "packed.onnx"), "--size", "16"])
+        cli.main(["pack", *given, "--size", "16"])
     assert ".pt or .pt2" in capsys.readouterr().err
