@@ -38,7 +38,6 @@ class Training:
         root: the part of a model that is converted.
         selection: ``include``, ``exclude`` and other choices of `fst.convert`.
         amp_dtype: autocast's type, or None without autocast.
-        strategy: the config's, or None.
         batch_shape: (N, C, H, W) as the model sees it, padding included.
     """
 
@@ -47,7 +46,6 @@ class Training:
     root: Callable[[nn.Module], nn.Module] = lambda model: model
     selection: Mapping[str, Any] = field(default_factory=dict)
     amp_dtype: torch.dtype | None = None
-    strategy: Strategy | None = None
     batch_shape: tuple[int, ...] = ()
 
     @property
@@ -99,7 +97,6 @@ def from_name(
     batch_size: int,
     size: tuple[int, int] | None = None,
     *,
-    classes: int = CLASSES,
     layers: str = "conv",
     dtype: str = "float32",
     device: torch.device | str = "cpu",
@@ -109,11 +106,11 @@ def from_name(
     Raises:
         ValueError: unknown source or name.
     """
-    model = build_architecture(*source_and_name(name), num_classes=classes)
+    model = build_architecture(*source_and_name(name), num_classes=CLASSES)
     model = model.to(device, memory_format=torch.channels_last)
     images = torch.randn(batch_size, 3, *(size or SIZE), device=device)
     images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(classes, (batch_size,), device=device)
+    labels = torch.randint(CLASSES, (batch_size,), device=device)
     return Training(
         model,
         lambda trained: F.cross_entropy(trained(images), labels),
@@ -128,14 +125,13 @@ def from_config(
     batch_size: int,
     size: tuple[int, int] | None = None,
     *,
-    options: Mapping[str, Any] | None = None,
     dtype: str = "float32",
     device: torch.device | str = "cpu",
 ) -> Training:
     """The model of a training config, dense, with random weights, on random data.
 
     Args:
-        path, options: as for `fst train`; of a classifier, or of a detector of MMDetection.
+        path: as for `fst train`; of a classifier, or of a detector of MMDetection.
         batch_size: images.
         size: their height and width; None: those of the Resize of a detector's training pipeline.
         dtype: autocast's, or "float32" without autocast.
@@ -151,7 +147,7 @@ def from_config(
     from fst.training.engine.data_root import datasets_of
     from fst.training.engine.model import build_model, initialise, sparse_root
 
-    config = load_config(path, options)
+    config = load_config(path)
     is_detector = config.get("default_scope") == "mmdet"
     if is_detector:
         from fst.training.detection import sample
@@ -172,13 +168,13 @@ def from_config(
     initialise(model, fetches=False)
     batch = (sample.random_batch if is_detector else _random_batch)(model, batch_size, *size)
     data = model.data_preprocessor(batch, training=False)
-    strategy, selection = read_sparsity(config)
+    _, selection = read_sparsity(config)
 
     def loss(trained: nn.Module) -> Tensor:
         return trained.parse_losses(trained(**data, mode="loss"))[0]
 
     shape = tuple(data["inputs"].shape)
-    return Training(model, loss, sparse_root, selection, amp_dtype(dtype), strategy, shape)
+    return Training(model, loss, sparse_root, selection, amp_dtype(dtype), shape)
 
 
 def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[str, Any]:

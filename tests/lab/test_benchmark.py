@@ -218,7 +218,7 @@ def test_the_defaults_are_announced_with_what_they_do(tmp_path, capsys, monkeypa
     arguments = "--model timm:test_resnet --size 32 --batch 2 --strategies dense --out"
     assert tool.main([*arguments.split(), str(tmp_path / "out")]) == 0
     (before,) = said
-    for word in ("timm:test_resnet", "batch 2", "32x32", "training steps", "dense"):
+    for word in ("timm:test_resnet", "batch 2", "32x32", "times of steps", "dense"):
         assert word in before
     assert json.loads((tmp_path / "out.json").read_text())["steps"]["rounds"] == 3
 

@@ -25,7 +25,7 @@ from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
 from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import measure, model_under_test, plan
+from fst.lab.benchmark.run import measure, model_under_test
 from fst.lab.document import markdown
 from fst.lab.model import is_config
 
@@ -39,18 +39,25 @@ def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
     if options.infer is not None:
         _refuse_options_of_steps(options)
-        return _infer(options)
-    if is_config(options.model):
-        check_read(argparse.Namespace(config=options.model))
-    for text in options.strategies:
-        _check_strategy(text)
-    options.force_backends = _backends(options.force_backends)
-    for name in ("batch", "threads"):
-        given = getattr(options, name) or [None]
-        if len(given) > 1:
-            raise ValueError(f"--{name} {given}: several of them are for --infer.")
-        setattr(options, name, given[0])
-    return _benchmark(options)
+    else:
+        _check_options_of_steps(options)
+    model = options.infer or options.model
+    if is_config(model):
+        check_read(argparse.Namespace(config=model))
+    on_cuda = options.infer is None and torch.cuda.is_available()
+    options.device = torch.device("cuda" if on_cuda else "cpu")
+    if options.processor_time and on_cuda:
+        raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
+    _check_out(options.out)
+    keeps_memory = not on_cuda and keep_freed_memory()
+    header = {
+        "command": command_of("bench", options),
+        **surroundings(options.device),
+        "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
+        "allocator": "freed memory is kept" if keeps_memory else "default",
+    }
+    with processor_time() if options.processor_time else contextlib.nullcontext():
+        return (_steps if options.infer is None else _infer)(options, header)
 
 
 def _refuse_options_of_steps(options: argparse.Namespace) -> None:
@@ -62,51 +69,50 @@ def _refuse_options_of_steps(options: argparse.Namespace) -> None:
             raise ValueError(f"{option} {given}: of training steps, not of --infer.")
 
 
-def _infer(options: argparse.Namespace) -> int:
-    if is_config(options.infer):
-        check_read(argparse.Namespace(config=options.infer))
-    keeps_memory = keep_freed_memory()
-    _check_out(options.out)
-    with processor_time() if options.processor_time else contextlib.nullcontext():
-        found = measure_inference(options)
-    header = {
-        "command": command_of("bench", options),
-        **surroundings(torch.device("cpu")),
-        **engine_versions(),
-        "model": options.infer,
-        "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[False],
-        "allocator": "freed memory is kept" if keeps_memory else "default",
-    }
+def _check_options_of_steps(options: argparse.Namespace) -> None:
+    """Check the options; batch and threads become one number, backends a dict."""
+    for text in options.strategies:
+        try:
+            get_strategy(text)
+        except ValueError as error:
+            raise ValueError(f"--strategies {text}: {error}") from error
+    try:
+        backends = registry.parse(options.force_backends, "backends")
+        with registry.force(**backends):
+            options.force_backends = backends
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"--force-backends {options.force_backends}: {error}") from error
+    for name in ("batch", "threads"):
+        given = getattr(options, name) or [None]
+        if len(given) > 1:
+            raise ValueError(f"--{name} {given}: several of them are for --infer.")
+        setattr(options, name, given[0])
+    if options.threads:
+        torch.set_num_threads(options.threads)
+
+
+def _infer(options: argparse.Namespace, header: dict[str, Any]) -> int:
+    found = measure_inference(options)
+    header |= {**engine_versions(), "model": options.infer}
     report = markdown(describe_inference(header, found))
     _write(options.out, report, {"header": header, "found": [one.as_json() for one in found]})
     return 0
 
 
-def _benchmark(options: argparse.Namespace) -> int:
-    options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_cuda = options.device.type == "cuda"
-    if options.processor_time and on_cuda:
-        raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
-    if options.threads:
-        torch.set_num_threads(options.threads)
+def _steps(options: argparse.Namespace, header: dict[str, Any]) -> int:
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    keeps_memory = not on_cuda and keep_freed_memory()
     training, described = model_under_test(options)
-    _check_out(options.out)
-    header = {
-        "command": command_of("bench", options),
-        **surroundings(options.device),
-        **described,
-        "dtype": options.dtype,
-        "clock": PROCESSOR_CLOCK if options.processor_time else CLOCKS[on_cuda],
-        "allocator": "freed memory is kept" if keeps_memory else "default",
-    }
-    print(plan(options, described), flush=True)
+    header |= {**described, "dtype": options.dtype}
+    print(
+        f"{options.model}, batch {options.batch}, {described['size']}, {options.dtype}, "
+        f"{options.device.type}: times of {', '.join(options.measure)}, torch beside "
+        f"{', '.join(options.strategies)}",
+        flush=True,
+    )
     found, status = Measurements(), 0
     try:
-        with processor_time() if options.processor_time else contextlib.nullcontext():
-            measure(training, options, found)
+        measure(training, options, found)
     except KeyboardInterrupt as stop:
         status = TERMINATED if isinstance(stop, Terminated) else STOPPED
         header["incomplete"] = "stopped before its end"
@@ -132,21 +138,3 @@ def _write(out: Path, report: str, data: dict[str, Any]) -> None:
     write_text_atomically(report, written[0])
     write_text_atomically(json.dumps(data, indent=1), written[1])
     print(f"written: {', '.join(map(str, written))}")
-
-
-def _check_strategy(text: str) -> None:
-    """Raise ValueError unless NAME or NAME,OPTION=VALUE,... makes a strategy."""
-    try:
-        get_strategy(text)
-    except ValueError as error:
-        raise ValueError(f"--strategies {text}: {error}") from error
-
-
-def _backends(text: str) -> dict[str, str]:
-    """The backends of OPERATION=BACKEND,..., which can run here."""
-    try:
-        names = registry.parse(text, "backends")
-        with registry.force(**names):
-            return names
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--force-backends {text}: {error}") from error

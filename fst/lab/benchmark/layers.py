@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -160,16 +160,16 @@ class _Layer:
         self.weight = random(shape.out_channels, channels, *shape.kernel)
         self.grad_output = random(shape.batch, shape.out_channels, *shape.output_size)
 
-    def plain(self, parts: Collection[str]) -> dict[str, Function]:
+    def plain(self) -> dict[str, Function]:
         """The GEMMs of `F.conv2d`, or of `F.linear`."""
 
         def convolution(x: Tensor, w: Tensor) -> Tensor:
             return F.conv2d(x, w, None, *self.geometry)
 
         function = F.linear if self.linear else convolution
-        return self._gemms(function, parts)
+        return self._gemms(function)
 
-    def sparse(self, strategy: Strategy, parts: Collection[str]) -> dict[str, Function]:
+    def sparse(self, strategy: Strategy) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
         groups, dtype = self.geometry.groups, self.weight.dtype
         weight = self._as_conv(self.weight)
@@ -185,15 +185,14 @@ class _Layer:
         def linear(x: Tensor, w: Tensor) -> Tensor:
             return linear_as_conv(x, w, lambda image: convolution(image, self._as_conv(w)))
 
-        functions = self._gemms(linear if self.linear else convolution, parts)
-        return {**functions, PRUNING: prune} if PRUNING in parts else functions
+        return {**self._gemms(linear if self.linear else convolution), PRUNING: prune}
 
     def _as_conv(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None] if self.linear else weight
 
-    def _gemms(self, convolution: Convolution, parts: Collection[str]) -> dict[str, Function]:
+    def _gemms(self, convolution: Convolution) -> dict[str, Function]:
         functions: dict[str, Function] = {}
-        for gemm in [gemm for gemm in GEMMS if gemm in parts]:
+        for gemm in GEMMS:
             operands = [self.images.detach(), self.weight.detach()]
             if gemm == "output":
                 functions[gemm] = torch.no_grad()(lambda x=operands: convolution(*x))
@@ -215,28 +214,24 @@ def time_layer(
     dtype: torch.dtype,
     memory_format: torch.memory_format,
     repeats: int,
-    parts: Collection[str] = (*GEMMS, PRUNING),
 ) -> LayerTimes:
-    """Time the GEMMs and the pruning of one layer under each strategy, on random data.
-
-    Args:
-        parts: which GEMMs, and whether "pruning", are timed.
-    """
+    """Time the GEMMs and the pruning of one layer under each strategy, on random data."""
     layer = _Layer(shape, device, dtype, memory_format)
-    candidates: dict[str, dict[str, Function]] = {part: {} for part in parts}
-    decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in parts}
-    for gemm, function in layer.plain(parts).items():
-        candidates[gemm][PLAIN] = function
+    candidates: dict[str, dict[str, Function]] = {
+        PRUNING: {},
+        **{gemm: {PLAIN: function} for gemm, function in layer.plain().items()},
+    }
+    decisions: dict[str, dict[str, dict[str, Decision]]] = {part: {} for part in candidates}
     for name, strategy in strategies.items():
         record = Record()
         with recording(record):
-            for part, function in layer.sparse(strategy, parts).items():
+            for part, function in layer.sparse(strategy).items():
                 candidates[part][name] = function
                 record.decisions.clear()
                 function()
                 decisions[part][name] = dict(record.decisions)
     draws = any(strategy.sampling is not None for strategy in strategies.values())
-    if draws and "grad_weight" in parts and device.type == "cpu" and not cpp.missing():
+    if draws and device.type == "cpu" and not cpp.missing():
         control = _control(layer)
         if control is not None:
             candidates["grad_weight"][CONTROL] = control
@@ -248,7 +243,7 @@ def _control(layer: _Layer) -> Function | None:
     """The weight gradient of all positions by the C++ kernel; None where it cannot compute it."""
     record = Record()
     with prefer(**BY_LISTS), recording(record):
-        function = layer.sparse(ALL_LISTED, ["grad_weight"])["grad_weight"]
+        function = layer.sparse(ALL_LISTED)["grad_weight"]
         function()
     decided = record.decisions.get("grad_weight")
     if decided is None or decided.backend != cpp.BACKEND:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from fst import get_strategy
-from fst.backends.timing import LEAST_ROUNDS
 from fst.cli.options.lab import ROUNDS, STEP_SECONDS
 from fst.lab.benchmark.layers import layer_shapes, time_layer
 from fst.lab.benchmark.measurements import Measurements
@@ -38,23 +36,6 @@ def model_under_test(options: argparse.Namespace) -> tuple[Training, dict[str, A
         **{key: chosen for key, chosen in training.selection.items() if chosen is not None},
         "memory_format": memory_format,
     }
-
-
-def plan(options: argparse.Namespace, described: Mapping[str, Any]) -> str:
-    """The lines that announce all that is going to be measured."""
-    rounds = f"{options.repeats} rounds"
-    if options.repeats is None:
-        rounds = f"{LEAST_ROUNDS} to {ROUNDS} rounds, as many as fit into {STEP_SECONDS:.0f} s"
-    each = {
-        "layers": f"each distinct layer, GEMM by GEMM, {options.repeats or ROUNDS} rounds",
-        "steps": f"training steps, {rounds}",
-        "compiled": f"training steps with torch.compile, {rounds}",
-    }
-    head = (
-        f"{described['model']}, batch {described['batch']}, {described['size']}, {options.dtype}, "
-        f"{options.device.type}: torch beside {', '.join(options.strategies)}"
-    )
-    return "\n".join([head, *(f"- {each[name]}" for name in each if name in options.measure)])
 
 
 def measure(training: Training, options: argparse.Namespace, found: Measurements) -> None:
