@@ -53,6 +53,7 @@ class ExportReport:
             they make it large. Then the fault is the program's, and ``difference`` is without them.
         changed: layers of which the file has the plain kind, because their own would compute
             another weight from the folded one; "" if there are none.
+        share: bytes of a compressed file, of those of the whole state_dict; 0 of other files.
     """
 
     path: str
@@ -61,6 +62,7 @@ class ExportReport:
     not_finite: int = 0
     optimised: float | None = None
     changed: str = ""
+    share: float = 0.0
 
     def __str__(self) -> str:
         run = "it was not run"
@@ -74,6 +76,8 @@ class ExportReport:
         counts += [f"{rest} {NOT_PRUNED}"] if rest or not counts else []
         of = counted_as(len(self.weights), "weight", "weights")
         verdict = f"{self.path}: read back, of {of} {', '.join(counts)}; {run}"
+        if self.share:
+            verdict += f"; {self.share:.2f} of the bytes"
         if self.not_finite:
             verdict += f"; {self.not_finite} values of the model's own outputs are not finite"
         if self.optimised is not None:
@@ -128,11 +132,7 @@ def export(
         raise FileNotFoundError(f"path={str(path)!r}: its folder does not exist.")
     refuse_sharded(model, "export", LOAD)
     options = Options(dynamic_batch, dynamic, opset, compressed)
-    for name in ("dynamic", "opset", "compressed"):
-        value = getattr(options, name)
-        if value not in (None, False) and name not in kind.takes:
-            able = " and ".join(suffix for suffix, other in FORMATS.items() if name in other.takes)
-            raise ValueError(f"{name}={value!r}: only {able} files have it, not {path.suffix}.")
+    _check_options(options, kind, path)
     if kind.outputs is not None and example_input is None:
         raise ValueError(f"example_input=None: a {path.suffix} file needs a batch, (N, ...).")
     inputs = _several(example_input)
@@ -140,10 +140,34 @@ def export(
     layers = sparse_layers(model)
     plain = (fold(model) if layers else copy.deepcopy(model)).eval().cpu()
     check_records(plain)
-    if opset is not None:
-        check_integer("opset", opset, 7)
+    inputs, others = _sizes(inputs, options)
+    for what, other in others.items() if kind.outputs is not None else ():
+        _check_computes(plain, other, *what)
+    with replacing(path) as partial:
+        kind.write(plain, inputs, options, partial)
+        weights = _weights(plain, read_stored(partial).weights)
+        compared = _compared(plain, kind, partial, [inputs, *others.values()])
+        size = partial.stat().st_size if compressed else 0
+    changed = folded_to_another_class(layers.values())
+    share = size / sum(value.nbytes for value in plain.state_dict().values())
+    return ExportReport(str(path), weights, *compared, changed=changed, share=share)
+
+
+def _check_options(options: Options, kind: Format, path: Path) -> None:
+    """Raise ValueError for an option that the format does not have, or no opset."""
+    for name in ("dynamic", "opset", "compressed"):
+        value = getattr(options, name)
+        if value not in (None, False) and name not in kind.takes:
+            able = " and ".join(suffix for suffix, other in FORMATS.items() if name in other.takes)
+            raise ValueError(f"{name}={value!r}: only {able} files have it, not {path.suffix}.")
+    if options.opset is not None:
+        check_integer("opset", options.opset, 7)
+
+
+def _sizes(inputs: Inputs, options: Options) -> tuple[Inputs, dict[tuple[str, str], Inputs]]:
+    """The inputs to export with, and others that the file is to take: what they are -> inputs."""
     others = {}
-    if dynamic_batch:  # torch.export takes a size of 1 for a constant
+    if options.dynamic_batch:  # torch.export takes a size of 1 for a constant
         if any(x.dim() == 0 for x in inputs):
             raise ValueError(
                 "example_input: a tensor of no dimension; with dynamic_batch each must be a "
@@ -151,17 +175,11 @@ def export(
             )
         inputs = tuple(torch.cat([x, x]) if len(x) == 1 else x for x in inputs)
         others[SAMPLE] = tuple(x[:1] for x in inputs)
-    if dynamic:
+    if options.dynamic:
+        if all(x.dim() != 4 for x in inputs):
+            raise ValueError("dynamic=True: no tensor of example_input is (N, C, H, W).")
         others[SIZE] = tuple(F.pad(x, (0, 64, 0, 32)) if x.dim() == 4 else x for x in inputs)
-    if kind.outputs is not None:
-        for what, other in others.items():
-            _check_computes(plain, other, *what)
-    with replacing(path) as partial:
-        kind.write(plain, inputs, options, partial)
-        weights = _weights(plain, read_stored(partial).weights)
-        compared = _compared(plain, kind, partial, [inputs, *others.values()])
-    changed = folded_to_another_class(layers.values())
-    return ExportReport(str(path), weights, *compared, changed=changed)
+    return inputs, others
 
 
 def format_of(path: Path) -> Format:

@@ -403,6 +403,8 @@ def test_a_model_of_one_size_is_no_dynamic_file(tmp_path):
     with pytest.raises(ValueError, match="does not compute it with 32 rows and 64 columns more"):
         model = nn.Sequential(nn.Flatten(), nn.Linear(256, 4))
         fst.export(model, tmp_path / "m.onnx", torch.randn(2, 4, 8, 8), dynamic=True)
+    with pytest.raises(ValueError, match=r"no tensor of example_input is \(N, C, H, W\)"):
+        fst.export(nn.ReLU(), tmp_path / "m.onnx", torch.randn(2, 4), dynamic=True)
     assert not list(tmp_path.iterdir())
 
 

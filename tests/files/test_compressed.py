@@ -53,9 +53,12 @@ def test_the_share_of_the_bytes(dtype, share, tmp_path):
     net = nn.Sequential(nn.Conv2d(256, 256, 3, bias=False)).to(dtype)
     fst.convert(net, "srste")
     for compressed in (False, True):
-        fst.export(net, tmp_path / f"{compressed}.safetensors", compressed=compressed)
+        report = fst.export(net, tmp_path / f"{compressed}.safetensors", compressed=compressed)
     small, large = ((tmp_path / f"{kind}.safetensors").stat().st_size for kind in (True, False))
     assert small / large == pytest.approx(share, abs=0.005)
+    assert report.share == pytest.approx(share, abs=0.005) and f"{share} of the bytes" in str(
+        report
+    )
 
 
 def test_weights_of_few_zeros_and_special_values(tmp_path):
