@@ -64,8 +64,7 @@ class VerifyReport:
     @property
     def pattern(self) -> str:
         """The "N:M" of the checked weights; where they differ, all of them: "1:4, 2:4"."""
-        found = {(row.groups.m, row.groups.n) for row in self.layers if row.groups is not None}
-        return ", ".join(f"{n}:{m}" for m, n in sorted(found))
+        return ", ".join(_by_pattern(self.layers))
 
     @property
     def coverage(self) -> float:
@@ -83,13 +82,13 @@ class VerifyReport:
 
     def _verdict(self) -> str:
         short = [row.groups.m for row in self.layers if row.groups and row.ok and row.is_exempt]
-        bad = sum(not row.ok for row in self.layers)
-        kept = len(self.layers) - len(short) - bad
-        parts = [f"{counted_as(kept, 'weight is', 'weights are')} {self.pattern}"]
-        if bad:
-            parts.insert(0, f"{bad} not {self.pattern}")
+        bad = _by_pattern(row for row in self.layers if not row.ok)
+        kept = _by_pattern(row for row in self.layers if row.ok and not row.is_exempt)
+        parts = [f"{number} not {pattern}" for pattern, number in bad.items()]
+        for pattern, number in (kept or {self.pattern: 0}).items():
+            parts.append(f"{counted_as(number, 'weight is', 'weights are')} {pattern}")
         if short:
-            sizes = ", ".join(map(str, sorted(set(short))))
+            sizes = " or ".join(map(str, sorted(set(short))))
             parts.append(f"{len(short)} exempt (groups of fewer than {sizes})")
         parts += [f"{n} {reason}" for reason, n in Counter(self.unread.values()).items()]
         if self.not_pruned:
@@ -109,6 +108,12 @@ class VerifyReport:
         if self.others:
             verdict += f"\nnot checked: the file's other weights, {', '.join(self.others)}"
         return verdict
+
+
+def _by_pattern(rows: Iterable[LayerRow]) -> dict[str, int]:
+    """ "N:M" -> how many of the weights should have it; small groups first."""
+    found = Counter((row.groups.m, row.groups.n) for row in rows if row.groups is not None)
+    return {f"{n}:{m}": number for (m, n), number in sorted(found.items())}
 
 
 def verify(

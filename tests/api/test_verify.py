@@ -329,6 +329,13 @@ def test_the_last_line_counts_each_row_of_the_table_once(strategy, exclude):
     assert len(report.layers) + report.not_checked + report.not_pruned == 5
 
 
+def test_the_last_line_says_how_many_weights_have_which_pattern():
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 1) for _ in range(3)))
+    fst.convert(net, "srste", patterns={"2": "1:4"})
+    said = str(fst.verify(net)).splitlines()[-1]
+    assert said == "1 weight is 1:4, 2 weights are 2:4; coverage 100.0%"
+
+
 def test_lazy_layers_are_refused_by_name():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.LazyConvTranspose2d(4, 1))
     with pytest.raises(ValueError, match="'1.weight' has no shape yet: run the model once"):
