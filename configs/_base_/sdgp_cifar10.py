@@ -6,9 +6,9 @@ As its published script runs, which is not always what its configurations ask fo
   configurations have training.lr_peak_epoch: 5, which nothing reads.
 - Convolutions but the first are drawn from kaiming_uniform, in the dense baseline too.
 - Flip; translation by up to 2 pixels; cutout of 4 pixels wholly inside the image; label smoothing
-  0.1; flip averaging in validation. The script asks for a translation filled with the mean
-  (padding_mode="mean"), but ffcv ignored that until March 2022, after SDGP was published, and left
-  memory as it came, mostly black.
+  0.1; flip averaging in validation. The script asks for a translation filled with the mean, but
+  ffcv ignored that until March 2022, after SDGP was published, and left memory as it came, mostly
+  black, which translations bring in here.
 - All parameters have weight decay, those of normalisation layers too: parameters are exempt by the
   substring "bn", which no name in its network contains.
 - fp16 (--amp, with --cfg-options optim_wrapper.dtype=float16).
@@ -18,7 +18,7 @@ _base_ = ["cifar10.py", "runtime.py"]
 
 model = dict(
     initialisation="kaiming_uniform",
-    data_preprocessor=dict(padding_mode="zero", cutout_mode="inside"),
+    data_preprocessor=dict(cutout_mode="inside"),
 )
 
 train_cfg = dict(by_epoch=True, max_epochs=150, val_interval=1)

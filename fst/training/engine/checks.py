@@ -102,13 +102,13 @@ def _own_datasets(
 
 def _check_own(name: str, config: Config) -> None:
     loader = config.get(name) or {}
-    if not is_own(loader.get("dataset")):
-        for kind, _ in _own_datasets(config, [name]):
-            raise ValueError(
-                f"{name}: dataset type {loader['dataset']['type']!r} cannot wrap {kind.__name__}, "
-                "which makes batches itself."
-            )
-    elif name == "train_dataloader" and loader.get("sampler") is None:
+    own = is_own(loader.get("dataset"))
+    for kind, _ in _own_datasets(config, [] if own else [name]):
+        raise ValueError(
+            f"{name}: dataset type {loader['dataset']['type']!r} cannot wrap {kind.__name__}, "
+            "which makes batches itself."
+        )
+    if own and name == "train_dataloader" and loader.get("sampler") is None:
         raise ValueError(
             "train_dataloader has no sampler: images would come in the order of their files. Set "
             "sampler=dict(type='DefaultSampler', shuffle=True)."

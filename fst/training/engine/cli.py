@@ -30,8 +30,6 @@ from fst.training.engine.model import sparse_root
 from fst.training.engine.runner import Runner
 from fst.training.engine.trained import trained_model
 
-TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 def _configured(arguments: argparse.Namespace) -> Config:
     options, given = dict(arguments.cfg_options), vars(arguments)
@@ -43,10 +41,9 @@ def _configured(arguments: argparse.Namespace) -> Config:
     config.launcher = arguments.launcher
     if arguments.seed is not None:
         config.randomness = {**config.get("randomness", {}), "seed": arguments.seed}
-    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
-    if arguments.launcher == "pytorch" and missing:
+    if arguments.launcher == "pytorch" and "RANK" not in os.environ:
         raise ValueError(
-            f"--launcher pytorch needs torchrun ({', '.join(missing)} not set): "
+            "--launcher pytorch needs torchrun, which sets RANK: "
             f"torchrun --nproc-per-node=2 -m fst train {arguments.config} --launcher pytorch"
         )
     return config

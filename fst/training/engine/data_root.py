@@ -88,8 +88,5 @@ def _set_num_classes(config: Config, count: int) -> None:
     architecture["num_classes"] = count
     for name in EVALUATORS:
         metric = config.get(name)
-        for accuracy in metric if isinstance(metric, list | tuple) else [metric]:
-            if isinstance(accuracy, dict) and accuracy.get("type") == "Accuracy":
-                topk = accuracy.get("topk", (1, 5))
-                topk = (topk,) if isinstance(topk, int) else topk
-                accuracy["topk"] = tuple(k for k in topk if k <= count) or (1,)
+        if isinstance(metric, dict) and isinstance(topk := metric.get("topk"), list | tuple):
+            metric["topk"] = tuple(k for k in topk if k <= count) or (1,)

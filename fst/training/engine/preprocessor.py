@@ -2,7 +2,7 @@
 
 Own are the flip, the shift and the hole, which differ from image to image of a batch and are drawn
 from the images' keys: torchvision's transforms treat a batch alike and draw from global generators.
-Padding is torchvision's; mixing and random erasing are timm's.
+Mixing and random erasing are timm's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import MODELS
-from torchvision.transforms.v2 import functional as F
+from torch.nn import functional as F
 
 from fst.basics.values import check_integer, check_number, one_of
 from fst.training.engine.random_state import isolated, mixed_seed, uniform
@@ -33,9 +33,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         mean: Per channel, in 0..255.
         std: Per channel, in 0..255.
         flip: Probability of a horizontal flip.
-        translate: Largest shift in pixels, in both directions of both axes.
-        padding_mode: What a shift brings in: "zero" (black), "mean" (the mean, cut to integers) or
-            "reflect".
+        translate: Largest shift in pixels, in both directions of both axes; it brings in black.
         cutout: Side of a square set to the mean; 0: none.
         cutout_mode: Where the square is: "centre", with its centre anywhere, so that borders cut it
             (DeVries & Taylor 2017), or "inside", wholly in the image (ffcv).
@@ -53,7 +51,6 @@ class ImagePreprocessor(BaseDataPreprocessor):
         std: Sequence[float],
         flip: float = 0.0,
         translate: int = 0,
-        padding_mode: str = "zero",
         cutout: int = 0,
         cutout_mode: str = "centre",
         mixup: Mapping[str, Any] | None = None,
@@ -67,13 +64,11 @@ class ImagePreprocessor(BaseDataPreprocessor):
         check_number("flip", flip, "[0, 1]")
         check_integer("translate", translate, 0)
         check_integer("cutout", cutout, 0)
-        one_of("padding_mode", padding_mode, ("zero", "mean", "reflect"))
         one_of("cutout_mode", cutout_mode, ("centre", "inside"))
         self.flip, self.translate, self.cutout = flip, translate, cutout
-        self.padding_mode, self.cutout_mode = padding_mode, cutout_mode
+        self.cutout_mode = cutout_mode
         self.mixup = build_mixup(mixup)
         self.random_erasing = build_random_erasing(random_erasing)
-        self._fill = [int(value) for value in mean] if padding_mode == "mean" else 0
         for name, values in (("mean", mean), ("std", std)):
             values = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
             self.register_buffer(name, values, persistent=False)
@@ -125,15 +120,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
         if pad:
             shift = (draws[1:3, :, None] * (2 * pad + 1)).long()
             rows, columns = rows + shift[0], columns + shift[1]
-            if self.padding_mode == "reflect":
-                if pad >= min(height, width):
-                    raise ValueError(
-                        f"translate={pad} with padding_mode='reflect' must be less than the sides "
-                        f"of images of {(height, width)} pixels."
-                    )
-                images = F.pad(images, [pad], padding_mode="reflect")
-            else:
-                images = F.pad(images, [pad], fill=self._fill)
+            images = F.pad(images, [pad] * 4)
         batch = torch.arange(len(images), device=images.device)[:, None, None]
         return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(
             0, 3, 1, 2

@@ -240,15 +240,12 @@ class Runner(mmengine.runner.Runner):
         if self._resume:
             check_resumable(checkpoint, filename, self)
             averages = bool(self._hooks_of(EMAHook))
-            for what, own, key in (
-                ("sparsity", is_sparse, "sparsity"),
-                ("EMAHook", averages, "ema_state_dict"),
-            ):
+            for key, own in (("sparsity", is_sparse), ("ema_state_dict", averages)):
                 if own != (key in checkpoint):
                     with_, without = ("with", "without") if own else ("without", "with")
                     raise ValueError(
-                        f"cannot resume {with_} {what}: {filename!r} comes from a run {without} "
-                        "it. To start from its weights use load_from without resume."
+                        f"cannot resume {with_} {key}: {filename!r} comes from a run {without} it. "
+                        "To start from its weights use load_from without resume."
                     )
         self._check_overlap(checkpoint["state_dict"], filename)
         if not self._is_training:
@@ -269,18 +266,17 @@ class Runner(mmengine.runner.Runner):
         return checkpoint
 
     def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
-        shapes = {name.removeprefix("module."): value.shape for name, value in state_dict.items()}
         own = unwrapped(self.model).state_dict()
-        common = shapes.keys() & own.keys()
-        if self._is_training and not self._resume:
-            fitting = sum(shapes[name] == getattr(own[name], "shape", None) for name in common)
-            self.logger.info(f"{fitting} of the model's {len(own)} entries fit {filename}")
+        common = state_dict.keys() & own.keys()
         if not common:
             raise ValueError(
-                f"{filename!r} belongs to another model: none of its {len(shapes)} entries "
-                f"({', '.join(sorted(shapes)[:3])}, ...) is one of the model's "
+                f"{filename!r} belongs to another model: none of its {len(state_dict)} entries "
+                f"({', '.join(sorted(state_dict)[:3])}, ...) is one of the model's "
                 f"({', '.join(sorted(own)[:3])}, ...)."
             )
+        if self._is_training and not self._resume:
+            fitting = sum(state_dict[name].shape == own[name].shape for name in common)
+            self.logger.info(f"{fitting} of the model's {len(own)} entries fit {filename}")
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Write to a temporary file first; every rank must call it."""

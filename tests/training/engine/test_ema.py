@@ -129,10 +129,10 @@ def test_fine_tuning_begins_with_the_loaded_weights(train):
 
 def test_what_is_refused(train):
     out = train("run", extra=hooks())
-    with pytest.raises(ValueError, match="cannot resume without EMAHook"):
+    with pytest.raises(ValueError, match="cannot resume without ema_state_dict"):
         train("run", "--resume")
     plain = train("plain")
-    with pytest.raises(ValueError, match="cannot resume with EMAHook"):
+    with pytest.raises(ValueError, match="cannot resume with ema_state_dict"):
         train("plain", "--resume", extra=hooks())
     assert (out / "epoch_2.pth").is_file() and (plain / "epoch_2.pth").is_file()
     with pytest.raises(ValueError, match="removes channels"):

@@ -89,30 +89,6 @@ def test_scalars(train):
     assert "grad_weight: 2 accelerated" in line
 
 
-def test_the_norm_in_a_log_line_is_that_of_its_iteration(train):
-    """Whatever the interval of the looks, and with the decay in it."""
-    runs = [
-        train(f"every{n}", sparsity=f'dict(strategy="fst", decay=1.0, log_interval={n})')
-        for n in (1, 5)
-    ]
-    each, rare = map(scalars_of, runs)
-    norms = {
-        line["step"]: math.hypot(line["grad_norm/0"], line["grad_norm/3"])
-        for line in each
-        if "grad_norm/3" in line
-    }
-    for lines in (each, rare):
-        shown = {line["step"]: line["sparse_grad_norm"] for line in lines if "loss" in line}
-        assert shown == pytest.approx({step: norms[step] for step in (2, 4, 6, 8)}, rel=1e-5)
-    assert [line["step"] for line in rare if "grad_norm/3" in line] == [5]
-
-
-def test_a_log_line_without_a_step_has_no_norm(train):
-    lines = scalars_of(train(extra='optim_wrapper["accumulative_counts"] = 3\n'))
-    with_norm = {line["step"]: "sparse_grad_norm" in line for line in lines if "loss" in line}
-    assert with_norm == {2: False, 4: False, 6: True, 8: True}
-
-
 def test_dense_outputs_have_no_mask(train):
     lines = scalars_of(train(sparsity='dict(strategy="sdgp", log_interval=1)'))
     assert any("grad_norm/3" in line for line in lines)

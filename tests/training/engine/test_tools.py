@@ -171,10 +171,6 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         ("optim_wrapper = None\n", "has no optim_wrapper"),
         ("randomness = dict(seed=nothing)\n", "cannot be read: NameError"),
         ("optim_wrapper['optimizer']['maximize'] = True\n", "maximize=True turns round"),
-        (
-            "model['data_preprocessor'].update(translate=20, padding_mode='reflect')\n",
-            "translate=20 with padding_mode='reflect' must be less than the sides of images of (8,",
-        ),
         ("optim_wrapper['accumulative_counts'] = 0\n", "greater than or equal to 1 (--traceback"),
     ],
 )

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 UNSCALED = ("I", "F")  # modes of 32 bits, whose largest value no file names
-ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xae\x42\x60\x82", "GIF": b";"}
-TAIL = 64  # bytes of a file in which its end is looked for, but for padding
+CHECKED = ("PNG", "WEBP")  # formats of which the header or a checksum tells that all is there
+END = b"\xff\xd9"  # of JPEG
 CHUNK = 256  # images of a thread's turn
 
 
@@ -33,25 +33,10 @@ def opened(path: str) -> Image.Image:
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
 
 
-def check_whole(path: str, kind: str | None) -> None:
-    """Raise what Pillow raises where a file of that format stops before its image does.
-
-    Only where the file does not show its end, as BMP and TIFF do not, the image is decoded.
-    """
-    if kind == "WEBP":  # whose length was compared when it was opened
-        return
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - TAIL))
-        end = file.read().rstrip(b"\0\r\n ")
-    if kind not in ENDS or not end.endswith(ENDS[kind]):
-        with Image.open(path) as image:
-            image.load()
-
-
 def faults(paths: Sequence[str], what: str) -> dict[str, str]:
     """Of the images that cannot be read the reasons, by path; ``what`` names progress.
 
-    Headers and ends of the files tell it; damage between them is seen in PNG alone.
+    Of JPEG, PNG and WebP, headers and ends of the files tell it; other formats are decoded.
     """
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     with ThreadPool() as pool:
@@ -66,10 +51,17 @@ def _fault(path: str) -> str:
             _check_mode(file)
             kind = file.format
             file.verify()
-            check_whole(path, kind)
+        if kind not in CHECKED and not (kind in ("JPEG", "MPO") and _tail(path).endswith(END)):
+            opened(path)
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _tail(path: str) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 64))
+        return file.read().rstrip(b"\0\r\n ")
 
 
 @contextmanager

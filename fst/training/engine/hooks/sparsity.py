@@ -18,13 +18,11 @@ from torch import Tensor, nn
 import fst
 from fst.api.attach import Attachment
 from fst.api.convert import check_layers, check_patterns
-from fst.api.metrics import Layers, MaskWatch, Scalars, fetch, gradient_norms, totals
 from fst.api.report import modes
 from fst.basics.values import check_integer, check_number, one_of
 from fst.files.checkpoint import state_dict_of
 from fst.layers.modules import SparseLayer
 from fst.layers.step import held_by
-from fst.training.engine.hooks.monitor import is_logged
 from fst.training.engine.model import built_wrappers, sparse_root, unwrapped
 
 FROM_SCRATCH = ("warn", "error", "allow")
@@ -46,9 +44,7 @@ class SparsityHook(Hook):
     since the last look), and the norm of the gradient.
 
     The norm is that of the gradient with which the optimizer steps: clipped, and with the decay of
-    strategies that add theirs to it (rigl and others mask it after that). In log lines it is
-    measured in the line's own iteration, `sparse_grad_norm`; a line whose iteration makes no step
-    has none.
+    strategies that add theirs to it (rigl and others mask it after that).
 
     Args:
         strategy: Name of a registered strategy.
@@ -93,10 +89,9 @@ class SparsityHook(Hook):
             "patterns": patterns,
         }
         self.log_interval = log_interval
-        self._is_due = self._is_logged = self._is_told = False
+        self._is_due = self._is_told = False
         self._layers: dict[str, SparseLayer] = {}
-        self._masks = MaskWatch()
-        self._measured: dict[str, Scalars] = {}
+        self._measured: dict[str, float] = {}
         self._attached: list[Attachment] = []
         self._of_ranks: list[dict[str, Any]] = []
         self._frozen = ExitStack()
@@ -119,9 +114,7 @@ class SparsityHook(Hook):
         if runner._load_from is None and not runner._resume:
             self._warn_untrained(runner, "load_from=None")
         for wrapper in [w for w in wrappers if held_by(w.optimizer)] or wrappers:
-            held = set(held_by(wrapper.optimizer))
-            layers = {name: layer for name, layer in self._layers.items() if layer in held}
-            wrapper.optimizer.register_step_pre_hook(partial(self._look, layers))
+            wrapper.optimizer.register_step_pre_hook(partial(self._look, runner))
             lengths = _lengths(runner, wrapper)
             self._attached.append(fst.attach(self.root(runner), wrapper.optimizer, **lengths))
 
@@ -247,7 +240,6 @@ class SparsityHook(Hook):
         if self.until and self._layers and runner.iter >= self.until * runner.max_iters:
             self._end(runner)
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
-        self._is_logged = is_logged(runner, batch_idx)
 
     def _end(self, runner: Any) -> None:
         """Train on as a dense model."""
@@ -255,14 +247,11 @@ class SparsityHook(Hook):
         self._layers = {}
         runner.logger.info(f"until={self.until}: the layers are dense from here on")
 
-    def _look(self, layers: Layers, *_: Any) -> None:
+    def _look(self, runner: Any, *_: Any) -> None:
         # right before the optimizer's step, after the decay: mmengine clears the gradients right
         # after it, and masks are still those of this iteration
-        if not self._layers or not (self._is_due or self._is_logged):
-            return
-        measured = self._masks.look(layers) if self._is_due else {}
-        for what, values in {"grad_norm": gradient_norms(layers), **measured}.items():
-            self._measured.setdefault(what, {}).update(values)
+        if self._layers and self._is_due:
+            self._measured, self._is_due = fst.metrics(self.root(runner), prefix=""), False
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -274,27 +263,12 @@ class SparsityHook(Hook):
         if self._layers and not self._is_told:
             self._is_told = True
             runner.logger.info(f"Layers after the first step: {modes(self.root(runner))}")
-        hub = runner.message_hub
-        # mmengine would show the mean with earlier ones, and repeat it in lines without a step
-        hub.log_scalars.pop("train/sparse_grad_norm", None)
-        if not self._measured:
-            return
-        measured, self._measured = fetch(self._measured), {}
-        means = totals(self._layers, measured)
-        if "grad_norm" in means:
-            hub.update_scalar("train/sparse_grad_norm", means.pop("grad_norm"))
-        if len(measured) == 1:  # the norms alone
-            return
-        self._is_due = False
-        for name, value in means.items():
-            hub.update_scalar(f"train/{name}", value)
-        scalars = {
-            f"{name}/{layer}": value
-            for name, group in measured.items()
-            for layer, value in group.items()
-        }
-        if scalars:
-            runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
+        measured, self._measured = self._measured, {}
+        for name in [name for name in measured if "/" not in name]:  # of all layers
+            known = name.replace("grad_norm", "sparse_grad_norm")  # mmengine's is the model's
+            runner.message_hub.update_scalar(f"train/{known}", measured.pop(name))
+        if measured:
+            runner.visualizer.add_scalars(measured, step=runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Say how large the model is, if channels may have been removed."""
