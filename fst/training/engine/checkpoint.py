@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ def newest_checkpoint(work_dir: str | os.PathLike[str]) -> str | None:
 
 
 def check_unused(
-    work_dir: str | os.PathLike[str], position: Mapping[str, int] = MappingProxyType({})
+    work_dir: str | os.PathLike[str], position: Mapping[str, int] | None = None
 ) -> None:
     """Check that a run may start in ``work_dir``, and later go on from its newest checkpoint.
 
@@ -73,7 +72,7 @@ def check_unused(
         ValueError: it holds checkpoints of later ones, which would be mistaken for the run's own.
     """
     for step, path in reversed(checkpoint_files(work_dir)):
-        if step > position.get(path.name.partition("_")[0], 0):
+        if step > (position or {}).get(path.name.partition("_")[0], 0):
             raise ValueError(
                 f"work_dir={str(work_dir)!r} holds {path.name} of an earlier run: go on from it "
                 "with --resume, move it away, or give this run a --work-dir of its own."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,13 @@ from fst.training.engine.data import ImageDataset, ImageFolder, is_own
 from fst.training.engine.data_root import LOADERS, datasets_of
 
 # The keys that MMEngine asks a config for by name: it ignores all others.
-ENV_CFG = ("cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit")
-AUTO_SCALE_LR = ("enable", "base_batch_size")
-PARAMWISE_CFG = (
-    "custom_keys",
-    "bias_lr_mult",
-    "bias_decay_mult",
-    "norm_decay_mult",
-    "dwconv_decay_mult",
-    "flat_decay_mult",
-    "bypass_duplicate",
-    "dcn_offset_lr_mult",
-)
-CUSTOM_KEY = ("lr_mult", "decay_mult")  # beside the optimizer's own settings
+READ = {
+    "env_cfg": "cudnn_benchmark mp_cfg dist_cfg resource_limit".split(),
+    "auto_scale_lr": ["enable", "base_batch_size"],
+}
+PARAMWISE_CFG = """custom_keys bias_lr_mult bias_decay_mult norm_decay_mult dwconv_decay_mult
+    flat_decay_mult bypass_duplicate dcn_offset_lr_mult""".split()
+CUSTOM_KEY = ("lr_mult", "decay_mult")  # and the optimizer's own settings
 _CONSTRUCTOR = "DefaultOptimWrapperConstructor"
 
 
@@ -45,13 +39,13 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
     """
     if config.get("model") is None:
         raise ValueError(f"config {config.filename!r} has no `model`.")
-    refuse_unknown("env_cfg", config.get("env_cfg"), ENV_CFG)
-    refuse_unknown("auto_scale_lr", config.get("auto_scale_lr"), AUTO_SCALE_LR)
+    for key, known in READ.items():
+        refuse_unknown(key, config.get(key), known)
     wrapper = config.get("optim_wrapper") or {}
     if wrapper.get("constructor", _CONSTRUCTOR) == _CONSTRUCTOR:  # others have keys of their own
         _check_paramwise(wrapper)
     for name in dataloaders:
-        _check_own(name, config)
+        _check_loader(name, config)
     for kind, dataset in _own_datasets(config, dataloaders):
         kind.check(**{key: dataset[key] for key in dataset if key != "type"})
     source = config.get("load_from")
@@ -65,14 +59,17 @@ def check_images(config: Config, dataloaders: Sequence[str]) -> None:
     """Read the headers of all images in folders that these dataloaders use.
 
     Raises:
-        ValueError: one cannot be read.
+        FileNotFoundError: a class has no image.
+        ValueError: an image cannot be read.
     """
-    checked: list[tuple[Any, ...]] = []
-    for kind, dataset in _own_datasets(config, dataloaders):
-        key = tuple(dataset.get(name) for name in ("data_root", "split", "skip_broken"))
-        if issubclass(kind, ImageFolder) and key not in checked:
-            checked.append(key)
-            kind.check_images(**{key: dataset[key] for key in dataset if key != "type"})
+    names = ("data_root", "split", "skip_broken")
+    folders = {
+        tuple(dataset.get(name) for name in names): kind
+        for kind, dataset in _own_datasets(config, dataloaders)
+        if issubclass(kind, ImageFolder)
+    }
+    for values, kind in folders.items():
+        kind.check_images(**dict(zip(names, values, strict=True)))
 
 
 def skip_broken_images(config: Config) -> None:
@@ -94,13 +91,12 @@ def _own_datasets(
     """The configs of FST's own data sets, wrapped or not, each with its class."""
     for name, datasets in datasets_of(config).items():
         for dataset in datasets if name in dataloaders else ():
-            kind = dataset.get("type")
-            kind = DATASETS.get(kind) if isinstance(kind, str) else kind
-            if isinstance(kind, type) and issubclass(kind, ImageDataset):
-                yield kind, dataset
+            if is_own(dataset):
+                kind = dataset["type"]
+                yield DATASETS.get(kind) if isinstance(kind, str) else kind, dataset
 
 
-def _check_own(name: str, config: Config) -> None:
+def _check_loader(name: str, config: Config) -> None:
     loader = config.get(name) or {}
     own = is_own(loader.get("dataset"))
     for kind, _ in _own_datasets(config, [] if own else [name]):
@@ -115,17 +111,16 @@ def _check_own(name: str, config: Config) -> None:
         )
 
 
-def _check_paramwise(wrapper: Mapping[str, Any]) -> None:
+def _check_paramwise(wrapper: Any) -> None:
     where, choice = "optim_wrapper.paramwise_cfg", wrapper.get("paramwise_cfg") or {}
     refuse_unknown(where, choice, PARAMWISE_CFG)
-    kind = (wrapper.get("optimizer") or {}).get("type")
-    if isinstance(kind, str) and OPTIMIZERS.get(kind) is None:  # MMEngine's error does not name it
-        near = nearest(kind, OPTIMIZERS.module_dict)
-        raise ValueError(f"optim_wrapper: optimizer type {kind!r} is unknown.{near}")
-    kind = OPTIMIZERS.get(kind) if isinstance(kind, str) else kind
+    name = (wrapper.get("optimizer") or {}).get("type")
+    kind = OPTIMIZERS.get(name) if isinstance(name, str) else name
+    if name is not None and kind is None:  # MMEngine's error does not name it
+        near = nearest(name, OPTIMIZERS.module_dict)
+        raise ValueError(f"optim_wrapper: optimizer type {name!r} is unknown.{near}")
     settings = inspect.signature(kind).parameters if kind else {}
-    if not settings or any(s.kind is s.VAR_KEYWORD for s in settings.values()):
+    if any(setting.kind is setting.VAR_KEYWORD for setting in settings.values()):
         return
-    known = (*CUSTOM_KEY, *(name for name in settings if name != "params"))
     for pattern, changes in (choice.get("custom_keys") or {}).items():
-        refuse_unknown(f"{where}.custom_keys[{pattern!r}]", changes, known)
+        refuse_unknown(f"{where}.custom_keys[{pattern!r}]", changes, (*CUSTOM_KEY, *settings))

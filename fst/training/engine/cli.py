@@ -23,6 +23,7 @@ from fst.cli.options.training import NEWEST
 from fst.files.checkpoint import save_atomically
 from fst.layers.coverage import gemm_weights
 from fst.layers.modules import folded_to_another_class
+from fst.training.configs import is_detector
 from fst.training.engine.checkpoint import check_unused, checkpoint_files
 from fst.training.engine.checks import check_config, check_images, skip_broken_images
 from fst.training.engine.config import load_config
@@ -82,19 +83,13 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def _how_to_continue(arguments: argparse.Namespace) -> str:
-    """The line that a stopped training ends with: on the first rank, the command to go on."""
+    """The line that a stopped training ends with, on the first rank."""
     if os.environ.get("RANK", "0") != "0":
         return ""
-    if arguments.work_dir is None or not any(Path(arguments.work_dir).glob("*.pth")):
+    if arguments.work_dir is None or not checkpoint_files(arguments.work_dir):
         return "stopped. No checkpoint was saved yet: the same command starts anew."
-    resume = ("--resume", arguments.resume, f"--resume={arguments.resume}")
-    given = [word for word in arguments.words if word not in resume]
-    start = ["fst", "train"]
-    if arguments.launcher == "pytorch":
-        processes = os.environ.get("LOCAL_WORLD_SIZE", 1)
-        start = ["torchrun", f"--nproc-per-node={processes}", "-m", *start]
-    command = shlex.join([*start, *given, "--resume"])
-    return f"stopped. To continue:\n    {command}"
+    work_dir = shlex.quote(arguments.work_dir)
+    return f"stopped. To continue: the same command with --work-dir {work_dir} --resume"
 
 
 def _resume(config: Config, source: str) -> None:
@@ -152,12 +147,10 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
         if score is not None:
             raise ValueError("--show-score-thr needs --show-dir.")
         return
-    if config.get("default_scope") != "mmdet":
+    if not is_detector(config):
         raise ValueError(
             "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
         )
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise ValueError(f"--show-dir {folder!r} is a file: detections are drawn into a folder.")
     score = 0.3 if score is None else score
     check_number("--show-score-thr", score, "[0, 1]")
     config.visualizer = {"type": "DetLocalVisualizer"}

@@ -94,7 +94,7 @@ class ImagePreprocessor(BaseDataPreprocessor):
                 if self.random_erasing:
                     inputs = self.random_erasing(inputs)
                 if self.mixup:
-                    inputs, batch["labels"] = self._mixed(inputs, batch.get("labels"))
+                    inputs, batch["labels"] = self.mixup(inputs, batch["labels"])
         return {**batch, "inputs": inputs}
 
     def _normalised(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -125,17 +125,6 @@ class ImagePreprocessor(BaseDataPreprocessor):
         return images.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(
             0, 3, 1, 2
         )
-
-    def _mixed(
-        self, images: torch.Tensor, labels: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if labels is None or len(images) % 2:
-            raise ValueError(
-                f"mixup needs labels and an even number of images, and got {len(images)} images"
-                f"{'' if labels is not None else ' without labels'}: set an even batch_size and "
-                "drop_last=True."
-            )
-        return self.mixup(images, labels)
 
     def _hole(self, inputs: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         if self.cutout_mode == "inside" and self.cutout > min(inputs.shape[-2:]):

@@ -194,7 +194,7 @@ class Runner(mmengine.runner.Runner):
                 self._resume = self._load_from is not None
                 if not self._resume:
                     self.logger.warning(f"Nothing to resume in {self.work_dir}: a new training.")
-            position = {}
+            position = None
             if self._resume:
                 checkpoint = load_checkpoint_safely(self._load_from)
                 position = training_position(checkpoint, self._load_from)

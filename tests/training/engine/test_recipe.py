@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from torch.nn import functional as F
-from torchvision import transforms as v1
 
 from fst.training.engine import Classifier, ImagePreprocessor
-from fst.training.engine.data.transforms import build_transforms
 from fst.training.engine.preprocessor import _seed
 from fst.training.engine.random_state import isolated, sample_keys
 
@@ -129,62 +126,5 @@ def test_what_is_refused(loss, preprocessor, message):
 
 def test_mixing_needs_an_even_batch():
     preprocessor = ImagePreprocessor([100.0], [50.0], mixup=dict(MIXUP, num_classes=10))
-    with pytest.raises(ValueError, match="even number of images, and got 7"):
+    with pytest.raises(AssertionError, match="Batch size should be even"):
         preprocessor(batch(7), training=True)
-
-
-def image(seed=0):
-    pixels = np.random.default_rng(seed).integers(0, 256, (60, 75, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        dict(type="RandomResizedCrop", size=32),
-        dict(type="RandomResizedCrop", size=32, interpolation="bicubic"),
-        dict(type="RandomHorizontalFlip"),
-        dict(type="Resize", size=40),
-        dict(type="CenterCrop", size=30),
-        dict(type="RandomCrop", size=32, padding=4, padding_mode="reflect"),
-        dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-        dict(type="RandomRotation", degrees=20),
-        dict(type="RandomAffine", degrees=10, translate=(0.1, 0.1)),
-        dict(type="ProgressiveRandomResizedCrop", min_size=32, max_size=64),
-    ],
-    ids=lambda config: config["type"],
-)
-def test_v2_is_v1_bit_for_bit(config):
-    """So a recipe's images are those of before: the same draws, the same pixels."""
-    (new,) = build_transforms([config])
-    name, arguments = config["type"], {k: v for k, v in config.items() if k != "type"}
-    if "interpolation" in arguments:
-        arguments["interpolation"] = v1.InterpolationMode(arguments["interpolation"])
-    if name.startswith("Progressive"):
-        name, arguments = "RandomResizedCrop", dict(size=32)
-    old = getattr(v1, name)(**arguments)
-    for seed in range(5):
-        images = []
-        for transform in (new, old):
-            with isolated(seed):
-                images.append(np.asarray(transform(image(seed))))
-        assert np.array_equal(*images)
-
-
-def test_v2s_rand_augment_is_v1s_in_distribution():
-    """It draws signs from other numbers: every image is as likely as before."""
-    counts = {}
-    source = image().resize((6, 5))
-    for generation, kind in enumerate((v1.RandAugment, build_transforms)):
-        made = (
-            kind(num_ops=1)
-            if kind is v1.RandAugment
-            else kind([dict(type="RandAugment", num_ops=1)])[0]
-        )
-        with isolated(generation):
-            for _ in range(500):
-                result = np.asarray(made(source)).tobytes()
-                counts.setdefault(result, [0, 0])[generation] += 1
-    for old, new in counts.values():
-        assert abs(old - new) < 5 * (old + new) ** 0.5 + 1
-    assert len(counts) > 8 and all(min(pair) > 0 for pair in counts.values())

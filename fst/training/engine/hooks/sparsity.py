@@ -126,16 +126,11 @@ class SparsityHook(Hook):
         self._layers = fst.sparse_layers(root)
 
     def _check_parameters_may_change(self, runner: Any) -> None:
-        name = self.strategy.name
-        if is_model_wrapper(runner.model):
+        if is_model_wrapper(runner.model) or any(isinstance(h, EMAHook) for h in runner._hooks):
             raise ValueError(
-                f"strategy {name!r} replaces Parameters, which {type(runner.model).__name__} "
-                "cannot follow: train in one process, without a launcher."
-            )
-        if any(isinstance(hook, EMAHook) for hook in runner._hooks):
-            raise ValueError(
-                f"strategy {name!r} removes channels, which the averaged copy of the model keeps: "
-                "leave EMAHook out."
+                f"strategy {self.strategy.name!r} replaces Parameters, which neither EMAHook nor "
+                f"{type(runner.model).__name__} can follow: train in one process, without a "
+                "launcher and without EMAHook."
             )
 
     def _warn_untrained(self, runner: Any, why: str) -> None:
@@ -273,12 +268,8 @@ class SparsityHook(Hook):
     def after_train_epoch(self, runner: Any) -> None:
         """Say how large the model is, if channels may have been removed."""
         if self.strategy.replaces_parameters:
-            layers = ", ".join(
-                f"{name} {'x'.join(map(str, layer.weight.shape))}"
-                for name, layer in self._layers.items()
-            )
-            parameters = sum(p.numel() for p in self.root(runner).parameters())
-            runner.logger.info(f"Channels: {parameters} parameters; {layers}")
+            count = sum(parameter.numel() for parameter in self.root(runner).parameters())
+            runner.logger.info(f"{count:,} parameters after the epoch")
 
 
 def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:
