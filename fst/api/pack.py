@@ -26,9 +26,10 @@ from fst.inference.report import (
     PLAIN,
     PackReport,
     chain_rows,
+    choices_of,
     layer_rows,
 )
-from fst.inference.traced import Trace, python_state, restore, run_graph, trace
+from fst.inference.traced import State, Trace, python_state, restore, run_graph, trace
 from fst.layers.calls import LayerCall, called_on, each_call
 from fst.layers.modules import sparse_layers
 from fst.ops.cpp.library import KINDS, missing
@@ -95,39 +96,35 @@ def pack(
         inputs = _copied(inputs)  # plain tensors, also where the caller is in inference mode
         plain = (fold(model) if sparse_layers(model) else copy.deepcopy(model)).eval()
         state = python_state(plain)
-        expected = called_on(plain, _copied(inputs))
+        called_on(plain, _copied(inputs))
         if all(refuses_packing(module) for module in plain.modules()):
             raise ValueError(
                 f"{type(model).__name__} has no nn.Conv2d or nn.Linear that can be packed: "
                 f"{_refusals(plain) or 'it has none at all'}."
             )
-        packed, given, apart = _packed_like(plain, state, inputs, expected, dtype)
-        times, dense = _times(plain, packed, inputs, given)
-        layers = packed_layers(packed).values()
-        used = next((layer.dtype for layer in layers), torch.float32)
-        more, bfloat16 = _in_bfloat16(packed, inputs, expected, times[PACKED], used)
-    packed = dense or packed
+        packed, given, apart = _packed_like(plain, state, inputs, dtype)
+        packed, times = _timed(plain, packed, inputs, given)
+        used = _dtype_of(packed)
+        bfloat16 = ""
+        if used == torch.float32 and torch.cpu._is_avx512_bf16_supported():
+            bfloat16 = _in_bfloat16(plain, packed, inputs, state, times)
     restore(packed, state)
     report = PackReport(
-        layer_rows(plain, packed),
-        chain_rows(packed),
-        times | more,
-        apart,
-        _shapes(given),
-        used,
-        torch.get_num_threads(),
-        bfloat16,
+        layers=layer_rows(plain, packed),
+        chains=chain_rows(packed),
+        times=times,
+        difference=apart,
+        shapes=_shapes(given),
+        dtype=used,
+        threads=torch.get_num_threads(),
+        bfloat16=bfloat16,
     )
     packed.report = report  # type: ignore[assignment]  # no module and no parameter
     return packed
 
 
 def _packed_like(
-    plain: nn.Module,
-    state: dict[str, dict[str, Any]],
-    inputs: tuple[Any, ...],
-    expected: Any,
-    dtype: torch.dtype | None,
+    plain: nn.Module, state: State, inputs: tuple[Any, ...], dtype: torch.dtype | None
 ) -> tuple[nn.Module, tuple[Any, ...], float | None]:
     """A packed copy, the inputs in its dtype, and how far its outputs are from the plain ones.
 
@@ -147,12 +144,27 @@ def _packed_like(
                     pack_layer(module, name)
         if dtype is not None:
             _cast(packed, dtype)
-        used = next((p.dtype for p in packed_layers(packed).values()), torch.float32)
-        restore(packed, state)
-        apart = difference(packed(*_copied(given)), expected)
-        if apart is None or apart <= LARGEST_DIFFERENCE.get(used, 1e-4):
+        apart = _apart(plain, packed, inputs, given, state)
+        if apart is None or apart <= LARGEST_DIFFERENCE.get(_dtype_of(packed), 1e-4):
             return packed, given, apart
     raise RuntimeError(f"the packed model's outputs differ by {apart:.1e} of their largest value.")
+
+
+def _apart(
+    plain: nn.Module,
+    packed: nn.Module,
+    inputs: tuple[Any, ...],
+    given: tuple[Any, ...],
+    state: State,
+) -> float | None:
+    """`difference` of the outputs."""
+    for model in (plain, packed):
+        restore(model, state)
+    return difference(packed(*_copied(given)), plain(*_copied(inputs)))
+
+
+def _dtype_of(packed: nn.Module) -> torch.dtype:
+    return next((layer.dtype for layer in packed_layers(packed).values()), torch.float32)
 
 
 def _shapes(inputs: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
@@ -205,8 +217,7 @@ def _copied(inputs: Any, dtype: torch.dtype | None = None) -> Any:
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        floats = dtype is not None and value.is_floating_point()
-        return value.to(dtype, copy=True) if floats else value.clone()
+        return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()
 
     return pytree.tree_map(copied, inputs)
 
@@ -254,58 +265,51 @@ def _cast(packed: nn.Module, dtype: torch.dtype) -> None:
         layer.cast = None if layer.weight.dtype == dtype else dtype
 
 
-def _times(
+def _timed(
     plain: nn.Module, packed: nn.Module, inputs: tuple[Any, ...], given: tuple[Any, ...]
-) -> tuple[dict[str, Timing], nn.Module | None]:
-    """Of the whole models; and the one without zeros left out, if the packed one is no faster."""
+) -> tuple[nn.Module, dict[str, Timing]]:
+    """The packed model, without zeros left out where it is no faster; times of the whole models."""
     dense = copy.deepcopy(packed, {id(p): p for p in packed.parameters()})
-    for layer in packed_layers(dense).values():
-        layer.choice.only(LIBRARY)
-        if layer.chain is not None:
-            layer.chain.choice.only(APART)
+    for choice in choices_of(dense):
+        choice.only(LIBRARY, APART)
     functions: dict[str, Callable[[], object]] = {
         PLAIN: lambda: plain(*inputs),
         DENSE: lambda: dense(*given),
         PACKED: lambda: packed(*given),
     }
     times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
-    layers = packed_layers(packed).values()
-    choices = [c for layer in layers for c in (layer.choice, layer.chain and layer.chain.choice)]
-    used = any(choice and choice.first not in ("", LIBRARY, APART) for choice in choices)
+    used = any(choice.first not in ("", LIBRARY, APART) for choice in choices_of(packed))
     if used and times[PACKED].median < times[DENSE].median:
-        return times, None
-    return times | {PACKED: times[DENSE]}, dense
+        return packed, times
+    return dense, times | {PACKED: times[DENSE]}
 
 
 def _in_bfloat16(
+    plain: nn.Module,
     packed: nn.Module,
     inputs: tuple[Any, ...],
-    expected: Any,
-    taken: Timing,
-    used: torch.dtype,
-) -> tuple[dict[str, Timing], str]:
-    """How fast the model is in bfloat16, where the processor has it and few calls take long."""
-    if used != torch.float32 or not torch.cpu._is_avx512_bf16_supported():
-        return {}, ""
+    state: State,
+    times: dict[str, Timing],
+) -> str:
+    """How fast the model is in bfloat16, in words, where few calls of it take long; adds a time."""
     advice = "fst.pack(..., dtype=torch.bfloat16)"
-    if taken.median > QUICK:
-        return {}, f"bfloat16 was not tried, as a call takes more than {QUICK:.0f} ms: {advice}."
+    if times[PACKED].median > QUICK:
+        return f"bfloat16 was not tried, as a call takes more than {QUICK:.0f} ms: {advice}."
     other, given = copy.deepcopy(packed), _copied(inputs, torch.bfloat16)
     try:
         _cast(other, torch.bfloat16)
-        apart = difference(other(*_copied(given)), expected)
+        apart = _apart(plain, other, inputs, given, state)
     except Exception as error:  # a model is code that can fail in any way in another dtype
-        return {}, f"bfloat16: {type(error).__name__}: {error}"
+        return f"bfloat16: {type(error).__name__}: {error}"
     functions: dict[str, Callable[[], object]] = {
         PACKED: lambda: packed(*inputs),
         BFLOAT16: lambda: other(*given),
     }
-    times = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
-    gain = times[PACKED].median / times[BFLOAT16].median
-    text = f"in bfloat16 it would be {gain:.2f} times as fast ({advice})"
-    if apart is not None:
-        text += f"; outputs would differ by {apart:.1e} of their largest value"
-    return {BFLOAT16: times[BFLOAT16]}, f"{text}."
+    found = compare(functions, REPEATS, torch.device("cpu"), warmup=1, most=MOST_MS)
+    times[BFLOAT16] = found[BFLOAT16]
+    gain = found[PACKED].median / found[BFLOAT16].median
+    outputs = "" if apart is None else f", and outputs differ by {apart:.1e} of their largest value"
+    return f"In bfloat16 it is {gain:.2f} times as fast{outputs}: {advice}."
 
 
 def _refusals(model: nn.Module) -> str:

@@ -78,7 +78,7 @@ class Choice:
 
     def only(self, *ways: str) -> None:
         """Take no other ways from now on."""
-        self.allowed, self.first, self._ready = ways, ways[0], (None, {})
+        self.allowed, self.first, self._ready = ways, "", (None, {})
 
     def _prepare(self, form: Form, input: Tensor, residual: Tensor | None, ways: Ways) -> Plan:
         names = [name for name in self.allowed or ways if name in ways] or list(ways)[:1]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fst.inference.chained import Chain, is_depthwise_layer, is_pointwise_layer
 from fst.inference.checks import is_hooked, refuses_packing
 from fst.inference.packed import PackedConv2d, PackedLayer, pack_layer
-from fst.inference.traced import FROZEN_NORM
+from fst.inference.traced import FROZEN_NORM, writes
 
 NORM_AND_ACTIVATION = "BatchNormAct2d"  # timm's
 MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.Hardswish: "hardswish"}
@@ -164,7 +164,7 @@ def _written_between(first: fx.Node, last: fx.Node, modules: dict[str, nn.Module
     """True if a node between these writes to any tensor, which may share an input's memory."""
     nodes = list(first.graph.nodes)
     between = nodes[nodes.index(first) + 1 : nodes.index(last)]
-    return any(_writes(node, modules) for node in between if node.op.startswith("call"))
+    return any(writes(node, modules) for node in between if node.op.startswith("call"))
 
 
 def _follower(node: fx.Node) -> fx.Node | None:
@@ -192,16 +192,6 @@ def _is_norm(module: nn.Module) -> bool:
 def _is_addition(node: fx.Node) -> bool:
     known = node.op != "call_module" and node.target in ADDITIONS
     return known and len(node.args) == 2 and not node.kwargs
-
-
-def _writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """True if a node may change its first argument."""
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    name = node.target if isinstance(node.target, str) else node.target.__name__
-    is_operator = getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
-    named = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
-    return is_operator or name.endswith("_") or bool(named)
 
 
 def _activation(node: fx.Node | None, modules: dict[str, nn.Module]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -163,8 +162,14 @@ def layer_rows(plain: nn.Module, packed: nn.Module) -> tuple[PackedRow, ...]:
 
 def chain_rows(packed: nn.Module) -> tuple[PackedRow, ...]:
     """Rows of layers that may be computed in one go."""
-    layers: Iterable = packed_layers(packed).values()
-    return tuple(_row(layer.chain.choice) for layer in layers if layer.chain)
+    return tuple(_row(choice) for choice in choices_of(packed) if len(choice.layers) > 1)
+
+
+def choices_of(packed: nn.Module) -> list[Choice]:
+    """Of the layers, and of chains of them."""
+    layers = packed_layers(packed).values()
+    own = [layer.choice for layer in layers]
+    return own + [layer.chain.choice for layer in layers if layer.chain]
 
 
 def _row(choice: Choice) -> PackedRow:

@@ -18,10 +18,11 @@ from fst.inference.checks import is_hooked, is_watched
 KEPT = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # subclasses of which are not traced into
 FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch norm
 NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
+VIEWS = ("view", "reshape", "flatten", "unflatten", "ravel", "contiguous")  # or copies
 IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
 CODE = (types.FunctionType, types.BuiltinFunctionType)
 PLAIN = (*CODE, bool, int, float, str, type(None), torch.dtype, torch.device)
-_KIND = inspect.Parameter
+State = dict[str, dict[str, Any]]  # plain attributes of modules, by name
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -47,7 +48,8 @@ class Seen:
             return False
         if any(module.training for module in self.modules):
             return False
-        return all(getattr(module, name) == value for module, name, value in self.read)
+        now = (getattr(module, name) for module, name, _ in self.read)
+        return all(_is_plain(a) and a == b for a, (_, _, b) in zip(now, self.read, strict=True))
 
 
 class Trace(NamedTuple):
@@ -94,13 +96,8 @@ def run_graph(
     definition, body = code.src[code.src.index("def forward") :].split("\n", 1)
     signature = inspect.signature(type(model).forward)
     own, *names = signature.parameters
-    star: dict[Any, str] = {
-        inspect.Parameter.VAR_POSITIONAL: "*",
-        inspect.Parameter.VAR_KEYWORD: "**",
-    }
-    named_only = inspect.Parameter.KEYWORD_ONLY
     given = [
-        f"{p.name}={p.name}" if p.kind is named_only else star.get(p.kind, "") + p.name
+        f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else str(_bare(p))
         for p in signature.parameters.values()
     ]
     source = (
@@ -117,6 +114,10 @@ def run_graph(
     bound.apply_defaults()
     form = _form_of(tuple(bound.arguments[name] for name in names))
     model.__dict__.update(form=form, seen=trace.seen, written=written)
+
+
+def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(annotation=parameter.empty, default=parameter.empty)
 
 
 def _traced_class(
@@ -156,14 +157,14 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module) -> Trace | None:
     """The graph of a model in evaluation mode; None where it cannot be traced."""
     copied = copy.deepcopy(model)  # its code may keep what the tracer gives it
-    before, tracer = _attributes(copied), _Tracer()
     try:
+        before = _attributes(copied)
         with _reading(copied) as read:
-            graph = tracer.trace(copied)
+            graph = _Tracer().trace(copied)
+        if not _equal(before, _attributes(copied)):
+            return None  # a graph would not keep what the model does
     except Exception:  # a model is code that can fail in any way on what a tracer gives it
         return None
-    if not _equal(before, _attributes(copied)):
-        return None  # a graph would not keep what the model does
     for name, value in vars(copied).items():
         if name.startswith("_tensor_constant"):
             setattr(model, name, value)
@@ -171,9 +172,39 @@ def trace(model: nn.Module) -> Trace | None:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     if any(is_hooked(modules[name]) for name in modules.keys() - called - {""}):
         return None  # the trace went past the hook
+    if _writes_beside_a_view(graph, modules):
+        return None  # graphs compute in channels_last, where it may be a copy
     _erase_nothing(graph, modules)
     values = [(modules[name], key, value) for (name, key), value in read.items()]
     return Trace(graph, Seen(model, values))
+
+
+def writes(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """True if a node may change its first argument."""
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    name = _name_of(node, modules)
+    is_operator = getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
+    named = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
+    return node.op.startswith("call") and (is_operator or name.endswith("_") or bool(named))
+
+
+def _writes_beside_a_view(graph: fx.Graph, modules: dict[str, nn.Module]) -> bool:
+    """True if what a node writes to is a view of something, or has one, in one memory format."""
+    past: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.args and isinstance(node.args[0], fx.Node) and writes(node, modules):
+            near = {node.args[0], *(past & node.args[0].users.keys())}
+            if any(_name_of(one, modules) in VIEWS for one in near):
+                return True
+        past.add(node)
+    return False
+
+
+def _name_of(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    if node.op == "call_module":
+        return type(modules[str(node.target)]).__name__.lower()
+    return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def _attributes(model: nn.Module) -> dict[str, tuple[Any, str]]:
@@ -186,7 +217,7 @@ def _attributes(model: nn.Module) -> dict[str, tuple[Any, str]]:
     }
 
 
-def python_state(model: nn.Module) -> dict[str, dict[str, Any]]:
+def python_state(model: nn.Module) -> State:
     """Copies of the plain attributes of a model's modules, which its code may change."""
     return {
         name: {
@@ -198,7 +229,7 @@ def python_state(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
-def restore(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
+def restore(model: nn.Module, state: State) -> None:
     """Set the attributes of `python_state` again."""
     for name, module in model.named_modules():
         vars(module).update(copy.deepcopy(state.get(name, {})))

@@ -1,0 +1,300 @@
+"""Packed models compute what the plain ones do: in other sizes, changed, traced, and with NaN."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import prune
+
+import fst
+from fst.inference.packed import IMAGES, LIBRARY, PIXELS, packed_layers
+from fst.ops.cpp.library import missing
+from tests.campaign.weights import Checks
+
+TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Identity)
+Change = Callable[[random.Random, nn.Module], object]
+
+
+def checks() -> Checks:
+    """Sizes, dtypes, changes, watchers, Python's state, NaN, compilers."""
+    if missing():
+        return []
+    return [
+        ("sizes", 80, _check_sizes),
+        ("dtypes", 30, _check_dtypes),
+        ("nan", 40, _check_nan),
+        *((f"changed-{name}", 8, partial(_check_change, name)) for name in CHANGES),
+        *((f"watched-{name}", 5, partial(_check_watched, name)) for name in WATCHERS),
+        ("state", 30, _check_state),
+        ("compiled", 12, _check_compiled),
+    ]
+
+
+class Net(nn.Module):
+    """Convolutions, norms and activations in a random order, sums, and Python values."""
+
+    def __init__(self, draw: random.Random, width: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(_stage(draw, width) for _ in range(draw.randint(1, 4)))
+        self.adds = [draw.choice(("", "", "before", "after", "onto", "view")) for _ in self.stages]
+        self.head = nn.Linear(width, draw.choice((4, 16)))
+        self.shift = nn.Parameter(torch.randn(draw.choice(((), (1,), (1, 1), (1, 1, 1)))))
+        self.scale, self.calls, self.counts = 1.0, 0, draw.random() < 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage, adds in zip(self.stages, self.adds, strict=True):
+            y = stage(x)
+            if adds == "before":
+                y = x + y
+            elif adds == "after":
+                y += x
+            elif adds == "onto":
+                x = x * 1
+                y = x.add_(y)
+            elif adds == "view":
+                x = x * 1
+                seen = x.flatten(1)
+                x.add_(y)
+                y = x * seen.mean()
+            x = y
+        if self.counts:
+            self.calls += 1
+            x = x * (1 + self.calls % 3)
+        return self.head(x.mean((2, 3)) * self.scale) + self.shift
+
+
+def _stage(draw: random.Random, width: int) -> nn.Sequential:
+    kind = draw.choice(("conv", "conv", "pointwise", "depthwise", "inverted", "grouped"))
+    layers = {
+        "conv": [nn.Conv2d(width, width, 3, padding=draw.choice((1, "same")))],
+        "pointwise": [nn.Conv2d(width, width, 1, bias=draw.random() < 0.5)],
+        "depthwise": [nn.Conv2d(width, width, 3, padding=1, groups=width)],
+        "inverted": [
+            *(nn.Conv2d(width, 2 * width, 1), nn.BatchNorm2d(2 * width), nn.ReLU6()),
+            *(nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width), nn.ReLU()),
+            nn.Conv2d(2 * width, width, 1),
+        ],
+        "grouped": [nn.Conv2d(width, width, 3, padding=2, dilation=2, groups=2)],
+    }[kind]
+    if draw.random() < 0.7:
+        layers.append(nn.BatchNorm2d(width))
+    if draw.random() < 0.2:
+        layers.append(nn.Dropout())
+    return nn.Sequential(*layers, draw.choice(ACTIVATIONS)())
+
+
+def _model(draw: random.Random, density: float | None = None) -> Net:
+    torch.manual_seed(draw.getrandbits(32))
+    net = Net(draw, draw.choice((8, 16)))
+    net.train()(torch.randn(8, net.head.in_features, 7, 7))  # statistics of batch norm
+    density = draw.choice((0.3, 0.6, 1.0)) if density is None else density
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.weight.data *= torch.rand_like(module.weight) < density
+    net.calls = 0
+    return net.eval().requires_grad_(False)
+
+
+def _images(draw: random.Random, net: Net) -> Tensor:
+    size = (draw.randint(1, 6), net.head.in_features, draw.randint(3, 12), draw.randint(3, 12))
+    images = torch.randn(size)
+    if draw.random() < 0.3:
+        images = images.to(memory_format=torch.channels_last)
+    return images
+
+
+def _packed(draw: random.Random, net: Net, dtype: torch.dtype | None = None) -> nn.Module:
+    """Packed on an example, by ways that were measured or drawn."""
+    packed = fst.pack(net, _images(draw, net).to(net.shift.dtype), dtype=dtype)
+    if draw.random() < 0.8:
+        for layer in packed_layers(packed).values():
+            layer.choice.only(*draw.choice(((LIBRARY,), (IMAGES, PIXELS), (PIXELS,))))
+    return packed
+
+
+def _compare(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+    assert found.shape == expected.shape, f"{tuple(found.shape)}, not {tuple(expected.shape)}"
+    assert torch.equal(found.isnan(), expected.isnan()), "NaN is elsewhere"
+    finite = expected.isfinite()
+    off = float((found - expected)[finite].abs().max()) if finite.any() else 0.0
+    size = float(expected[finite].abs().max()) if finite.any() else 1.0
+    assert off <= TOLERANCE[dtype] * max(size, 1e-3), f"{off / max(size, 1e-3):.1e} off"
+
+
+@torch.no_grad()
+def _check_sizes(draw: random.Random) -> None:
+    """Other sizes and memory formats, copies and pickles."""
+    net = _model(draw)
+    packed = _packed(draw, net)
+    for _ in range(12):
+        if draw.random() < 0.2:
+            packed = draw.choice((copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))))(packed)
+        images = _images(draw, net)
+        _compare(packed(images), net(images))
+
+
+@torch.no_grad()
+def _check_dtypes(draw: random.Random) -> None:
+    net, dtype = _model(draw), draw.choice((torch.bfloat16, torch.float16))
+    net.adds = [adds.replace("view", "") for adds in net.adds]  # whose means are not that exact
+    packed = _packed(draw, net, dtype)
+    for _ in range(3):
+        images = _images(draw, net)
+        found = packed(images.to(dtype))
+        assert found.dtype == dtype, found.dtype
+        _compare(found.float(), net(images), dtype)
+
+
+@torch.no_grad()
+def _check_nan(draw: random.Random) -> None:
+    """NaN of the input, a weight, a bias or a statistic is where the plain model has it."""
+    net = _model(draw, density=1.0)
+    packed = _packed(draw, net)
+    images = _images(draw, net)
+    places = [images, *net.parameters(), *(b for b in net.buffers() if b.is_floating_point())]
+    place = draw.randrange(len(places))
+    for target in (net, packed):
+        values = [images, *target.parameters()]
+        values += [b for b in target.buffers() if b.is_floating_point()]
+        values[place].view(-1)[draw.randrange(values[place].numel())] = math.nan
+        if place:
+            draw.setstate(draw.getstate())
+    if place:
+        packed.load_state_dict(net.state_dict())
+    _compare(packed(images), net(images))
+
+
+def _layer(draw: random.Random, net: nn.Module) -> nn.Module:
+    found = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    return draw.choice(found)
+
+
+def _norm(draw: random.Random, net: nn.Module) -> nn.Module:
+    found = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+    return draw.choice(found) if found else nn.BatchNorm2d(4)
+
+
+def _doubled(module: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
+    return output * 2
+
+
+def _replace(draw: random.Random, net: nn.Module) -> None:
+    stage = draw.choice(list(net.stages))
+    stage[len(stage) - 1] = draw.choice(ACTIVATIONS)()
+
+
+def _hook(draw: random.Random, net: nn.Module) -> None:
+    draw.choice(list(net.modules())).register_forward_hook(_doubled)
+
+
+CHANGES: dict[str, Change] = {
+    "in-place": lambda draw, net: _layer(draw, net).weight.mul_(1.5),
+    "inference-mode": lambda draw, net: torch.inference_mode()(_layer(draw, net).weight.mul_)(2),
+    "data": lambda draw, net: setattr(
+        (layer := _layer(draw, net)).weight, "data", layer.weight.data * 2
+    ),
+    "parameter": lambda draw, net: setattr(
+        (layer := _layer(draw, net)), "weight", nn.Parameter(layer.weight * 2, requires_grad=False)
+    ),
+    "no-bias": lambda draw, net: setattr(_layer(draw, net), "bias", None),
+    "statistics": lambda draw, net: _norm(draw, net).running_var.mul_(2),
+    "norm-weight": lambda draw, net: _norm(draw, net).weight.add_(1),
+    "eps": lambda draw, net: setattr(_norm(draw, net), "eps", 0.1),
+    "norm-trains": lambda draw, net: _norm(draw, net).train(),
+    "scale": lambda draw, net: setattr(net, "scale", 3.0),
+    "sums": lambda draw, net: net.adds.__setitem__(0, "before"),
+    "activation": _replace,
+    "hook": _hook,
+    "pruned": lambda draw, net: prune.l1_unstructured(_layer(draw, net), "weight", 0.5),
+    "loaded": lambda draw, net: net.load_state_dict(
+        {n: v * 1.5 for n, v in net.state_dict().items()}, assign=draw.random() < 0.5
+    ),
+}
+
+
+@torch.no_grad()
+def _check_change(name: str, draw: random.Random) -> None:
+    """Twice the same change in both, and calls in between."""
+    net = _model(draw)
+    packed = _packed(draw, net)
+    images = _images(draw, net)
+    for _ in range(2):
+        state = draw.getstate()
+        for one in (net, packed):
+            draw.setstate(state)
+            CHANGES[name](draw, one)
+        for _ in range(2):
+            _compare(packed(images), net(images))
+        images = _images(draw, net)
+
+
+def _autocast(net: nn.Module, images: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return net(images)
+
+
+WATCHERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "jit": lambda net, images: torch.jit.trace(net, torch.ones_like(images), check_trace=False)(
+        images
+    ),
+    "make_fx": lambda net, images: make_fx(net)(torch.ones_like(images))(images),
+    "vmap": lambda net, images: vmap(net)(images[:, None])[:, 0],
+    "jvp": lambda net, images: jvp(net, (images,), (images,))[1],
+    "autocast": _autocast,
+    "functional_call": lambda net, images: functional_call(
+        net, {n: v * 1.5 for n, v in net.named_parameters()}, images
+    ),
+}
+
+
+@torch.no_grad()
+def _check_watched(name: str, draw: random.Random) -> None:
+    net = _model(draw)
+    net.counts = False  # nobody traces it
+    packed = _packed(draw, net)
+    images = _images(draw, net)
+    found, expected = (WATCHERS[name](one, images) for one in (packed, net))
+    assert found.dtype == expected.dtype
+    _compare(found.float(), expected.float(), torch.bfloat16 if name == "autocast" else None)
+    _compare(packed(images), net(images))
+
+
+@torch.no_grad()
+def _check_state(draw: random.Random) -> None:
+    """A count that `forward` writes, and values that it reads, changed between calls."""
+    net = _model(draw)
+    net.counts = draw.random() < 0.5
+    packed = _packed(draw, net)
+    for _ in range(6):
+        scale = draw.choice((1.0, 2.0))
+        for one in (net, packed):
+            one.scale = scale
+        images = _images(draw, net)
+        _compare(packed(images), net(images))
+        assert packed.calls == net.calls, f"{packed.calls} calls, not {net.calls}"
+
+
+@torch.no_grad()
+def _check_compiled(draw: random.Random) -> None:
+    """As one graph, in other sizes, after a change; and as an exported program."""
+    net = _model(draw)
+    net.counts = False
+    packed = _packed(draw, net)
+    for one in (net, packed):
+        one.head.weight.mul_(1.5)
+    dynamic, images = draw.choice((None, True, False)), _images(draw, net)
+    compiled = torch.compile(packed, fullgraph=True, backend="eager", dynamic=dynamic)
+    _compare(compiled(images), net(images))
+    _compare(torch.export.export(packed, (images,)).module()(images), net(images))
+    other = _images(draw, net)
+    _compare(compiled(other), net(other))
