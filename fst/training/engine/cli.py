@@ -151,6 +151,8 @@ def _draw(config: Config, folder: str | None, score: float | None) -> None:
         raise ValueError(
             "--show-dir draws the boxes of a detector: its config must have default_scope='mmdet'."
         )
+    if Path(folder).is_file():
+        raise ValueError(f"--show-dir {folder!r} is a file: detections are drawn into a folder.")
     score = 0.3 if score is None else score
     check_number("--show-score-thr", score, "[0, 1]")
     config.visualizer = {"type": "DetLocalVisualizer"}
