@@ -71,7 +71,7 @@ def _demonstrate(arguments: argparse.Namespace, command: str) -> int:
     for run in runs:
         if run.changes(arguments.out):
             print(f"{run} was trained with another config: again")
-            shutil.rmtree(run.folder(arguments.out))
+            shutil.rmtree(run.folder(arguments.out), ignore_errors=True)
     jobs = max(1, cores() // arguments.threads)
     if not train(runs, arguments.out, jobs, str(arguments.threads), TRAIN):
         return 1
