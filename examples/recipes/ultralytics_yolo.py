@@ -1,4 +1,4 @@
-"""A 2:4 YOLO by Ultralytics. python examples/recipes/ultralytics_yolo.py --data DATA.yaml
+"""A 2:4 YOLO by Ultralytics. python ultralytics_yolo.py --data DATA.yaml
 
 `fst.convert(yolo.model, ...)` before `yolo.train()` would train a dense network: Ultralytics builds
 another one. A callback converts the network that is trained, and its average, which is saved.

@@ -61,4 +61,4 @@ def test_a_recipe_trains_folds_and_is_2_of_4(recipe, package, options, tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     reports = re.findall(r"^(.*); coverage", done.stdout, re.MULTILINE)
-    assert reports and all("weights are 2:4" in r and "not 2:4" not in r for r in reports)
+    assert reports and all("are 2:4" in report and "not 2:4" not in report for report in reports)
