@@ -24,7 +24,6 @@ from fst.basics.text import counted_as, suggest
 from fst.basics.values import check_has_values, check_integer
 from fst.files.checkpoint import replacing
 from fst.files.formats import FORMATS, Format
-from fst.files.onnx_file import held_as
 from fst.files.options import Inputs, Options
 from fst.files.records import records_of
 from fst.files.weights import read_stored
@@ -147,9 +146,11 @@ def export(
         kind.write(plain, inputs, options, partial)
         weights = _weights(plain, read_stored(partial).weights)
         compared = _compared(plain, kind, partial, [inputs, *others.values()])
-        size = partial.stat().st_size if compressed else 0
+        size = partial.stat().st_size
     changed = folded_to_another_class(layers.values())
-    share = size / sum(value.nbytes for value in plain.state_dict().values())
+    share = 0.0
+    if compressed:
+        share = size / sum(value.nbytes for value in plain.state_dict().values())
     return ExportReport(str(path), weights, *compared, changed=changed, share=share)
 
 
@@ -235,12 +236,11 @@ def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[LayerRow, ...
             continue
         key = f"{name}.weight" if name else "weight"
         folded = module.weight.detach()
-        held = held_as(key, folded, stored)
-        if held is None and key not in records:
+        weight = stored.get(key)
+        if weight is None or weight.shape != folded.shape:
+            if key in records:
+                raise RuntimeError(f"the file does not hold the weight {key!r}.")
             continue  # computed from others, and folded into them by the exporter
-        if held is None:
-            raise RuntimeError(f"the file does not hold the weight {key!r}.")
-        weight = stored[held]
         grown = int(((weight != 0) & (folded == 0)).sum()) if key in records else 0
         if grown:  # batch norm may be multiplied into it, so values may differ, but no zero
             raise RuntimeError(f"the file's weight {key!r} has {grown} elements that S(W) prunes.")

@@ -102,8 +102,8 @@ class VerifyReport:
             verdict += f"; no group of {self.pattern or 'N:M'} was there to check"
         if self.lost:
             verdict += (
-                f"\nthe metadata name {', '.join(self.lost)}, not in the file: a tool renamed "
-                "weights, so say what to check (include, exclude)"
+                f"\nnot in the file, whose metadata say that they are N:M: {', '.join(self.lost)}. "
+                "A tool renamed them: say what to check (include, exclude)"
             )
         if self.others:
             verdict += f"\nnot checked: the file's other weights, {', '.join(self.others)}"

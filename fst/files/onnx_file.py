@@ -56,7 +56,7 @@ def write(model: nn.Module, inputs: Inputs, options: Options, path: Path) -> Non
     stored |= {name: weight for name, (weight, _) in layers.items()}
     names, free = {}, dict(stored)  # two weights may be equal, as those that begin as zeros
     for name, value in model.state_dict().items():
-        held = held_as(name, value, free) or held_as(name, value, stored)
+        held = _held_as(name, value, free) or _held_as(name, value, stored)
         if held is not None and value.dim() > 1:
             names[name] = (held, False)
             free.pop(held, None)
@@ -233,7 +233,7 @@ def _held(
     return held, weight
 
 
-def held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> str | None:
+def _held_as(name: str, weight: Tensor, stored: Mapping[str, Tensor]) -> str | None:
     """The name of a weight in a file, which renames what is shared; None if it is not held."""
     held = stored.get(name)
     if held is not None and held.shape == weight.shape:

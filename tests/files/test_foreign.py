@@ -170,7 +170,7 @@ def test_a_weight_that_a_tool_renamed_is_checked_and_named(tmp_path):
         **dict.fromkeys(("W", "2.weight", "5.weight"), True)
     }
     assert not report.ok and report.lost == ("0.weight",)
-    assert "the metadata name 0.weight, not in the file" in str(report)
+    assert "not in the file, whose metadata say that they are N:M: 0.weight." in str(report)
     assert fst.verify(path, include=["W", "2", "5"]).ok
     dense = numpy_helper.from_array(torch.randn(16, 8, 3, 3).numpy(), "W")
     (entry,) = (entry for entry in program.graph.initializer if entry.name == "W")
