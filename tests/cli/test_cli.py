@@ -87,6 +87,22 @@ def test_a_command_runs_as_a_module_and_as_a_script():
         assert done.stderr.startswith("error: checkpoint 'absent.pth' does not exist")
 
 
+MISTAKE = """
+import sys
+from fst.cli.commands import main
+try:
+    main(["train", "fst::configs/demo_digits.py", "--cfg-options", "traincfg.x=3"])
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def test_a_mistake_in_a_config_comes_before_the_imports_of_a_training():
+    done = subprocess.run([sys.executable, "-c", MISTAKE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --cfg-options traincfg.x: 'traincfg' is no configuration")
+
+
 def test_an_unknown_command_is_corrected(capsys):
     assert stopped(["tarin"]) == 2
     assert "'tarin' is no command. Did you mean 'train'?" in capsys.readouterr().err

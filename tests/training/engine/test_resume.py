@@ -247,6 +247,14 @@ def test_the_best_stays_the_best(train_with_stop, monkeypatch, number):
     assert load_checkpoint_safely(best)["meta"]["epoch"] == 1
 
 
+def test_a_metric_whose_direction_nobody_knows_keeps_no_best(train, monkeypatch):
+    monkeypatch.setattr(Accuracy, "evaluate", lambda *_: {"strangeness": 1.0})
+    work_dir = train("run")
+    assert not list(work_dir.glob("best*"))
+    log = next(work_dir.glob("*/*.log")).read_text()
+    assert log.count("No best checkpoint is kept. Cannot infer the rule for key strangeness") == 1
+
+
 PLATEAU = """
 train_cfg["max_epochs"] = 3
 param_scheduler = dict(

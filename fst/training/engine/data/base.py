@@ -80,6 +80,8 @@ class InMemoryDataset(ImageDataset):
         one_of("device", device, ("cpu", "cuda", "auto"))
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
         self.classes = classes
         rows = balanced_subset(labels, subset, skip)
         self.images, self.labels = images[rows].to(device), labels[rows].to(device)
