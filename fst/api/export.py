@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fst.api.difference import relative_difference
 from fst.api.fold import fold
 from fst.api.table import LayerRow, LayerTable
 from fst.api.verify import check_records, check_weight
@@ -308,25 +308,4 @@ def _differences(
             f"the file has {len(found)} outputs {where}, the model {len(expected)}: "
             f"{', '.join(type(value).__name__ for value in expected)}."
         )
-    return [_relative(*pair) for pair in zip(found, expected, strict=True)]
-
-
-def _relative(found: object, expected: object) -> float:
-    """The largest difference over the largest value; infinite where there is no number for it.
-
-    Equal infinities do not differ, nor does NaN from NaN; NaN from a number differs by NaN.
-    """
-    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
-        return 0.0 if found == expected else math.inf
-    if found.shape != expected.shape:
-        return math.inf
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return 0.0 if bool((found == expected).all()) else math.inf
-    wide = torch.promote_types(expected.dtype, torch.float64)
-    found, expected = found.to(wide), expected.to(wide)
-    sizes = expected[expected.isfinite()].abs()
-    differs = (found != expected) & ~(found.isnan() & expected.isnan())
-    differences = (found - expected).abs()[differs]
-    largest = float(sizes.max()) if sizes.numel() else 0.0
-    difference = float(differences.max()) if differences.numel() else 0.0
-    return difference / (largest or 1.0)
+    return [relative_difference(*pair) for pair in zip(found, expected, strict=True)]

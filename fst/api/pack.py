@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fst.api.difference import difference
 from fst.api.fold import fold
 from fst.backends.timing import Timing, compare
 from fst.basics.errors import UsageError
@@ -220,33 +221,6 @@ def _copied(inputs: Any, dtype: torch.dtype | None = None) -> Any:
         return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()
 
     return pytree.tree_map(copied, inputs)
-
-
-def difference(found: Any, expected: Any) -> float | None:
-    """The largest of two outputs, relative to the largest value of a tensor.
-
-    Returns:
-        None where no output is a tensor; infinity where the outputs do not correspond.
-    """
-    ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(expected)
-    if len(ours) != len(theirs):
-        return float("inf")
-    if not any(isinstance(leaf, Tensor) for leaf in theirs):
-        return None
-    largest = 0.0
-    for a, b in zip(ours, theirs, strict=True):
-        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-            continue
-        if a.shape != b.shape:
-            return float("inf")
-        if b.numel():
-            a, b = a.double(), b.double()
-            same = (a == b) | (a.isnan() & b.isnan())
-            apart = torch.where(same, 0.0, (a - b).abs()).max()
-            size = b[b.isfinite()].abs().max() if bool(b.isfinite().any()) else torch.tensor(1.0)
-            relative = float(apart / (size if size > 0 else 1.0))
-            largest = relative if not relative <= largest else largest
-    return largest
 
 
 def _cast(packed: nn.Module, dtype: torch.dtype) -> None:

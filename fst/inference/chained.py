@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fst.inference.choosing import Choice, Plan, Ways
 from fst.inference.depthwise import PreparedDepthwise, is_depthwise, refuses_depthwise
-from fst.inference.packed import Known, PackedConv2d, PackedLayer
+from fst.inference.known import Known
+from fst.inference.packed import PackedConv2d, PackedLayer
 from fst.ops.geometry import LINEAR
 
 APART, TOGETHER = "one by one", "in one go"

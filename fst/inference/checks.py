@@ -1,14 +1,11 @@
-"""Which layers can be packed, and which calls a packed layer refuses or leaves to torch."""
+"""Which layers can be packed, and which calls are left to torch's own operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from fst.basics.errors import UsageError
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, type(None))
 
@@ -54,25 +51,3 @@ def refuses_padding(layer: nn.Module) -> str:
     if layer.padding == "same" and any(r % 2 for r in reach):
         return "padding that is not symmetric"
     return ""
-
-
-def refuse_packed_call(name: str, training: bool, tensors: Sequence[Tensor]) -> None:
-    """Raise UsageError where a packed layer cannot compute: it is for inference on a CPU.
-
-    Args:
-        tensors: of the call, the layer's own among them.
-    """
-    required = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if training or required:
-        why = "is in training mode" if training else "is asked for a gradient"
-        raise UsageError(
-            f"layer {name!r} is packed, for inference alone, and {why}: train the model that "
-            "fst.pack was given, call eval() on the packed one, and run it within "
-            "torch.inference_mode() or torch.no_grad()."
-        )
-    if not all(tensor.device.type == "cpu" for tensor in tensors):
-        devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise UsageError(
-            f"layer {name!r} is packed, for a CPU, and got tensors on {devices}: move the packed "
-            "model and its input to the CPU, or use the model that fst.pack was given."
-        )

@@ -6,24 +6,26 @@ plain layer, and what is made of them is made again once they change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.basics.errors import UsageError
-from fst.inference.checks import is_watched, refuse_packed_call, refuses_padding
+from fst.inference.checks import is_watched, refuses_padding
 from fst.inference.choosing import Choice, Plan, Ways
 from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
+from fst.inference.known import Folded, Known, versions_of
 from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput, kept_output, refuses_zeros
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
 
 LIBRARY, DEPTHWISE = "library", "depthwise kernel"
 IMAGES, PIXELS = "zeros, over images", "zeros, over pixels"  # what a vector runs over
 LANES = {IMAGES: 1, PIXELS: 2}  # as fst.ops.cpp.zeros_weight numbers them
+NUMBERS = (int, float, torch.SymInt)  # a tuple, which compilers of torch 2.7 and 2.8 know
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
 ONEDNN: dict[str, tuple[str, list[float]]] = {  # its maximum would make 0 of NaN in ReLU and ReLU6
     "": ("none", []),
@@ -37,48 +39,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda maps: F.silu(maps, inplace=True),
     "hardswish": lambda maps: F.hardswish(maps, inplace=True),
 }
-
-
-class Folded(NamedTuple):
-    """Weight and bias of a layer, batch norm included.
-
-    Attributes:
-        weight: in the dtype of the products, as a convolution's: (Cout, Cin/groups, kh, kw).
-        bias: (Cout,) in the same dtype, or None.
-        exact_bias: ``bias`` in float32.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    exact_bias: Tensor | None
-
-
-class Known:
-    """What was made of a layer's tensors, for as long as nothing of it changes.
-
-    Attributes:
-        numbers: of the layer and its batch norm.
-        versions: of the tensors.
-        tensors: they are kept, as is their memory, so that no identity and address is used again.
-        folded: weight and bias.
-        geometry: of the convolution.
-        prepacked: oneDNN's layout of the weight, which F.conv2d makes at each call; or None.
-        lists: of each way by zeros, the weight's numbers for the first form.
-    """
-
-    def __init__(
-        self,
-        numbers: tuple[Any, ...],
-        versions: list[Any],
-        tensors: list[Tensor | None],
-        folded: Folded,
-        geometry: Geometry,
-    ) -> None:
-        self.numbers, self.versions, self.tensors = numbers, versions, tensors
-        self.folded, self.geometry = folded, geometry
-        self.memory = [x if x is None else x.detach() for x in tensors]
-        self.prepacked: Tensor | None = None
-        self.lists: dict[str, Tensor] = {}
 
 
 class PackedLayer(nn.Module):
@@ -137,7 +97,7 @@ class PackedLayer(nn.Module):
             if self.cast is None:
                 return super().forward(input)
             return self.library(input, self.fold(None))
-        if isinstance(residual, int | float | torch.SymInt):  # as in conv(x) + x.size(0)
+        if isinstance(residual, NUMBERS):  # as in conv(x) + x.size(0)
             residual = input.new_full((), residual)  # type: ignore[arg-type]
         return (self.chain or self.multiply)(input, residual)
 
@@ -155,7 +115,21 @@ class PackedLayer(nn.Module):
     def refuse_misuse(self, *operands: Tensor | None) -> None:
         """Raise UsageError in training mode, where a gradient is required, or off the CPU."""
         tensors = [x for x in (*operands, self.weight, self.bias) if isinstance(x, Tensor)]
-        refuse_packed_call(self.choice.layers[0], self.training, tensors)
+        required = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if self.training or required:
+            raise UsageError(
+                f"layer {self.choice.layers[0]!r} is packed, for inference alone, and "
+                f"{'is in training mode' if self.training else 'is asked for a gradient'}: train "
+                "the model that fst.pack was given, call eval() on the packed one, and run it "
+                "within torch.inference_mode() or torch.no_grad()."
+            )
+        if not all(x.device.type == "cpu" for x in tensors):
+            devices = " and ".join(sorted({str(x.device) for x in tensors}))
+            raise UsageError(
+                f"layer {self.choice.layers[0]!r} is packed, for a CPU, and got tensors on "
+                f"{devices}: move the packed model and its input to the CPU, or use the model "
+                "that fst.pack was given."
+            )
 
     def known(self, input: Tensor) -> Known:
         """What is made of the layer's tensors and the batch norm's, as they are now."""
@@ -165,7 +139,7 @@ class PackedLayer(nn.Module):
             tensors += norm._parameters.values()
             tensors += norm._buffers.values()
             numbers += (norm.eps,)
-        versions = _versions(tensors)
+        versions = versions_of(tensors)
         if known is None or known.versions != versions or known.numbers != numbers:
             self.refuse_misuse(input)
             if reason := refuses_padding(self):
@@ -173,14 +147,15 @@ class PackedLayer(nn.Module):
                     f"layer {self.choice.layers[0]!r} is packed, and has now {reason}."
                 )
             with torch.inference_mode(False), torch.no_grad():
-                known = Known(numbers, versions, tensors, self.fold(norm), self.geometry)
+                memory = [x if x is None else x.detach() for x in tensors]
+                known = Known(numbers, versions, tensors, memory, self.fold(norm), self.geometry)
             self._known = known
         return known
 
     def _is_known(self) -> bool:
         """True if the tensors that `known` has seen are unchanged."""
         known = self._known
-        return known is not None and known.versions == _versions(known.tensors)
+        return known is not None and known.versions == versions_of(known.tensors)
 
     # for torch.compile, which calls it once
     _is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -398,11 +373,3 @@ def pack_layer(layer: nn.Module, name: str) -> PackedLayer:
 def packed_layers(model: nn.Module) -> dict[str, PackedLayer]:
     """The packed layers of a model, by name."""
     return {n: layer for n, layer in model.named_modules() if isinstance(layer, PackedLayer)}
-
-
-def _versions(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Which tensors they are, in which state; one that counts no changes is never the same."""
-    return [
-        x if x is None else (id(x), object() if x.is_inference() else x._version, x.data_ptr())
-        for x in tensors
-    ]

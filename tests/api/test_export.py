@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 import fst
-from fst.api.export import _relative
+from fst.api.difference import relative_difference
 from fst.files import formats
 from fst.files.weights import read_stored
 
@@ -341,8 +341,10 @@ def test_outputs_that_are_not_finite_are_compared_and_said(tmp_path, suffix):
 
 def test_a_value_that_only_the_file_lacks_is_a_difference():
     whole, holed = torch.ones(3), torch.tensor([1.0, float("nan"), 1.0])
-    assert _relative(holed, holed) == 0
-    assert math.isnan(_relative(holed, whole)) and math.isnan(_relative(whole, holed))
+    assert relative_difference(holed, holed) == 0
+    assert math.isnan(relative_difference(holed, whole)) and math.isnan(
+        relative_difference(whole, holed)
+    )
 
 
 def test_a_model_too_large_for_one_onnx_file_is_refused(converted, tmp_path, monkeypatch):

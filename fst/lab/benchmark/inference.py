@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fst import convert, export, fold, get_strategy, pack
-from fst.api.pack import difference
+from fst.api.difference import difference
 from fst.backends.timing import LEAST_ROUNDS, Function, Timing, compare
 from fst.basics.extras import extra_named
 from fst.inference.packed import IMAGES, PIXELS, packed_layers
