@@ -54,15 +54,19 @@ def pack(
     """A copy of ``model`` for inference on this CPU, whose layers may leave out their zeros.
 
     Each `nn.Conv2d` and `nn.Linear` is timed on the example input: the library's product against
-    the product by zeros, and the faster one stays. Where torch.fx traces the model, batch norm, a
-    residual addition and ReLU, ReLU6, SiLU or Hardswish become part of the layer before them; a
-    model that it cannot trace is packed part by part. Zeros may be of any pattern. A depthwise
-    layer and the 1x1 layers around it may be computed in one go.
+    the product by zeros, and the faster one stays, if it gains 5 %. Where torch.fx traces a model,
+    batch norm, a residual addition and ReLU, ReLU6, SiLU or Hardswish become part of the layer
+    before them; a model that it cannot trace is packed part by part. Zeros may be of any pattern. A
+    depthwise layer and the 1x1 layers around it may be computed in one go.
 
     The copy takes any other size: a layer times it at its first call (further sizes than eight do
     as the nearest). Its state_dict has the plain model's keys and values, and loads such a one. It
     can be copied, pickled, exported with torch.export, and called from several threads. It cannot
-    be trained: a call in training mode, or one that asks for a gradient, raises UsageError.
+    be trained: a call in training mode, or one that requires a gradient, raises UsageError.
+
+    Changed weights, batch norms, strides, modules, hooks, and plain values that the model's code
+    reads are noticed in the next call. What PyTorch does not count is not: ``weight.data.mul_(2)``,
+    writes through NumPy; and a compiled or exported program keeps the weights of its making.
 
     A zero of the weight is not multiplied, so 0 · inf adds nothing; NaN of the weight is kept.
 

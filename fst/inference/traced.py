@@ -20,8 +20,8 @@ FROZEN_NORM = "FrozenBatchNorm2d"  # torchvision's, with the buffers of a batch 
 NOTHING = (nn.Dropout, nn.Dropout2d, nn.Identity)  # do nothing in evaluation
 VIEWS = ("view", "reshape", "flatten", "unflatten", "ravel", "contiguous")  # or copies
 IN_EVALUATION_NOTHING = ("dropout", "stochastic_depth")
-CODE = (types.FunctionType, types.BuiltinFunctionType)
-PLAIN = (*CODE, bool, int, float, str, type(None), torch.dtype, torch.device)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+PLAIN = (*FUNCTIONS, bool, int, float, str, type(None), torch.dtype, torch.device)
 State = dict[str, dict[str, Any]]  # plain attributes of modules, by name
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -97,7 +97,9 @@ def run_graph(
     signature = inspect.signature(type(model).forward)
     own, *names = signature.parameters
     given = [
-        f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else str(_bare(p))
+        f"{p.name}={p.name}"
+        if p.kind is p.KEYWORD_ONLY
+        else str(p.replace(annotation=p.empty, default=p.empty))
         for p in signature.parameters.values()
     ]
     source = (
@@ -114,10 +116,6 @@ def run_graph(
     bound.apply_defaults()
     form = _form_of(tuple(bound.arguments[name] for name in names))
     model.__dict__.update(form=form, seen=trace.seen, written=written)
-
-
-def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(annotation=parameter.empty, default=parameter.empty)
 
 
 def _traced_class(

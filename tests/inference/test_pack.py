@@ -163,7 +163,10 @@ def test_the_report_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     packed(torch.randn(4, 4, 9, 9))
     assert len(calls) == sum(row.runs != "library" for row in rows.values())
-    assert NOTHING_GAINED not in str(packed.report)
+    text = str(packed.report)
+    assert NOTHING_GAINED not in text and "The fastest one was 'packed'." in text
+    assert f"{torch.backends.cpu.get_cpu_capability()}, 1 thread(s), torch.float32, batch 4" in text
+    assert ("In bfloat16 it is 0.44 times" in text) == torch.cpu._is_avx512_bf16_supported()
 
 
 @pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu", "hardswish"])
