@@ -23,8 +23,8 @@ RELATIVE = r'\((?!https?:|#)([^)"\s]+)(?: "[^"]*")?\)'
 KERNELS = sorted(path.name for path in (ROOT / "kernels").glob("*.cpp"))
 HEADERS = sorted(path.name for path in (ROOT / "kernels").glob("*.h"))
 FLAGS = [
-    *("-std=c++17", "-O3", "-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd"),
-    *("-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-g0"),
+    *("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno"),
+    *("-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-g0"),
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"]
 AVX512 = [f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")]

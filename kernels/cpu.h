@@ -1,10 +1,12 @@
-// What the kernels for CPUs share: numbers of 16 and 32 bits, vectors, threads, memory.
+// What the kernels for CPUs share: numbers of 16 and 32 bits, threads, memory.
 //
 // The kernels are functions of pointers and sizes (`extern "C"`), which need no header of torch.
 // The same sources are compiled into one library for each set of instructions, of which a process
 // loads one (setup.py, fst/ops/cpp).
 
 #pragma once
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +35,7 @@ namespace fst {
 // One letter for each argument of a function: p pointer, i integer.
 template <class... A>
 const char* arguments(int (*)(A...)) {
-  static_assert(((std::is_pointer_v<A> || std::is_same_v<A, int64_t>)&&...));
+  static_assert(((std::is_pointer_v<A> || std::is_same_v<A, int64_t>) && ...));
   static const char text[] = {(std::is_pointer_v<A> ? 'p' : 'i')..., 0};
   return text;
 }
@@ -100,36 +102,36 @@ struct Half : Format<int16_t, 0x7C00, 0x7E00> {
   }
 };
 
-// Calls with the format of a kind of elements.
+// Calls with the format of a kind of elements; BAD_NUMBERS where there is none.
 template <class Function>
-void with_format(int64_t kind, Function function) {
-  if (kind == SINGLE) function(Single{});
-  if (kind == BRAIN) function(Brain{});
-  if (kind == HALF) function(Half{});
+Status with_format(int64_t kind, const Function& function) {
+  if (kind == SINGLE) return function(Single{});
+  if (kind == BRAIN) return function(Brain{});
+  if (kind == HALF) return function(Half{});
+  return BAD_NUMBERS;
 }
-
-// Registers: a vector of V floats; tiles of at most ROWS broadcast numbers by VECTORS vectors.
-#if defined(__AVX512F__)
-constexpr int V = 16, ROWS = 8, VECTORS = 2;
-#elif defined(__AVX2__)
-constexpr int V = 8, ROWS = 4, VECTORS = 3;
-#else
-constexpr int V = 4, ROWS = 4, VECTORS = 2;
-#endif
-constexpr int WIDTH = V * VECTORS;
-typedef float vec __attribute__((vector_size(4 * V), aligned(4), may_alias));
-
-// Numbers of a padded batch; no index into it, and no size made from it, overflows 64 bits.
-constexpr double MOST_NUMBERS = 0x1p48;
 
 inline bool within(int64_t least, int64_t most, std::initializer_list<int64_t> numbers) {
   return std::all_of(numbers.begin(), numbers.end(),
                      [=](int64_t number) { return least <= number && number <= most; });
 }
 
-inline bool is_kind(int64_t kind) { return kind == SINGLE || kind == BRAIN || kind == HALF; }
+// Whether a product of numbers from 0 on is at most so much.
+inline bool fits(double most, std::initializer_list<int64_t> factors) {
+  for (const int64_t factor : factors) most /= static_cast<double>(factor);
+  return most >= 1;
+}
 
-inline int64_t parts(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
+// Bytes of the first data cache: what an inner loop reads again and again should fit into it.
+inline const int64_t FIRST_CACHE = [] {
+  int64_t bytes = 0;
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#endif
+  return bytes > 0 ? bytes : int64_t{32768};
+}();
+
+inline int64_t ceil_div(int64_t whole, int64_t size) { return (whole + size - 1) / size; }
 
 // The threads that run one call.
 struct Team {
@@ -164,111 +166,5 @@ struct Memory {
   ~Memory() { std::free(data); }
   Memory(const Memory&) = delete;
 };
-
-// Elements (n, channel, place) of a tensor (N, C, H, W), contiguous or channels_last.
-struct Map {
-  int64_t channels, places, of_channel, of_place;
-
-  Map(int64_t channels, int64_t places, bool last)
-      : channels(channels), places(places), of_channel(last ? 1 : places),
-        of_place(last ? channels : 1) {}
-  // Of channel 0; `row` counts the places of all images.
-  int64_t offset(int64_t row) const {
-    if (of_channel == 1) return row * channels;
-    return row + row / places * (channels - 1) * places;
-  }
-};
-
-// Numbers of a convolution, in the order in which fst/ops/cpp passes them.
-struct Geometry {
-  int64_t images, height, width, rows, columns;  // input map, output map
-  int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-
-  struct Position {
-    int32_t image, row, column;
-  };
-
-  Position position(int32_t index) const {
-    const auto of_image = static_cast<int32_t>(rows * columns);
-    const auto of_row = static_cast<int32_t>(columns);
-    const int32_t image = index / of_image, inside = index - image * of_image;
-    return {image, inside / of_row, inside % of_row};
-  }
-  int64_t taps() const { return kernel_h * kernel_w; }
-  int64_t positions() const { return rows * columns; }  // of an image
-  int64_t span_h() const { return (kernel_h - 1) * dilation_h + 1; }
-  int64_t span_w() const { return (kernel_w - 1) * dilation_w + 1; }
-
-  // Whether the output map is that of the input map, and the sizes can be indexed with.
-  bool holds(int64_t channels) const {
-    if (!within(1, INT32_MAX, {images, rows, columns, channels, kernel_h, kernel_w, stride_h,
-                               stride_w, dilation_h, dilation_w}) ||
-        !within(0, INT32_MAX, {height, width, padding_h, padding_w})) {
-      return false;
-    }
-    const int64_t padded_h = height + 2 * padding_h, padded_w = width + 2 * padding_w;
-    const double n = static_cast<double>(images);
-    const double padded = n * static_cast<double>(padded_h) * static_cast<double>(padded_w);
-    return span_h() <= padded_h && rows == (padded_h - span_h()) / stride_h + 1 &&
-           span_w() <= padded_w && columns == (padded_w - span_w()) / stride_w + 1 &&
-           n * static_cast<double>(rows) * static_cast<double>(columns) <= INT32_MAX &&
-           padded * static_cast<double>(channels) <= MOST_NUMBERS;
-  }
-};
-
-inline bool ascending(const int32_t* index, int64_t count, int64_t end) {
-  bool bad = index[0] < 0 || index[count - 1] >= end;
-  for (int64_t k = 1; k < count; ++k) bad |= index[k] < index[k - 1];
-  return !bad;
-}
-
-// Calls function(format, geometry) for a list of its positions, in the format of `kind`.
-template <class Function>
-Status on_list(const int32_t* index, int64_t count, const int64_t* geometry, int64_t kind,
-               int64_t in, int64_t out, int64_t groups, Function function) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!is_kind(kind) || count < 1 || !within(1, INT32_MAX, {in, out, groups}) ||
-      !g.holds(std::max(in, out) * groups)) {
-    return BAD_NUMBERS;
-  }
-  if (!ascending(index, count, g.images * g.positions())) return NOT_ASCENDING;
-  Status status = DONE;
-  with_format(kind, [&](auto format) { status = function(format, g); });
-  return status;
-}
-
-// Calls with a number of vectors as a constant.
-template <class Function>
-void with_vectors(int64_t vectors, const Function& function) {
-  if (vectors == 1) return function(std::integral_constant<int, 1>{});
-  if (vectors == 2) return function(std::integral_constant<int, 2>{});
-  if constexpr (VECTORS > 2) function(std::integral_constant<int, VECTORS>{});
-}
-
-// Channels of places of a map side by side: to[i][c] = (from[offset[i] + c * step] - mean[c]) *
-// scale[i] for c < valid; 0 from there to WIDE, and where the offset is negative. What lies `ahead`
-// is fetched for a later call.
-template <class T, int WIDE>
-void pack(const typename T::Int* from, const int64_t* offset, int64_t count, int64_t step,
-          int64_t valid, int64_t ahead, const float* mean, const float* scale, float* to) {
-  float less[WIDE] = {};
-  for (int64_t c = 0; mean && c < valid; ++c) less[c] = mean[c];
-  for (int64_t i = 0; i < count; ++i, to += WIDE) {
-    const typename T::Int* x = from + offset[i];
-    const float factor = scale ? scale[i] : 1.0f;
-    __builtin_prefetch(x + ahead);
-    if (offset[i] < 0) {
-      std::fill_n(to, WIDE, 0.0f);
-    } else if (valid == WIDE && step == 1) {
-      for (int c = 0; c < WIDE; ++c) to[c] = (T::wide(x[c]) - less[c]) * factor;
-    } else if (valid == WIDE) {
-      for (int c = 0; c < WIDE; ++c) to[c] = (T::wide(x[c * step]) - less[c]) * factor;
-    } else {
-      for (int c = 0; c < valid; ++c) to[c] = (T::wide(x[c * step]) - less[c]) * factor;
-      std::fill(to + valid, to + WIDE, 0.0f);
-    }
-  }
-}
 
 }  // namespace fst

@@ -9,7 +9,7 @@
 
 #include <optional>
 
-#include "zeros_product.h"
+#include "sparse_weight_product.h"
 
 namespace {
 
@@ -83,12 +83,12 @@ struct Depthwise {
 
   void add_row(const Rows& rows, Int* to) const {
     const int64_t stride = g.stride_w, room = g.width - g.span_w() + g.padding_w;
-    const int64_t begin = std::min(g.columns, parts(g.padding_w, stride));
+    const int64_t begin = std::min(g.columns, ceil_div(g.padding_w, stride));
     const int64_t end = std::max(begin, room < 0 ? 0 : std::min(g.columns, room / stride + 1));
     const auto at_edge = [&](int64_t q) {
       const int64_t left = q * stride - g.padding_w;
-      const int64_t first = left < 0 ? parts(-left, g.dilation_w) : 0;
-      const int64_t inside = g.width > left ? parts(g.width - left, g.dilation_w) : 0;
+      const int64_t first = left < 0 ? ceil_div(-left, g.dilation_w) : 0;
+      const int64_t inside = g.width > left ? ceil_div(g.width - left, g.dilation_w) : 0;
       add_taps<1>(rows, q, first, std::min(g.kernel_w, inside), to);
     };
     int64_t q = 0;
@@ -206,12 +206,16 @@ Status make(const Side& side, int64_t columns, std::optional<Product<T>>* made) 
       return BAD_NUMBERS;
     }
     Run* runs = reinterpret_cast<Run*>(head + HEAD);
-    const int64_t places = plan.columns.to;
+    const int64_t places = plan.columns.result;
     const int64_t sources = plan.groups * plan.sources, results = plan.groups * plan.results;
-    made->emplace(Product<T>{nullptr, nullptr, plan, runs, entries_of(plan, runs),
+    made->emplace(Product<T>{nullptr,
+                             nullptr,
+                             plan,
+                             runs,
+                             entries_of(plan, runs),
                              {side.bias, nullptr, side.activation},
-                             Layout(sources * places, sources, places, places, true),
-                             Layout(results * places, results, places, places, true)});
+                             Map(sources, places, true),
+                             Map(results, places, true)});
     return DONE;
   });
 }
@@ -230,35 +234,36 @@ FST_EXPORT int fst_depthwise(const void* source, int64_t kind, const int64_t* ge
                              int64_t bytes_behind, const float* bias_behind,
                              int64_t activation_behind, const void* residual, void* result,
                              int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  const bool is_known = is_kind(kind) && activation >= 0 && activation < ACTIVATIONS;
-  if (!is_known || channels < V || !g.holds(channels) || (residual && !lists_behind) ||
-      std::max(g.kernel_h, g.kernel_w) > MOST_TAPS) {
+  const Geometry g(geometry);
+  if (!within(0, ACTIVATIONS - 1, {activation}) || channels < V ||
+      !g.holds(channels, 1, 1, MOST_TAPS) || (residual && !lists_behind)) {
     return BAD_NUMBERS;
   }
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
+  return with_format(kind, [&](auto format) {
     using T = decltype(format);
     using Int = typename T::Int;
     std::optional<Product<T>> first, last;
-    status = make({before, lists_before, bytes_before, bias_before, activation_before}, g.width,
-                  &first);
-    if (status != DONE) return;
+    Status status =
+        make({before, lists_before, bytes_before, bias_before, activation_before}, g.width, &first);
+    if (status != DONE) return status;
     status = make({behind, lists_behind, bytes_behind, bias_behind, activation_behind}, g.columns,
                   &last);
-    if (status != DONE) return;
+    if (status != DONE) return status;
     const int64_t made = first ? before[1] : 1, used = last ? behind[1] : 1;
     const bool fits = (!first || first->p.groups * first->p.results == channels) &&
                       (!last || last->channels() == channels) &&
                       // what a row of the result sees lies in two blocks
                       (!first || made >= std::min(g.span_h() - 1, g.height));
-    status = BAD_NUMBERS;
-    if (!fits) return;
-    status = Chain<T>{{g, {weight, bias, activation, channels}}, first, last, made, used,
-                      static_cast<const Int*>(source), static_cast<const Int*>(residual),
-                      static_cast<Int*>(result)}.run(threads);
+    if (!fits) return BAD_NUMBERS;
+    return Chain<T>{{g, {weight, bias, activation, channels}},
+                    first,
+                    last,
+                    made,
+                    used,
+                    static_cast<const Int*>(source),
+                    static_cast<const Int*>(residual),
+                    static_cast<Int*>(result)}
+        .run(threads);
   });
-  return status;
 }
 FST_ARGUMENTS(fst_depthwise)

@@ -14,8 +14,8 @@ constexpr int64_t CHANNELS = 64;  // of a thread's part, at least, where channel
 
 // Adds |x| and |y| of some positions to the sums of each channel.
 template <class T>
-void add_norms(const Part<T, T>& whole, int64_t first, int64_t count, double* before,
-               double* after, float* sums) {
+void add_norms(const Part<T, T>& whole, int64_t first, int64_t count, double* before, double* after,
+               float* sums) {
   if (whole.channel_inner()) {
     std::fill_n(sums, 2 * whole.channels, 0.0f);
     float* __restrict of_x = sums;
@@ -59,31 +59,26 @@ void scale(const Part<T, T>& whole, const double* before, const double* after, f
   }
 }
 
-// A tensor (samples, channels, positions), and the distances of its elements.
-struct Layout {
-  int64_t of_sample;
-  Strides of;
-};
-
 template <class T>
 Status prune_samples(const void* x, void* y, int64_t samples, int64_t channels, int64_t positions,
-                     Layout from, Layout to, Rule rule, int64_t groups, bool by_sample,
-                     int64_t threads) {
+                     const int64_t* from, const int64_t* to, Rule rule, int64_t groups,
+                     bool by_sample, int64_t threads) {
   using Int = typename T::Int;
-  Part<T, T> all{static_cast<const Int*>(x), static_cast<Int*>(y), nullptr, channels, positions,
-                 channels / groups, from.of, to.of};
+  Part<T, T> all{
+      static_cast<const Int*>(x), static_cast<Int*>(y), nullptr,       channels, positions,
+      channels / groups,          {from[1], from[2]},   {to[1], to[2]}};
   // A thread takes a sample's channels, or as few of them as keep all threads busy.
   const int64_t span = rule.span();
   int64_t width = channels;
   if (all.per % span == 0) {
-    const int64_t least = all.channel_inner() ? parts(CHANNELS, span) * span : span;
+    const int64_t least = all.channel_inner() ? ceil_div(CHANNELS, span) * span : span;
     const int64_t slabs = all.channel_inner() ? 4 * threads / samples : channels;
     width = std::max(least, channels / std::max<int64_t>(slabs, 1) / span * span);
     all.per = span;
   }
-  const int64_t slabs = parts(channels, width), tasks = samples * slabs;
+  const int64_t slabs = ceil_div(channels, width), tasks = samples * slabs;
   const int64_t grain = std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width * positions));
-  threads = std::min(threads, parts(tasks, grain));
+  threads = std::min(threads, ceil_div(tasks, grain));
   const int64_t own = by_sample ? width : 0;
   Memory<double> norms(threads * 2 * own);
   Memory<float> sums(threads * 2 * own);
@@ -94,8 +89,8 @@ Status prune_samples(const void* x, void* y, int64_t samples, int64_t channels, 
     for (int64_t i = team.first(tasks); i < team.last(tasks); ++i) {
       const int64_t sample = i / slabs, channel = i % slabs * width;
       auto part = all.at(channel, 0);
-      part.x += sample * from.of_sample;
-      part.y += sample * to.of_sample;
+      part.x += sample * from[0];
+      part.y += sample * to[0];
       part.channels = std::min(width, channels - channel);
       Rule own_rule = rule;
       own_rule.place = sample * positions;
@@ -117,30 +112,30 @@ Status prune_samples(const void* x, void* y, int64_t samples, int64_t channels, 
 
 template <class T, class R>
 void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps, bool last,
-                int64_t groups, Rule along, Rule across, void* output, void* kept,
-                void* grad_input, int64_t threads) {
+                int64_t groups, Rule along, Rule across, void* output, void* kept, void* grad_input,
+                int64_t threads) {
   const int64_t size = channels * taps, m = std::max(across.m, 1);
   const Strides steps = last && taps > 1 ? Strides{1, channels} : Strides{taps, 1};
-  const int64_t blocks = parts(rows, m), tasks = groups * blocks;
+  const int64_t blocks = ceil_div(rows, m), tasks = groups * blocks;
   const auto* x = static_cast<const typename T::Int*>(weight);
   auto* y = static_cast<typename R::Int*>(output);
   auto* z = static_cast<typename R::Int*>(grad_input);
   auto* mask = static_cast<uint8_t*>(kept);
   // A thread reads the rows of a group, and they are still in its cache for the second direction.
   const int64_t grain = std::max<int64_t>(1, GRAIN / (m * size));
-  in_parallel(std::min(threads, parts(tasks, grain)), [&](Team team) {
+  in_parallel(std::min(threads, ceil_div(tasks, grain)), [&](Team team) {
     for (int64_t i = team.first(tasks); i < team.last(tasks); ++i) {
       const int64_t inside = i % blocks * m, row = i / blocks * rows + inside;
       const int64_t count = std::min(m, rows - inside);
       for (int64_t k = row; along.n && k < row + count; ++k) {
         const Part<T, R> part{x + k * size, y + k * size, mask + k * size, channels,
-                              taps, channels, steps, steps};
+                              taps,         channels,     steps,           steps};
         prune(part, 0, taps, along);
       }
       if (across.n) {
         const Strides down{size, 1};
-        const Part<T, R> part{x + row * size, z + row * size, nullptr, count, size, count,
-                              down, down};
+        const Part<T, R> part{x + row * size, z + row * size, nullptr, count,
+                              size,           count,          down,    down};
         prune(part, 0, size, across);
       }
     }
@@ -149,8 +144,8 @@ void prune_rows(const void* weight, int64_t rows, int64_t channels, int64_t taps
 
 bool is_pattern(int64_t n, int64_t m) { return 0 <= n && n <= m && m <= MOST_M; }
 
-// target[i] += factor * weight[i] where the mask is zero. A choice between two sums would be a branch,
-// which a processor guesses wrongly half of the time.
+// target[i] += factor * weight[i] where the mask is zero. A choice between two sums would be a
+// branch, which a processor guesses wrongly half of the time.
 void add_where_zero(const float* __restrict weight, const uint8_t* __restrict mask,
                     float* __restrict target, int64_t count, float factor) {
 #pragma omp simd
@@ -169,20 +164,17 @@ FST_EXPORT int fst_prune_grad_output(const void* x, void* y, int64_t kind, int64
                                      const int64_t* to, int64_t n, int64_t m, int64_t by_group,
                                      int64_t by_sample, int64_t groups, const int64_t* seed,
                                      int64_t threads) {
-  if (!is_kind(kind) || n < 1 || !is_pattern(n, m) || (seed && m > MOST_DRAWN_M) ||
+  if (n < 1 || !is_pattern(n, m) || (seed && m > MOST_DRAWN_M) ||
       !within(1, INT64_MAX, {samples, channels, positions, groups}) || channels % groups) {
     return BAD_NUMBERS;
   }
   Rule rule{static_cast<int>(n), static_cast<int>(m)};
   rule.by_group = by_group;
   rule.seed = seed;
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
-    status = prune_samples<decltype(format)>(
-        x, y, samples, channels, positions, {from[0], {from[1], from[2]}},
-        {to[0], {to[1], to[2]}}, rule, groups, by_sample, threads);
+  return with_format(kind, [&](auto format) {
+    return prune_samples<decltype(format)>(x, y, samples, channels, positions, from, to, rule,
+                                           groups, by_sample, threads);
   });
-  return status;
 }
 FST_ARGUMENTS(fst_prune_grad_output)
 
@@ -192,10 +184,10 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
                                 int64_t n_output, int64_t m_output, int64_t n_grad_input,
                                 int64_t m_grad_input, void* output, void* mask, void* grad_input,
                                 int64_t threads) {
-  if (!is_kind(kind) || !is_kind(result) || (kind != result && kind != SINGLE) ||
-      !is_pattern(n_output, m_output) || !is_pattern(n_grad_input, m_grad_input) ||
-      !within(1, INT64_MAX, {rows, channels, taps, groups}) ||
-      (n_output && !(output && mask)) || (n_grad_input && !grad_input)) {
+  if ((kind != result && kind != SINGLE) || !is_pattern(n_output, m_output) ||
+      !is_pattern(n_grad_input, m_grad_input) ||
+      !within(1, INT64_MAX, {rows, channels, taps, groups}) || (n_output && !(output && mask)) ||
+      (n_grad_input && !grad_input)) {
     return BAD_NUMBERS;
   }
   const Rule along{static_cast<int>(n_output), static_cast<int>(m_output)};
@@ -203,22 +195,19 @@ FST_EXPORT int fst_prune_weight(const void* weight, int64_t kind, int64_t result
   const auto run = [&](auto from, auto to) {
     prune_rows<decltype(from), decltype(to)>(weight, rows, channels, taps, last, groups, along,
                                              across, output, mask, grad_input, threads);
+    return DONE;
   };
-  if (kind == result) {
-    with_format(kind, [&](auto format) { run(format, format); });
-  } else {
-    with_format(result, [&](auto format) { run(Single{}, format); });
-  }
-  return DONE;
+  if (kind == result) return with_format(kind, [&](auto format) { return run(format, format); });
+  return with_format(result, [&](auto format) { return run(Single{}, format); });
 }
 FST_ARGUMENTS(fst_prune_weight)
 
-// target += factor * (W - S(W)), of `count` floats that lie in one order; the mask says what S(W) has.
+// target += factor * (W - S(W)), of `count` floats in one order; the mask says what S(W) has.
 FST_EXPORT int fst_add_residual(const float* weight, const uint8_t* mask, float* target,
                                 int64_t count, const double* factor, int64_t threads) {
   if (count < 1) return BAD_NUMBERS;
   const float by = static_cast<float>(*factor);
-  in_parallel(std::min(threads, parts(count, GRAIN)), [&](Team team) {
+  in_parallel(std::min(threads, ceil_div(count, GRAIN)), [&](Team team) {
     const int64_t first = team.first(count);
     add_where_zero(weight + first, mask + first, target + first, team.last(count) - first, by);
   });

@@ -11,11 +11,11 @@
 namespace fst {
 
 constexpr int MOST_M = 32;
-constexpr int MOST_DRAWN_M = 8;  // of random draws: their words serve so many places
-constexpr int64_t LANES = 64;  // groups that `lanes` handles at a time
-constexpr int BLOCK = 16;  // elements of one or two vectors
+constexpr int MOST_DRAWN_M = 8;      // of random draws: their words serve so many places
+constexpr int64_t LANES = 64;        // groups that `lanes` handles at a time
+constexpr int BLOCK = 16;            // elements of one or two vectors
 constexpr int MOST = 32, LEAST = 8;  // positions of `planes`
-constexpr int KERNEL = 9;  // weights of a 3x3 kernel, which lie side by side
+constexpr int KERNEL = 9;            // weights of a 3x3 kernel, which lie side by side
 
 template <class T, class R>
 typename R::Int cast(typename T::Int x) {
@@ -59,9 +59,9 @@ struct Part {
 
 struct Rule {
   int n, m;
-  bool by_group = false;  // every group keeps its own L1 norm
+  bool by_group = false;          // every group keeps its own L1 norm
   const int64_t* seed = nullptr;  // of random draws
-  int64_t place = 0, run = 0;  // of a part's first position and channel, for the draws
+  int64_t place = 0, run = 0;     // of a part's first position and channel, for the draws
 
   // Channels that share the four words of a draw, as in the Triton kernel.
   int64_t span() const { return seed && (m & (m - 1)) == 0 ? 8 : m; }
@@ -124,10 +124,10 @@ void consecutive(const Part<T, R>& part, int64_t elements, int n) {
         Int count = 0;
 #pragma GCC unroll 8
         for (int d = 1; d < M; ++d) {
-          count += partners.are[M - 1 + d][place + i] &
-                   static_cast<Int>(key[i + d * TAPS] > key[i]);
-          count += partners.are[M - 1 - d][place + i] &
-                   static_cast<Int>(key[i - d * TAPS] >= key[i]);
+          count +=
+              partners.are[M - 1 + d][place + i] & static_cast<Int>(key[i + d * TAPS] > key[i]);
+          count +=
+              partners.are[M - 1 - d][place + i] & static_cast<Int>(key[i - d * TAPS] >= key[i]);
         }
         beaten[block + i] = count;
       }
@@ -180,10 +180,17 @@ void all_planes(const Part<T, R>& part, int64_t count, int n) {
 template <class Function>
 bool with_constant(int m, Function function) {
   switch (m) {
-    case 2: function(std::integral_constant<int, 2>{}); return true;
-    case 4: function(std::integral_constant<int, 4>{}); return true;
-    case 8: function(std::integral_constant<int, 8>{}); return true;
-    default: return false;
+    case 2:
+      function(std::integral_constant<int, 2>{});
+      return true;
+    case 4:
+      function(std::integral_constant<int, 4>{});
+      return true;
+    case 8:
+      function(std::integral_constant<int, 8>{});
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -16,7 +16,7 @@ import pytest
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500), pytest.mark.xdist_group("wheel")]
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("cpu.h", "prune.cpp", "prune.h", "grad_weight.cpp")
+SOURCES = ("cpu.h", "prune.cpp", "prune.h", "positions_draw.cpp")
 LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "build", "dist", "work_dirs", "out", "*.egg-info", "__pycache__", ".*_cache")
 )

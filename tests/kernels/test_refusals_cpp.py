@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {
 
 GRADS, IMAGES, WEIGHT = torch.ones(2, 4, 5, 5), torch.ones(2, 3, 5, 5), torch.ones(4, 3, 3, 3)
 INDEX, SCALE = torch.tensor([3, 7], dtype=torch.int32), torch.ones(2)
-SHAPES = [2, 5, 5, 5, 5, 3, 3, 1, 1, 1, 1, 1, 1]  # of `Geometry` in kernels/cpu.h
+SHAPES = [2, 5, 5, 5, 5, 3, 3, 1, 1, 1, 1, 1, 1]  # of `Geometry` in kernels/conv_shape.h
 
 
 class Beside(Sampled):
@@ -144,6 +144,8 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
     outside = (_pointer(source), 2, 25, 50, None, None, _numbers(), 3, 4, 1, layouts)
     operands = (_pointer(grads), _pointer(images), 0, _pointer(index), _pointer(weight))
     drawn = (_pointer(index), _pointer(weight))
+    maps, convolution = (_pointer(grads), _pointer(images)), (_numbers(), 3, 4, 1, layouts)
+    counts = torch.zeros(2, dtype=torch.int64)
     bad = [
         ("fst_list_grad_weight", (*operands, *outside, _pointer(result))),
         *(
@@ -171,6 +173,18 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
             )
             for kind, n, m in ((1, 2, 4), (0, 5, 4), (0, -1, 4), (0, 2, 33))
         ),
+        *(
+            ("fst_maps_product", (*maps, None, kind, 0, *convolution, _pointer(result)))
+            for kind in (-1, 3)
+        ),
+        *(
+            (
+                "fst_maps_grad_weight",
+                (*maps, kind, 1, None, None, 0, None, None, *convolution, _pointer(result)),
+            )
+            for kind in (-1, 3)
+        ),
+        *(("fst_count_nonzeros", (_pointer(x), kind, 32, 1, _pointer(counts))) for kind in (-1, 3)),
     ]
     for name, arguments in bad:
         with pytest.raises(ValueError, match=name):

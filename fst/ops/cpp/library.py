@@ -211,7 +211,7 @@ def check_list(index: Tensor, weight: Tensor, positions: int) -> None:
 def convolution(
     input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """The numbers of a convolution as kernels/cpu.h orders them; channels of a group, and groups.
+    """The numbers of a convolution as kernels/conv_shape.h orders them; a group's channels, groups.
 
     Raises:
         ValueError: there is no such convolution, or 32 bits cannot count its positions.

@@ -32,7 +32,7 @@ from fst.ops.cpp.library import (
 )
 from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
 
-ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/vectors.h numbers them
+ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/activation.h numbers them
 LEAST_CHANNELS = 4  # of a group, where there are groups
 MOST_TAPS = 16  # of a kernel's side, and the most of a stride
 FAR = 8  # a dilation at which a tile's window may be too large for the kernel's offsets
@@ -69,7 +69,7 @@ def refuses_zeros(
 
 
 def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
-    """True if the window of any tile that kernels/zeros_weight.h cuts, of at most 28 vectors of 16
+    """True if the window of any tile that kernels/sparse_weight.h cuts, of at most 28 vectors of 16
     numbers, is small enough for its offsets and for what a thread packs.
     """
     _, inside, high, wide = weight_shape
@@ -315,7 +315,7 @@ def product_numbers(
     grad_input: bool,
     lanes: int = 0,
 ) -> tuple[int, ...]:
-    """Numbers of a product as kernels/zeros_weight.h takes them, see `convolution`."""
+    """Numbers of a product as kernels/sparse_weight.h takes them, see `convolution`."""
     numbers, channels = convolution(input_size, weight_shape, geometry)
     return (*numbers, *channels, int(grad_input), lanes)
 

@@ -2,7 +2,7 @@
 // not zero.
 //
 //     Y[n][co][p][q] = sum over ci, r, s of W[co][ci][r][s] * X[n][ci][p * sh + r * dh - ph][..]
-//     dX[n][ci][h][w] = sum over co, r, s of W[co][ci][r][s] * dY[n][co][(h + ph - r * dh) / sh][..]
+//     dX[n][ci][h][w] = sum over co, r, s of W[co][ci][r][s] * dY[n][co][(h + ph - r * dh) / sh]..
 //
 // Both are one product of a source and a result. Along each axis, result index phase + phases * u
 // sees source index u * stride + shift(phase, tap). Y has one phase and the convolution's stride;
@@ -19,28 +19,24 @@
 //     pixels   X [group, block][channel of the block][copy][row][column]
 //
 // Rows of the same remainder by the stride lie side by side, and so do columns: all loads of a tile
-// follow each other. Over pixels each tap's column has a copy of its own, which keeps loads aligned.
-// 1x1 kernels without padding take all pixels of a batch as one row.
+// follow each other. Over pixels each tap's column has its own copy, which keeps loads aligned. 1x1
+// kernels without padding take all pixels of a batch as one row.
 
 #pragma once
 
-#include <initializer_list>
-#include <utility>
-
-#include "vectors.h"
+#include "conv_shape.h"
+#include "simd.h"
 
 namespace fst {
 
 constexpr int TILE = V == 16 ? 28 : V == 8 ? 14 : 12;  // vectors in registers beside two others
-constexpr int HIGHEST = 4;               // rows of a tile over images
-constexpr int MOST_TAPS = 16;            // of an axis; the most of a stride too
-constexpr int64_t FIRST_CACHE = 24576;   // bytes of X that a tile reads again for each result
+constexpr int HIGHEST = 4;                             // rows of a tile over images
+constexpr int MOST_TAPS = 16;                          // of an axis; the most of a stride too
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
 constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther ones fit no offset
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
-constexpr int64_t MOST_OF_A_MAP = int64_t{1} << 40;
 
 enum Lanes { AUTOMATIC, IMAGES, PIXELS };
 
@@ -55,21 +51,6 @@ struct Entries {
   uint16_t* offsets;
 };
 
-struct Axis {
-  int64_t from, to, kernel, step, padding, dilation;
-  bool backward;
-
-  int64_t phases() const { return backward ? step : 1; }
-  int64_t stride() const { return backward ? 1 : step; }
-  int64_t count() const { return parts(to, phases()); }
-  bool sees(int64_t phase, int64_t tap) const {
-    return !backward || (phase + padding - tap * dilation) % step == 0;
-  }
-  int64_t shift(int64_t phase, int64_t tap) const {
-    return backward ? (phase + padding - tap * dilation) / step : tap * dilation - padding;
-  }
-};
-
 // Shifts that share rows or columns of X: those of the same remainder by the stride.
 struct Classes {
   int count = 0;
@@ -81,16 +62,13 @@ struct Classes {
     }
     return count;
   }
-  Classes(const Axis& axis, bool alone) : stride(axis.stride()) {
-    for (int64_t phase = 0; phase < axis.phases(); ++phase) {
-      for (int64_t tap = 0; tap < axis.kernel; ++tap) {
-        if (!axis.sees(phase, tap)) continue;
-        const int64_t shift = axis.shift(phase, tap);
-        const int k = find(shift, alone);
-        if (k == count) least[k] = most[k] = shift, ++count;
-        least[k] = std::min(least[k], shift);
-        most[k] = std::max(most[k], shift);
-      }
+  Classes(const Axis& axis, bool alone) : stride(axis.step()) {
+    for (int64_t tap = 0; tap < axis.taps; ++tap) {
+      const int64_t shift = axis.shift(tap);
+      const int k = find(shift, alone);
+      if (k == count) least[k] = most[k] = shift, ++count;
+      least[k] = std::min(least[k], shift);
+      most[k] = std::max(most[k], shift);
     }
   }
   int64_t span(int k) const { return (most[k] - least[k]) / stride; }
@@ -107,34 +85,37 @@ struct Shape {
   bool backward;
 };
 
-// How a product is cut. It depends on neither memory formats nor threads, so that lists can be kept.
+// How a product is cut. Neither memory formats nor threads change it, so that lists can be kept.
 struct Plan : Shape {
   bool over_pixels, flat;
   Classes down, across;
-  int64_t high, wide;     // rows and vectors of a tile
-  int64_t line;           // vectors of a row of X
-  int64_t kept;           // rows of X of each class
-  int64_t block, blocks;  // channels, and how many blocks a group has
-  int64_t of_row, of_channel, of_block;  // numbers of X
+  int64_t high, wide;                        // rows and vectors of a tile
+  int64_t line;                              // vectors of a row of X
+  int64_t kept;                              // rows of X of each class
+  int64_t block, blocks;                     // channels, and how many blocks a group has
+  int64_t of_row, channel_stride, of_block;  // numbers of X
 
   static bool is_flat(const Shape& s) {
-    return s.rows.kernel == 1 && s.columns.kernel == 1 && s.rows.step == 1 &&
-           s.columns.step == 1 && s.rows.padding == 0 && s.columns.padding == 0;
+    return s.rows.taps == 1 && s.columns.taps == 1 && s.rows.stride == 1 && s.columns.stride == 1 &&
+           s.rows.padding == 0 && s.columns.padding == 0;
   }
   static bool choose(const Shape& s, int64_t lanes) {
     if (lanes != AUTOMATIC) return lanes == PIXELS;
     if (is_flat(s)) return true;
     // The share of lanes that hold something.
     const int64_t wide = s.columns.count();
-    return s.images * parts(wide, V) * V < parts(s.images, V) * V * wide;
+    return s.images * ceil_div(wide, V) * V < ceil_div(s.images, V) * V * wide;
   }
 
   Plan(const Shape& s, int64_t lanes)
-      : Shape(s), over_pixels(choose(s, lanes)), flat(over_pixels && is_flat(s)),
-        down(s.rows, false), across(s.columns, over_pixels) {
+      : Shape(s),
+        over_pixels(choose(s, lanes)),
+        flat(over_pixels && is_flat(s)),
+        down(s.rows, false),
+        across(s.columns, over_pixels) {
     if (flat) {
-      columns.from = columns.to = images * rows.to * columns.to;
-      rows.from = rows.to = images = 1;
+      columns.source = columns.result = images * rows.result * columns.result;
+      rows.source = rows.result = images = 1;
     }
     double least = 0;
     int64_t best_high = 1, best_wide = 1;
@@ -150,7 +131,7 @@ struct Plan : Shape {
     const int64_t window = high + down.longest();
     kept = window > high && !over_pixels ? window + 2 * high : window;
     of_row = (over_pixels ? line : block * line) * V;
-    of_channel = (over_pixels ? copies() * down.count * kept * line : line) * V;
+    channel_stride = (over_pixels ? copies() * down.count * kept * line : line) * V;
     of_block = block * copies() * down.count * kept * line * V;
   }
 
@@ -174,10 +155,10 @@ struct Plan : Shape {
         flat ? MOST_FLAT_BLOCK : std::clamp<int64_t>(MOST_SUM / taps(), least, MOST_BLOCK);
     const int64_t fitting = std::clamp<int64_t>(FIRST_CACHE / bytes, least, most);
     // Squares of V channels are packed at once.
-    block = parts(sources, parts(sources, fitting));
+    block = ceil_div(sources, ceil_div(sources, fitting));
     if (flat && block > V) block = block / V * V;
-    blocks = parts(sources, block);
-    const double tiles = static_cast<double>(parts(rows.count(), high)) * strips();
+    blocks = ceil_div(sources, block);
+    const double tiles = static_cast<double>(ceil_div(rows.count(), high)) * strips();
     const double vectors = static_cast<double>(rows.count()) * length();
     const double runs = static_cast<double>(phases()) / block;
     return vectors * (0.25 * taps() + runs) +
@@ -187,20 +168,21 @@ struct Plan : Shape {
 
   int64_t numbers() const { return groups * blocks * of_block; }
   int64_t phases() const { return rows.phases() * columns.phases(); }
-  int64_t taps() const { return rows.kernel * columns.kernel; }
+  int64_t taps() const { return rows.taps * columns.taps; }
   int64_t weights() const { return groups * sources * results * taps(); }
   int64_t runs() const { return groups * blocks * phases() * results; }
   int64_t channels_of(int64_t b) const { return std::min(block, sources - b * block); }
-  int64_t strips() const { return parts(length(), wide); }
-  int64_t length() const { return over_pixels ? parts(columns.count(), V) : columns.count(); }
+  int64_t strips() const { return ceil_div(length(), wide); }
+  int64_t length() const { return over_pixels ? ceil_div(columns.count(), V) : columns.count(); }
 
-  // From a window's start to what a tap of a phase multiplies, in units.
-  int64_t offset(int64_t channel, int64_t phase_h, int64_t phase_w, int64_t r, int64_t s) const {
-    const int64_t shift_h = rows.shift(phase_h, r), shift_w = columns.shift(phase_w, s);
+  // From a window's start to what a tap multiplies, in units.
+  int64_t offset(int64_t channel, int64_t r, int64_t s) const {
+    const int64_t shift_h = rows.shift(r), shift_w = columns.shift(s);
     const int k = down.find(shift_h, false), l = across.find(shift_w, over_pixels);
     const int64_t row = k * kept + (shift_h - down.least[k]) / down.stride;
-    return (channel * of_channel + row * of_row + column(l) +
-            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) * 4 / UNIT;
+    return (channel * channel_stride + row * of_row + column(l) +
+            (over_pixels ? 0 : (shift_w - across.least[l]) / across.stride * V)) *
+           4 / UNIT;
   }
   // Where the columns of a class begin.
   int64_t column(int l) const {
@@ -219,8 +201,9 @@ constexpr int64_t HEAD = 8;  // numbers of int64 before the runs, which say what
 constexpr int64_t TAIL = 4;  // offsets behind the last ones, which products read ahead
 
 inline void describe(const Plan& p, int64_t* head) {
-  const int64_t numbers[HEAD] = {p.of_row, p.of_channel, p.runs(), p.weights(), p.block,
-                                 p.kept * 2 + p.over_pixels, p.line, p.taps() * 2 + p.backward};
+  const int64_t numbers[HEAD] = {
+      p.of_row, p.channel_stride,           p.runs(), p.weights(),
+      p.block,  p.kept * 2 + p.over_pixels, p.line,   p.taps() * 2 + p.backward};
   std::memcpy(head, numbers, sizeof(numbers));
 }
 inline int64_t list_bytes(const Plan& p) {
@@ -237,55 +220,19 @@ inline Entries entries_of(const Plan& p, Run* runs) {
 // numbers: Geometry's; input and output channels of a group, groups; whether dX is wanted; Lanes.
 template <class Function>
 Status with_plan(const int64_t* numbers, const Function& function) {
-  Geometry g;
-  std::memcpy(&g, numbers, sizeof(g));
+  const Geometry g(numbers);
   const int64_t* rest = numbers + sizeof(g) / sizeof(*numbers);
   const int64_t in = rest[0], out = rest[1], groups = rest[2];
   const bool backward = rest[3] != 0;
-  const int64_t positive[] = {g.images, g.height, g.width, g.rows, g.columns, g.kernel_h,
-                              g.kernel_w, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w,
-                              in, out, groups};
-  for (const int64_t number : positive) {
-    if (number < 1 || number > INT32_MAX) return BAD_NUMBERS;
-  }
-  const int64_t paddings[] = {g.padding_h, g.padding_w};
-  for (const int64_t number : paddings) {
-    if (number < 0 || number > INT32_MAX / 4) return BAD_NUMBERS;
-  }
-  if (std::max(g.kernel_h, g.kernel_w) > MOST_TAPS || rest[4] < AUTOMATIC || rest[4] > PIXELS ||
-      std::max(g.stride_h, g.stride_w) > MOST_TAPS ||
-      std::max(g.span_h(), g.span_w()) > MOST_SPAN) {
+  if (!g.holds(in, out, groups, MOST_TAPS) || !within(1, MOST_TAPS, {g.stride_h, g.stride_w}) ||
+      !within(1, MOST_SPAN, {g.span_h(), g.span_w()}) || !within(AUTOMATIC, PIXELS, {rest[4]})) {
     return BAD_NUMBERS;
   }
-  const auto fits = [](int64_t size, int64_t padding, int64_t span, int64_t stride, int64_t count) {
-    return size + 2 * padding >= span && (size + 2 * padding - span) / stride + 1 == count;
-  };
-  if (!fits(g.height, g.padding_h, g.span_h(), g.stride_h, g.rows) ||
-      !fits(g.width, g.padding_w, g.span_w(), g.stride_w, g.columns)) {
-    return BAD_NUMBERS;
-  }
-  const auto product = [](std::initializer_list<int64_t> factors) {
-    double all = 1;
-    for (const int64_t factor : factors) all *= static_cast<double>(factor);
-    return all;
-  };
-  if (product({g.images, groups, in, g.height, g.width}) > MOST_OF_A_MAP ||
-      product({g.images, groups, out, g.rows, g.columns}) > MOST_OF_A_MAP ||
-      product({groups, in, out, g.kernel_h, g.kernel_w}) > INT32_MAX) {
-    return BAD_NUMBERS;
-  }
-  const auto axis = [&](int64_t from, int64_t to, int64_t kernel, int64_t step, int64_t padding,
-                        int64_t dilation) {
-    return Axis{backward ? to : from, backward ? from : to, kernel, step, padding, dilation,
-                backward};
-  };
-  const Shape shape{
-      g.images, backward ? out : in, backward ? in : out, groups,
-      axis(g.height, g.rows, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h),
-      axis(g.width, g.columns, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w), backward};
+  const Shape shape{g.images, backward ? out : in,       backward ? in : out,
+                    groups,   axis_of_rows(g, backward), axis_of_columns(g, backward),
+                    backward};
   const Plan plan(shape, rest[4]);
-  if (product({groups, plan.blocks, plan.of_block}) > MOST_PACKED ||
-      plan.of_block * 4 > 65536 * UNIT) {
+  if (plan.of_block * 4 > 65536 * UNIT || plan.numbers() > MOST_PACKED) {
     return BAD_NUMBERS;
   }
   return function(plan);

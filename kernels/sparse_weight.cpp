@@ -1,6 +1,6 @@
-// Y and dX of a convolution from lists of what is not zero in the weight (zeros_product.h).
+// Y and dX of a convolution from lists of what is not zero in the weight (sparse_weight_product.h).
 
-#include "zeros_product.h"
+#include "sparse_weight_product.h"
 
 namespace fst {
 namespace {
@@ -34,8 +34,8 @@ uint64_t four_offsets(Entries list, int64_t k) {
 }
 
 template <int HIGH, int WIDE>
-void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch, bool fresh,
-              float* y, int64_t of_tile, Lines& lines) {
+void accumulate_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_t pitch,
+                     bool fresh, float* y, int64_t of_tile, Lines& lines) {
   for (const Run* last = run + runs; run < last; ++run, y += of_tile) {
     lines.fetch();
     vec sum[HIGH][WIDE];
@@ -81,14 +81,14 @@ void add_runs(const Run* run, int64_t runs, Entries list, const float* x, int64_
 }
 
 template <int HIGH, int... WIDE>
-Add of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
-  static constexpr Add all[] = {add_runs<HIGH, WIDE + 1>...};
+Accumulate of_width(int64_t wide, std::integer_sequence<int, WIDE...>) {
+  static constexpr Accumulate all[] = {accumulate_runs<HIGH, WIDE + 1>...};
   return all[wide - 1];
 }
 
 }  // namespace
 
-Add find_add(int64_t high, int64_t wide) {
+Accumulate find_accumulate(int64_t high, int64_t wide) {
   if (high == 1) return of_width<1>(wide, std::make_integer_sequence<int, TILE>());
   if (high == 2) return of_width<2>(wide, std::make_integer_sequence<int, TILE / 2>());
   if (high == 3) return of_width<3>(wide, std::make_integer_sequence<int, TILE / 3>());
@@ -109,29 +109,24 @@ FST_EXPORT int fst_zeros_product(const void* source, int64_t kind, const int64_t
                                  void* result, int64_t threads) {
   if (activation < 0 || activation >= ACTIVATIONS) return BAD_NUMBERS;
   return with_plan(numbers, [&](Plan plan) {
-    Status status = BAD_NUMBERS;
     auto* head = static_cast<int64_t*>(lists);
-    if (!belong(plan, head, bytes)) return status;
+    if (!belong(plan, head, bytes)) return BAD_NUMBERS;
     const bool from_last = layouts[0] != 0, to_last = layouts[1] != 0;
     if (plan.flat && !(from_last && to_last)) {  // images do not follow each other without a gap
       plan.images = numbers[0];
-      plan.columns.from = plan.columns.to = numbers[1] * numbers[2];
+      plan.columns.source = plan.columns.result = numbers[1] * numbers[2];
     }
-    const int64_t from_places = plan.rows.from * plan.columns.from;
-    const int64_t to_places = plan.rows.to * plan.columns.to;
-    const int64_t sources = plan.groups * plan.sources, results = plan.groups * plan.results;
-    with_format(kind, [&](auto format) {
+    const Map from(plan.groups * plan.sources, plan.rows.source * plan.columns.source, from_last);
+    const Map to(plan.groups * plan.results, plan.rows.result * plan.columns.result, to_last);
+    return with_format(kind, [&](auto format) {
       using T = decltype(format);
       using Int = typename T::Int;
       Run* runs = reinterpret_cast<Run*>(head + HEAD);
       const Product<T> task{
-          static_cast<const Int*>(source), static_cast<Int*>(result), plan, runs,
-          entries_of(plan, runs), {bias, residual, activation},
-          Layout(sources * from_places, sources, from_places, plan.columns.from, from_last),
-          Layout(results * to_places, results, to_places, plan.columns.to, to_last)};
-      status = task.run(threads);
+          static_cast<const Int*>(source), static_cast<Int*>(result),    plan, runs,
+          entries_of(plan, runs),          {bias, residual, activation}, from, to};
+      return task.run(threads);
     });
-    return status;
   });
 }
 FST_ARGUMENTS(fst_zeros_product)

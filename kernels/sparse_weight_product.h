@@ -1,13 +1,13 @@
-// A product of a convolution from lists of what is not zero in the weight (zeros_weight.h).
+// A product of a convolution from lists of what is not zero in the weight (sparse_weight.h).
 //
-// A task is a strip of V images, or of one image, as wide as a tile. It goes down the strip: rows of
-// the source are packed once each, tiles are summed block by block of channels, and are turned into
-// the layout of the result, where bias, residual and activation are applied.
+// A task is a strip of V images, or of one image, as wide as a tile. It goes down the strip: rows
+// of the source are packed once each, tiles are summed block by block of channels, and are
+// transposed into the layout of the result, where bias, residual and activation are applied.
 
 #pragma once
 
-#include "vectors.h"
-#include "zeros_weight.h"
+#include "activation.h"
+#include "sparse_weight.h"
 
 namespace fst {
 
@@ -23,22 +23,13 @@ struct Lines {
 
 // For each run, one tile of y after the other: y[i][j] += sum over the run's entries of
 // value * x[offset + i * pitch + j vectors]. `fresh`: y holds nothing.
-using Add = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*, int64_t,
-                     Lines&);
+using Accumulate = void (*)(const Run*, int64_t, Entries, const float*, int64_t, bool, float*,
+                            int64_t, Lines&);
 
-Add find_add(int64_t high, int64_t wide);
+Accumulate find_accumulate(int64_t high, int64_t wide);
 
 constexpr int64_t TASKS = 4;  // at least, for each thread
 constexpr int64_t LINE = 64;  // bytes of a line of the cache
-
-// Elements of a map (images, channels, places), contiguous or channels_last.
-struct Layout {
-  int64_t of_image, of_channel, of_place, width;
-
-  Layout(int64_t images_apart, int64_t channels, int64_t places, int64_t width, bool last)
-      : of_image(images_apart), of_channel(last ? 1 : places), of_place(last ? channels : 1),
-        width(width) {}
-};
 
 struct Epilogue {
   const float* bias;
@@ -55,7 +46,7 @@ struct Product {
   const Run* runs;
   Entries entries;
   Epilogue epilogue;
-  Layout source, result;
+  Map source, result;
 
   // One thread's memory, and what it has packed of a strip.
   struct Strip {
@@ -83,9 +74,9 @@ struct Product {
           const int64_t image = strip.image + (p.over_pixels ? 0 : lane);
           const int64_t step = p.over_pixels ? (strip.column + i) * V + lane : strip.column + i;
           const int64_t column = step * p.across.stride + p.across.least[k];
-          const bool there = image < p.images && column >= 0 && column < p.columns.from;
+          const bool there = image < p.images && column >= 0 && column < p.columns.source;
           strip.places[at * V + lane] =
-              there ? image * source.of_image + column * source.of_place : -1;
+              there ? image * source.image_stride() + column * source.place_stride : -1;
         }
       }
     }
@@ -93,10 +84,10 @@ struct Product {
 
   // A row of the source, or zeros, as row `slot` of X.
   void pack_row(const Strip& strip, int64_t row, int64_t slot) const {
-    const bool outside = row < 0 || row >= p.rows.from;
-    const Int* begin = from + row * source.width * source.of_place;
+    const bool outside = row < 0 || row >= p.rows.source;
+    const Int* begin = from + row * p.columns.source * source.place_stride;
     for (int64_t g = 0; g < p.groups; ++g) {
-      pack_channels(strip, outside ? nullptr : begin + g * p.sources * source.of_channel,
+      pack_channels(strip, outside ? nullptr : begin + g * p.sources * source.channel_stride,
                     p.sources, strip.x + g * p.blocks * p.of_block + slot * p.of_row);
     }
   }
@@ -117,34 +108,34 @@ struct Product {
   }
 
   void pack_square(const Int* x, const int64_t* place, int64_t c, int64_t count, float* y) const {
-    const int64_t wrap = p.of_block - p.block * p.of_channel;  // from a block to the next
-    int64_t left = p.block - c % p.block;                      // channels of this block
-    y += c / p.block * p.of_block + c % p.block * p.of_channel;
+    const int64_t wrap = p.of_block - p.block * p.channel_stride;  // from a block to the next
+    int64_t left = p.block - c % p.block;                          // channels of this block
+    y += c / p.block * p.of_block + c % p.block * p.channel_stride;
     const auto put_next = [&](vec value) {
       *reinterpret_cast<vec*>(y) = value;
-      y += p.of_channel;
+      y += p.channel_stride;
       if (--left == 0) y += wrap, left = p.block;
     };
     if (!x) {
       for (int64_t i = 0; i < count; ++i) put_next(vec{});
       return;
     }
-    x += c * source.of_channel;
+    x += c * source.channel_stride;
     bool all = true;
     for (int i = 0; i < V; ++i) all &= place[i] >= 0;
-    if (source.of_channel == 1 && count == V) {
+    if (source.channel_stride == 1 && count == V) {
       vec square[V];
       if (all) {
         for (int i = 0; i < V; ++i) square[i] = load<T>(x + place[i]);
       } else {
         for (int i = 0; i < V; ++i) square[i] = place[i] < 0 ? vec{} : load<T>(x + place[i]);
       }
-      turn(square);
+      transpose(square);
       for (int i = 0; i < V; ++i) put_next(square[i]);
       return;
     }
     const bool together = all && p.over_pixels && place[V - 1] - place[0] == V - 1;
-    for (int64_t i = 0; i < count; ++i, x += source.of_channel) {
+    for (int64_t i = 0; i < count; ++i, x += source.channel_stride) {
       vec value = vec{};
       if (together) {
         value = load<T>(x + place[0]);
@@ -180,14 +171,14 @@ struct Product {
   }
 
   int64_t most_lines() const {  // of what is packed at once
-    if (source.of_channel != 1) return 0;
+    if (source.channel_stride != 1) return 0;
     const int64_t count = p.flat ? p.block : p.down.count * p.high * channels();
     return vectors() * V * (count * sizeof(Int) / LINE + p.down.count * p.high);
   }
 
   // Lists the lines of some channels of a row's places.
   void add_lines(Strip& strip, const Int* x, int64_t count) const {
-    if (source.of_channel != 1) return;
+    if (source.channel_stride != 1) return;
     for (int64_t i = 0; i < vectors() * V; ++i) {
       for (int64_t c = 0; strip.places[i] >= 0 && c < count; c += LINE / sizeof(Int)) {
         *strip.lines.end++ = x + strip.places[i] + c;
@@ -201,8 +192,8 @@ struct Product {
     for (int k = 0; k < p.down.count; ++k) {
       for (int64_t i = 0; i < p.high; ++i) {
         const int64_t row = (strip.packed + p.down.span(k) + i) * p.down.stride + p.down.least[k];
-        if (row < 0 || row >= p.rows.from) continue;
-        add_lines(strip, from + row * source.width * source.of_place, channels());
+        if (row < 0 || row >= p.rows.source) continue;
+        add_lines(strip, from + row * p.columns.source * source.place_stride, channels());
       }
     }
   }
@@ -212,14 +203,15 @@ struct Product {
                 int64_t last) const {
     const int64_t all = p.groups * p.results, size = p.high * p.wide * V;
     // Rows of pixels lie side by side.
-    const Add add = p.over_pixels ? find_add(1, high * wide) : find_add(high, wide);
+    const Accumulate accumulate =
+        p.over_pixels ? find_accumulate(1, high * wide) : find_accumulate(high, wide);
     for (int64_t g = first / p.results; g * p.results < last; ++g) {
       const int64_t begin = std::max(first, g * p.results);
       const int64_t end = std::min(last, (g + 1) * p.results);
       for (int64_t b = 0; b < p.blocks; ++b) {
         const float* x = strip.x;
         if (p.flat) {
-          const Int* channel = from + (g * p.sources + b * p.block) * source.of_channel;
+          const Int* channel = from + (g * p.sources + b * p.block) * source.channel_stride;
           pack_channels(strip, channel, p.channels_of(b), strip.x);
           strip.lines = {strip.memory, strip.memory, 0};
           if (b + 1 < p.blocks) add_lines(strip, channel + p.block, p.channels_of(b + 1));
@@ -228,11 +220,11 @@ struct Product {
         }
         const bool ahead = p.flat || (b + 1 == p.blocks && end == last);
         Lines none{}, &lines = ahead ? strip.lines : none;
-        lines.of_run = parts(lines.end - lines.next, p.phases() * (end - begin));
+        lines.of_run = ceil_div(lines.end - lines.next, p.phases() * (end - begin));
         for (int64_t f = 0; f < p.phases(); ++f) {
           const Run* run = runs + ((g * p.blocks + b) * p.phases() + f - g) * p.results;
-          add(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
-              strip.y + (f * all + begin) * size, size, lines);
+          accumulate(run + begin, end - begin, entries, x, p.of_row * 4, b == 0,
+                     strip.y + (f * all + begin) * size, size, lines);
         }
       }
     }
@@ -253,10 +245,10 @@ struct Product {
   }
 
   // V vectors of V channels; each lane's channels go to a place.
-  void put_square(vec* square, const float* bias, const int64_t* place, int64_t channel) const {
+  void store_square(vec* square, const float* bias, const int64_t* place, int64_t channel) const {
     const Int* residual = static_cast<const Int*>(epilogue.residual);
     const vec more = bias ? *reinterpret_cast<const vec*>(bias + channel) : vec{};
-    turn(square);
+    transpose(square);
     for (int i = 0; i < V; ++i) square[i] += more;
     for (int i = 0; residual && i < V; ++i) {
       if (place[i] >= 0) square[i] += load<T>(residual + place[i] + channel);
@@ -280,28 +272,29 @@ struct Product {
           const int64_t step = strip.column + t % wide;
           const int64_t w = f % across + across * (p.over_pixels ? step * V + i : step);
           const int64_t image = strip.image + (p.over_pixels ? 0 : i);
-          const bool there = h < p.rows.to && w < p.columns.to && image < p.images;
+          const bool there = h < p.rows.result && w < p.columns.result && image < p.images;
           any |= there;
-          place[i] = there ? image * result.of_image + (h * result.width + w) * result.of_place
+          place[i] = there ? image * result.image_stride() +
+                                 (h * p.columns.result + w) * result.place_stride
                            : -1;
         }
         if (!any) continue;
         const float* y = strip.y + f * all * size + t * V;
         int64_t c = first;
-        for (; result.of_channel == 1 && c + V <= last; c += V) {
+        for (; result.channel_stride == 1 && c + V <= last; c += V) {
           vec square[V];
           for (int i = 0; i < V; ++i) {
             square[i] = *reinterpret_cast<const vec*>(y + (c + i) * size);
           }
-          put_square(square, epilogue.bias, place, c);
+          store_square(square, epilogue.bias, place, c);
         }
         for (; c < last; ++c) {
           int64_t at[V];
           for (int i = 0; i < V; ++i) {
-            at[i] = place[i] < 0 ? -1 : place[i] + c * result.of_channel;
+            at[i] = place[i] < 0 ? -1 : place[i] + c * result.channel_stride;
           }
-          put(*reinterpret_cast<const vec*>(y + c * size),
-              epilogue.bias ? epilogue.bias[c] : 0.0f, at);
+          put(*reinterpret_cast<const vec*>(y + c * size), epilogue.bias ? epilogue.bias[c] : 0.0f,
+              at);
         }
       }
     }
@@ -331,10 +324,13 @@ struct Product {
     Memory<const void*> lines;
 
     Strips(const Product& of, int64_t threads)
-        : size_x(parts((of.p.flat ? of.p.of_block : of.p.numbers()) + REACH / 4, 16) * 16),
-          size_y(parts(of.numbers_y(), 16) * 16), size_places(of.vectors() * (V + 1)),
-          size_lines(of.most_lines()), columns(of.vectors() * V),
-          numbers(threads * (size_x + size_y)), places(threads * size_places),
+        : size_x(ceil_div((of.p.flat ? of.p.of_block : of.p.numbers()) + REACH / 4, 16) * 16),
+          size_y(ceil_div(of.numbers_y(), 16) * 16),
+          size_places(of.vectors() * (V + 1)),
+          size_lines(of.most_lines()),
+          columns(of.vectors() * V),
+          numbers(threads * (size_x + size_y)),
+          places(threads * size_places),
           lines(threads * size_lines) {}
     bool there() const { return numbers.data && places.data && lines.data; }
     Strip of(int64_t rank) const {
@@ -349,15 +345,15 @@ struct Product {
   };
 
   Status run(int64_t threads) const {
-    const int64_t strips = p.strips(), height = p.rows.count(), tiles = parts(height, p.high);
-    const int64_t units = parts(p.images, lanes()) * strips, all = p.groups * p.results;
+    const int64_t strips = p.strips(), height = p.rows.count(), tiles = ceil_div(height, p.high);
+    const int64_t units = ceil_div(p.images, lanes()) * strips, all = p.groups * p.results;
     // Parts of a strip repeat the rows that both see, parts of the channels repeat all packing.
     const bool even = units >= TASKS * threads || units % threads == 0;
-    const int64_t pieces = even ? 1 : std::min(tiles, parts(TASKS * threads, units));
-    const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, parts(all, V));
+    const int64_t pieces = even ? 1 : std::min(tiles, ceil_div(TASKS * threads, units));
+    const int64_t splits = std::clamp<int64_t>(threads / (units * pieces), 1, ceil_div(all, V));
     // Strips that follow each other fetch for each other.
     const int64_t together = std::max<int64_t>(units / (2 * TASKS * threads), 1);
-    const int64_t tasks = parts(units, together) * pieces * splits;
+    const int64_t tasks = ceil_div(units, together) * pieces * splits;
     const Strips memory(*this, threads);
     if (!memory.there()) return NO_MEMORY;
     int64_t next = 0;
@@ -384,7 +380,7 @@ struct Product {
   void run_pixels(Strip& strip, const Int* source, int64_t pixels, const Int* residual,
                   Int* result) {
     from = source, to = result, epilogue.residual = residual;
-    p.columns.from = p.columns.to = pixels;
+    p.columns.source = p.columns.result = pixels;
     for (int64_t i = 0; i < p.strips(); ++i) {
       strip.column = i * p.wide;
       run_strip(strip, 0, 1, 0, p.groups * p.results);

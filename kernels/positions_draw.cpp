@@ -1,38 +1,41 @@
 // Which output positions a backward pass takes: their scores from dY, and a systematic draw.
 
-#include "cpu.h"
+#include "conv_shape.h"
 
 namespace {
 
 using namespace fst;
 
-constexpr int64_t BLOCK = 2048;         // scores whose sum is taken at a time, in any thread
-constexpr int64_t SIDE_BY_SIDE = 64;     // positions whose sums are kept for each channel, at least
+constexpr int64_t BLOCK = 2048;       // scores whose sum is taken at a time, in any thread
+constexpr int64_t SIDE_BY_SIDE = 64;  // positions whose sums are kept for each channel, at least
 constexpr int64_t ONE = int64_t{1} << 31;  // probability 1
 
 // The ends of the taps' ranges along one axis cut the output map into segments.
-struct Axis {
+struct Segments {
   int64_t taps, length;
   Memory<int64_t> low, high, cuts;  // range of each tap; starts of segments, and the end
-  int64_t segments = 0;
+  int64_t count = 0;
 
-  Axis(int64_t taps, int64_t length, int64_t stride, int64_t padding, int64_t dilation,
-       int64_t size)
-      : taps(taps), length(length), low(taps), high(taps), cuts(2 * taps + 2) {
+  explicit Segments(const Axis& axis)
+      : taps(axis.taps),
+        length(axis.result),
+        low(taps),
+        high(taps),
+        cuts(2 * taps + 2) {
     if (!usable()) return;
     int64_t* end = cuts.data;
     *end++ = 0;
     *end++ = length;
     for (int64_t t = 0; t < taps; ++t) {
-      const int64_t shift = padding - t * dilation;  // tap t sees position * stride - shift
-      low.data[t] = std::clamp<int64_t>(shift > 0 ? parts(shift, stride) : 0, 0, length);
-      high.data[t] = size + shift > 0 ? parts(size + shift, stride) : 0;
+      const int64_t before = -axis.shift(t), end_of_map = axis.source + before;
+      low.data[t] = before > 0 ? std::min(ceil_div(before, axis.stride), length) : 0;
+      high.data[t] = end_of_map > 0 ? ceil_div(end_of_map, axis.stride) : 0;
       high.data[t] = std::clamp(high.data[t], low.data[t], length);
       *end++ = low.data[t];
       *end++ = high.data[t];
     }
     std::sort(cuts.data, end);
-    segments = std::unique(cuts.data, end) - cuts.data - 1;
+    count = std::unique(cuts.data, end) - cuts.data - 1;
   }
   bool usable() const { return low.data && high.data && cuts.data; }
   bool sees(int64_t tap, int64_t segment) const {
@@ -76,19 +79,19 @@ void add_first(const typename T::Int* y, Map map, int64_t count, int64_t most,
 
 // One thread's rows of the output maps, segment by segment; `sums` [rows][columns][channels].
 template <class T, bool SUMS>
-void measure(const typename T::Int* y, Map map, int64_t images, const Axis& rows,
-             const Axis& columns, Team team, float* scores, float* partial, int64_t size,
+void measure(const typename T::Int* y, Map map, int64_t images, const Segments& rows,
+             const Segments& columns, Team team, float* scores, float* partial, int64_t size,
              double* sums) {
   const int64_t width = columns.length, channels = map.channels;
   const int64_t first = team.first(images * rows.length), last = team.last(images * rows.length);
-  const bool inner = map.of_channel == 1;
+  const bool inner = map.channel_stride == 1;
   const int64_t step = inner ? 1 : SIDE_BY_SIDE / width + 1;  // rows at a time
-  for (int64_t s = 0; s < rows.segments; ++s, sums += columns.segments * channels) {
+  for (int64_t s = 0; s < rows.count; ++s, sums += columns.count * channels) {
     int64_t added = 0;
     const auto flush = [&] {
       for (int64_t i = 0; inner && i < size; ++i) sums[i] += partial[i];
       for (int64_t i = 0; !inner && i < channels * step; ++i) {
-        for (int64_t r = 0; r < columns.segments; ++r) {
+        for (int64_t r = 0; r < columns.count; ++r) {
           double sum = 0;
           for (int64_t q = columns.cuts.data[r]; q < columns.cuts.data[r + 1]; ++q) {
             sum += partial[i * width + q];
@@ -108,7 +111,7 @@ void measure(const typename T::Int* y, Map map, int64_t images, const Axis& rows
         const typename T::Int* from = y + map.offset(row);
         float* squares = scores + row;
         if (inner) {
-          add_last<T, SUMS>(from, channels, columns.cuts.data, columns.segments, squares, partial);
+          add_last<T, SUMS>(from, channels, columns.cuts.data, columns.count, squares, partial);
         } else {
           add_first<T, SUMS>(from, map, count, step * width, squares, partial);
         }
@@ -134,46 +137,44 @@ struct Block {
 FST_EXPORT int fst_measure_positions(const void* grad_output, int64_t kind, int64_t channels,
                                      int64_t last, const int64_t* geometry, float* scores,
                                      float* sums, int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!is_kind(kind) || !g.holds(channels)) return BAD_NUMBERS;
-  const Axis rows(g.kernel_h, g.rows, g.stride_h, g.padding_h, g.dilation_h, g.height);
-  const Axis columns(g.kernel_w, g.columns, g.stride_w, g.padding_w, g.dilation_w, g.width);
-  const int64_t of_rows = columns.segments * channels, all = sums ? rows.segments * of_rows : 0;
+  const Geometry g(geometry);
+  if (!g.holds(channels, 1, 1)) return BAD_NUMBERS;
+  const Segments rows(axis_of_rows(g, false)), columns(axis_of_columns(g, false));
+  const int64_t of_rows = columns.count * channels, all = sums ? rows.count * of_rows : 0;
   const Map map(channels, g.positions(), last);
   const int64_t side_by_side = (SIDE_BY_SIDE / g.columns + 1) * g.columns;
-  const int64_t size = map.of_channel == 1 ? of_rows : side_by_side * channels;
-  threads = std::min(threads, parts(g.images * g.positions() * channels, 16384));
+  const int64_t size = map.channel_stride == 1 ? of_rows : side_by_side * channels;
+  threads = std::min(threads, ceil_div(g.images * g.positions() * channels, 16384));
   Memory<float> partial(threads * size);
   Memory<double> totals(threads * all);
   if (!rows.usable() || !columns.usable() || !partial.data || !totals.data) return NO_MEMORY;
   std::fill_n(partial.data, threads * size, 0.0f);
   std::fill_n(totals.data, threads * all, 0.0);
-  in_parallel(threads, [&](Team team) {
-    with_format(kind, [&](auto format) {
-      using T = decltype(format);
-      const auto* y = static_cast<const typename T::Int*>(grad_output);
-      const auto run = sums ? measure<T, true> : measure<T, false>;
-      run(y, map, g.images, rows, columns, team, scores,
-          partial.data + team.rank * size, size, totals.data + team.rank * all);
+  const Status status = with_format(kind, [&](auto format) {
+    using T = decltype(format);
+    const auto run = sums ? measure<T, true> : measure<T, false>;
+    in_parallel(threads, [&](Team team) {
+      run(static_cast<const typename T::Int*>(grad_output), map, g.images, rows, columns, team,
+          scores, partial.data + team.rank * size, size, totals.data + team.rank * all);
     });
+    return DONE;
   });
-  if (!sums) return DONE;
+  if (!sums) return status;
   for (int64_t i = 0; i < all; ++i) {
     for (int64_t rank = 1; rank < threads; ++rank) totals.data[i] += totals.data[rank * all + i];
   }
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t t = 0; t < g.taps(); ++t) {
       double sum = 0;
-      for (int64_t s = 0; s < rows.segments; ++s) {
-        for (int64_t r = 0; r < columns.segments && rows.sees(t / g.kernel_w, s); ++r) {
+      for (int64_t s = 0; s < rows.count; ++s) {
+        for (int64_t r = 0; r < columns.count && rows.sees(t / g.kernel_w, s); ++r) {
           if (columns.sees(t % g.kernel_w, r)) sum += totals.data[s * of_rows + r * channels + c];
         }
       }
       sums[c * g.taps() + t] = static_cast<float>(sum);
     }
   }
-  return DONE;
+  return status;
 }
 FST_ARGUMENTS(fst_measure_positions)
 
@@ -185,12 +186,12 @@ FST_EXPORT int fst_draw_positions(const float* scores, int64_t count, int64_t n,
   if (!within(1, INT32_MAX, {n, count}) || n >= count || !(*start >= 0 && *start < 1)) {
     return BAD_NUMBERS;
   }
-  const int64_t blocks = parts(count, BLOCK);
+  const int64_t blocks = ceil_div(count, BLOCK);
   Memory<double> values(count);  // a score that is not sure, or -1
   Memory<Block> now(blocks), then(blocks);
   if (!values.data || !now.data || !then.data) return NO_MEMORY;
   double* s = values.data;
-  in_parallel(std::min(threads, parts(count, 4 * BLOCK)), [&](Team team) {
+  in_parallel(std::min(threads, ceil_div(count, 4 * BLOCK)), [&](Team team) {
     const int64_t first = team.first(blocks), last = team.last(blocks);
     Block *old = then.data, *fresh = now.data;
     const auto total = [&](const Block* of, int64_t end) {

@@ -19,14 +19,14 @@
 // chosen, its zeros stay: sum of s * dY * (X - m) = sum of s * dY * X - (sum of s * dY) * m, for
 // each tap over the positions that see the image through it.
 
-#include "zeros_grad_weight.h"
+#include "sparse_maps_grad_weight.h"
 
 namespace {
 
 using namespace fst;
 using namespace fst::maps;
 
-constexpr int64_t STRIP = 512;          // positions of a strip, if rows are not longer
+constexpr int64_t STRIP = 512;  // positions of a strip, if rows are not longer
 constexpr int64_t FEWEST_ROWS = 4;
 constexpr int64_t MOST_OWN = 24 << 20;  // numbers of dW of all sets
 
@@ -58,28 +58,28 @@ struct MapsGradWeight : Positions {
 
   // Values and masks of a chunk's channels.
   void read_chosen(const Chunk& chunk, int64_t group, float* values, uint64_t* masks) const {
-    const Int* from = chosen + group * deep * of_chosen.of_channel;
+    const Int* from = chosen + group * deep * of_chosen.channel_stride;
     int64_t offset[CHUNK];
     for (int64_t k = 0; k < chunk.count; ++k) {
       const int64_t row = chunk.row[k];
-      offset[k] = of_chosen.offset(row * columns.size) + chunk.column[k] * of_chosen.of_place;
+      offset[k] = of_chosen.offset(row * columns.result) + chunk.column[k] * of_chosen.place_stride;
     }
     if (chunk.count < CHUNK) std::fill_n(values, deep * CHUNK, 0.0f);
-    if (of_chosen.of_channel == 1) {
+    if (of_chosen.channel_stride == 1) {
       transpose<T, Single>([&](int64_t k) { return from + offset[k]; }, chunk.count, deep,
                            reinterpret_cast<int32_t*>(values), CHUNK);
     }
     for (int64_t c = 0; c < deep; ++c, values += CHUNK) {
-      if (of_chosen.of_channel != 1) {
+      if (of_chosen.channel_stride != 1) {
         for (int64_t k = 0; k < chunk.count; ++k) {
-          values[k] = T::wide(from[offset[k] + c * of_chosen.of_channel]);
+          values[k] = T::wide(from[offset[k] + c * of_chosen.channel_stride]);
         }
       }
       for (int64_t k = 0; factors && !of_input && k < chunk.count; ++k) values[k] *= chunk.scale[k];
       uint64_t mask = 0;
 #pragma GCC unroll 16
       for (int v = 0; v < CHUNK / V; ++v) {
-        mask |= nonzeros(*reinterpret_cast<const vec*>(values + v * V)) << v * V;
+        mask |= uint64_t{nonzeros(*reinterpret_cast<const vec*>(values + v * V))} << v * V;
       }
       masks[c] = mask;
     }
@@ -90,17 +90,17 @@ struct MapsGradWeight : Positions {
     const int64_t width = blocks.width(block), valid = blocks.valid(block);
     const int64_t channel = group * wide + blocks.first(block), length = columns.source;
     const int64_t place = row * length;
-    const Int* from = dense + of_dense.offset(place) + channel * of_dense.of_channel;
-    if (of_dense.of_channel != 1) {
+    const Int* from = dense + of_dense.offset(place) + channel * of_dense.channel_stride;
+    if (of_dense.channel_stride != 1) {
       if (valid < width) std::fill_n(to, length * width, 0.0f);
-      transpose<T, Single>([&](int64_t i) { return from + i * of_dense.of_channel; }, valid, length,
-                           reinterpret_cast<int32_t*>(to), width);
+      transpose<T, Single>([&](int64_t i) { return from + i * of_dense.channel_stride; }, valid,
+                           length, reinterpret_cast<int32_t*>(to), width);
     }
     for (int64_t w = 0; w < length; ++w, to += width) {
       const float scale = factors && of_input ? factors[place + w] : 1.0f;
       if (scale == 0) continue;  // never read
-      if (of_dense.of_channel == 1) {
-        copy<T, Single>(from + w * of_dense.of_place, valid, reinterpret_cast<int32_t*>(to));
+      if (of_dense.channel_stride == 1) {
+        copy<T, Single>(from + w * of_dense.place_stride, valid, reinterpret_cast<int32_t*>(to));
         std::fill(to + valid, to + width, 0.0f);
       }
       if (factors && of_input) {
@@ -142,11 +142,13 @@ struct MapsGradWeight : Positions {
 
   // Sums of dY over a part of the list: positions that see the image through every tap apart.
   void add_sums(Team team, double* inside, double* of_tap) const {
-    const int64_t channels = groups * out, step = of_dense.of_channel;
-    const Axis down{false, rows.taps, rows.stride, rows.padding, rows.dilation, rows.source,
-                    rows.size};
-    const Axis right{false, columns.taps, columns.stride, columns.padding, columns.dilation,
-                     columns.source, columns.size};
+    const int64_t channels = groups * out, step = of_dense.channel_stride;
+    const auto of_output = [](Axis axis) {
+      std::swap(axis.source, axis.result);
+      axis.backward = false;
+      return axis;
+    };
+    const Axis down = of_output(rows), right = of_output(columns);
     std::fill_n(inside, channels * (1 + taps()), 0.0);
     const auto add = [&](int64_t k, double* to) {
       const Int* from = dense + of_dense.offset(index[k]);
@@ -218,10 +220,11 @@ struct MapsGradWeight : Positions {
     while (members < threads && threads / members * numbers() > MOST_OWN) ++members;
     members = std::min(members, blocks.count);
     const int64_t sets = std::clamp<int64_t>(threads / members, 1, total());
-    const int64_t wanted = std::max(parts(STRIP, columns.size), FEWEST_ROWS);
-    const int64_t length = std::min(wanted, parts(total(), sets));
-    const int64_t most = length * columns.size;
-    const int64_t chunks = parts(most, CHUNK) + rows.seen_phases() * columns.seen_phases();
+    const int64_t wanted = std::max(ceil_div(STRIP, columns.result), FEWEST_ROWS);
+    const int64_t length = std::min(wanted, ceil_div(total(), sets));
+    const int64_t most = length * columns.result;
+    const int64_t chunks = ceil_div(most, CHUNK) + std::min(rows.phases(), rows.taps) *
+                                                       std::min(columns.phases(), columns.taps);
     int64_t slots = 0;
     for (int64_t set = 0; set < sets; ++set) {
       const Team share{static_cast<int>(set), static_cast<int>(sets)};
@@ -230,7 +233,7 @@ struct MapsGradWeight : Positions {
         slots = std::max(slots, Slots(rows, row, end, nullptr, nullptr).count);
       }
     }
-    const int64_t widest = parts(blocks.vectors, blocks.count) * V;
+    const int64_t widest = ceil_div(blocks.vectors, blocks.count) * V;
     const int64_t dense_numbers = slots * columns.source * widest;
     if (slots * columns.source > INT32_MAX) return BAD_NUMBERS;
     const int64_t of_sums = mean && of_input && factors ? groups * out * (1 + taps()) : 0;
@@ -247,10 +250,14 @@ struct MapsGradWeight : Positions {
       return NO_MEMORY;
     }
     in_parallel(threads, [&](Team team) {
-      Own own{all_chunks.data + team.rank * chunks, all_taps.data + team.rank * chunks * taps(),
+      Own own{all_chunks.data + team.rank * chunks,
+              all_taps.data + team.rank * chunks * taps(),
               values.data + team.rank * chunks * deep * CHUNK,
-              packed.data + team.rank * dense_numbers, masks.data + team.rank * chunks * deep,
-              of_rows.data + team.rank * length, slot_rows.data + team.rank * slots, 0};
+              packed.data + team.rank * dense_numbers,
+              masks.data + team.rank * chunks * deep,
+              of_rows.data + team.rank * length,
+              slot_rows.data + team.rank * slots,
+              0};
       for (int64_t i = team.rank; i < sets * members; i += team.size) {
         const Team share{static_cast<int>(i / members), static_cast<int>(sets)};
         const Team member{static_cast<int>(i % members), static_cast<int>(members)};
@@ -288,17 +295,15 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
                                     const int64_t* geometry, int64_t in, int64_t out,
                                     int64_t groups, const int64_t* layouts, void* result,
                                     int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!usable(g, in, out, groups)) return BAD_NUMBERS;
+  const Geometry g(geometry);
+  if (!g.holds(in, out, groups, MOST_TAPS)) return BAD_NUMBERS;
   const int64_t all = g.images * g.positions();
   if (index && (count < 1 || !ascending(index, count, all))) return NOT_ASCENDING;
   Memory<float> factors(index ? all : 0);
   if (!factors.data) return NO_MEMORY;
   if (index) std::fill_n(factors.data, all, 0.0f);
   for (int64_t k = 0; index && k < count; ++k) factors.data[index[k]] += weight[k];
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
+  return with_format(kind, [&](auto format) {
     using T = decltype(format);
     using Int = typename T::Int;
     const auto* x = static_cast<const Int*>(input);
@@ -306,14 +311,27 @@ FST_EXPORT int fst_maps_grad_weight(const void* grad_output, const void* input, 
     const Map of_x(groups * in, g.height * g.width, layouts[0]);
     const Map of_dy(groups * out, g.positions(), layouts[1]);
     const bool by_x = of_input != 0;
-    const Positions positions{by_x, index, count, index ? factors.data : nullptr, g.images,
-                              axis_of_rows(g, by_x), axis_of_columns(g, by_x)};
-    const MapsGradWeight<T> task{
-        positions, by_x ? x : dy, by_x ? dy : x, mean, mean ? sums : nullptr, in, out, groups,
-        by_x ? in : out, by_x ? out : in, Blocks(by_x ? out : in), by_x ? of_x : of_dy,
-        by_x ? of_dy : of_x};
-    status = task.run(threads, layouts[2], static_cast<Int*>(result));
+    const Positions positions{by_x,
+                              index,
+                              count,
+                              index ? factors.data : nullptr,
+                              g.images,
+                              axis_of_rows(g, by_x),
+                              axis_of_columns(g, by_x)};
+    const MapsGradWeight<T> task{positions,
+                                 by_x ? x : dy,
+                                 by_x ? dy : x,
+                                 mean,
+                                 mean ? sums : nullptr,
+                                 in,
+                                 out,
+                                 groups,
+                                 by_x ? in : out,
+                                 by_x ? out : in,
+                                 Blocks(by_x ? out : in),
+                                 by_x ? of_x : of_dy,
+                                 by_x ? of_dy : of_x};
+    return task.run(threads, layouts[2], static_cast<Int*>(result));
   });
-  return status;
 }
 FST_ARGUMENTS(fst_maps_grad_weight)

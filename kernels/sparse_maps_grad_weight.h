@@ -1,18 +1,18 @@
 // The weight gradient by zeros of one of its operands: positions of the chosen map in chunks, their
-// partners in the dense map, and the inner loop (zeros_grad_weight.cpp).
+// partners in the dense map, and the inner loop (sparse_maps_grad_weight.cpp).
 
 #pragma once
 
-#include "zeros_maps.h"
+#include "sparse_maps.h"
 
 namespace fst::maps {
 
-constexpr int64_t CHUNK = 64;           // positions: bits of a mask
+constexpr int64_t CHUNK = 64;  // positions: bits of a mask
 
 // sums += value[i] * row place[i] of `rows`, for the bits i of the mask.
 template <int N>
-void add_masked(const float* value, uint64_t mask, const int32_t* place, const float* rows,
-                float* sums) {
+void accumulate_masked(const float* value, uint64_t mask, const int32_t* place, const float* rows,
+                       float* sums) {
   constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
   vec sum[SETS][N];
 #pragma GCC unroll 8
@@ -59,7 +59,8 @@ inline void add_chunk(int64_t vectors, int64_t deep, const float* values, const 
   with_block(vectors, [&](auto n) {
     for (int64_t c = 0; tap.mask && c < deep; ++c) {
       const uint64_t mask = masks[c] & tap.mask;
-      if (mask) add_masked<n>(values + c * CHUNK, mask, tap.place, packed, result + c * n * V);
+      if (mask)
+        accumulate_masked<n>(values + c * CHUNK, mask, tap.place, packed, result + c * n * V);
     }
   });
 }
@@ -74,7 +75,7 @@ struct Positions {
   Axis rows, columns;  // of the chosen map; their source is the dense one
 
   int64_t taps() const { return rows.taps * columns.taps; }
-  int64_t total() const { return images * rows.size; }
+  int64_t total() const { return images * rows.result; }
 
   // Positions of rows [first, last); how many chunks.
   int64_t find_chunks(int64_t first, int64_t last, Chunk* chunks) const {
@@ -90,35 +91,34 @@ struct Positions {
     };
     if (factors && !of_input) {
       const int32_t* end = index + count;
-      const int32_t* k = std::lower_bound(index, end, first * columns.size);
-      for (; k < end && *k < last * columns.size; ++k) {
+      const int32_t* k = std::lower_bound(index, end, first * columns.result);
+      for (; k < end && *k < last * columns.result; ++k) {
         if (k > index && k[0] == k[-1]) continue;  // its factor is the sum
-        append(*k / columns.size, *k % columns.size, factors[*k]);
+        append(*k / columns.result, *k % columns.result, factors[*k]);
       }
       return used;
     }
-    for (int64_t down = 0; down < rows.first_phases(); ++down) {
-      for (int64_t right = 0; right < columns.first_phases(); ++right) {
+    for (int64_t down = 0; down < std::min(rows.phases(), rows.result); ++down) {
+      for (int64_t right = 0; right < std::min(columns.phases(), columns.result); ++right) {
         if (!rows.sees(down) || !columns.sees(right)) continue;
         open = false;
         for (int64_t row = first; row < last; ++row) {
-          if (row % rows.size % rows.phases() != down) continue;
-          for (int64_t x = right; x < columns.size; x += columns.phases()) append(row, x, 1.0f);
+          if (row % rows.result % rows.phases() != down) continue;
+          for (int64_t x = right; x < columns.result; x += columns.phases()) append(row, x, 1.0f);
         }
       }
     }
     return used;
   }
 
-  void find_partners(const Chunk& chunk, int64_t first, const int32_t* of_row,
-                     Tap* found) const {
+  void find_partners(const Chunk& chunk, int64_t first, const int32_t* of_row, Tap* found) const {
     for (int64_t t = 0; t < taps(); ++t) found[t].mask = 0;
     for (int64_t k = 0; k < chunk.count; ++k) {
       int64_t across[MOST_TAPS];
       for (int64_t s = 0; s < columns.taps; ++s) across[s] = columns.at(chunk.column[k], s);
-      const int64_t image = chunk.row[k] / rows.size;
+      const int64_t image = chunk.row[k] / rows.result;
       for (int64_t r = 0; r < rows.taps; ++r) {
-        const int64_t h = rows.at(chunk.row[k] % rows.size, r);
+        const int64_t h = rows.at(chunk.row[k] % rows.result, r);
         if (h < 0) continue;
         const int64_t slot = of_row[chunk.row[k] - first] + h;
         for (int64_t s = 0; s < columns.taps; ++s) {

@@ -3,48 +3,48 @@
 //                       + sums[co][tap] * mean[ci]
 //
 // Positions are the slow axis of both operands, so products of channels are outer products, and
-// nothing is transposed: for each position k a tile of ROWS input channels by WIDTH output channels
-// in registers takes VECTORS loads of dY and ROWS broadcasts of X. Packed in chunks of the list:
+// nothing is transposed: for each position k a tile of MR input channels by NR output channels
+// in registers takes NV loads of dY and MR broadcasts of X. Packed in chunks of the list:
 //
-//     Y [Cout / WIDTH][k][WIDTH]       rows of dY, times their weights
-//     X [Cin / ROWS][pixel][ROWS]      rows of the image that the chunk's windows see, with their
+//     Y [Cout / NR][k][NR]       rows of dY, times their weights
+//     X [Cin / MR][pixel][MR]      rows of the image that the chunk's windows see, with their
 //                                      padding: the taps of a position are pixels at distances that
 //                                      all positions share. 1x1 kernels: the list's pixels alone
-//     C [Cout / WIDTH][Cin / ROWS][tap][ROWS][WIDTH]
+//     C [Cout / NR][Cin / MR][tap][MR][NR]
 //
 // Few input channels would leave most of a tile empty. There the numbers that a row of the kernel
-// sees lie side by side, and a tile takes ROWS of these:
+// sees lie side by side, and a tile takes MR of these:
 //
 //     X [group][pixel][Cin]
-//     C [Cout / WIDTH][kw * Cin / ROWS][kh][ROWS][WIDTH]
+//     C [Cout / NR][kw * Cin / MR][kh][MR][NR]
 //
 // Threads share the tiles of C, or each takes a part of the list with a C of its own where the list
 // is long or there are few tiles.
 
-#include "cpu.h"
+#include "positions.h"
 
 namespace {
 
 using namespace fst;
 
-constexpr int64_t CHUNK = 512;          // positions that are packed at a time
-constexpr int64_t STRETCH = 128;        // positions whose Y stays in the first cache for all taps
-constexpr int64_t AHEAD = 48;           // positions from here to what is fetched
-constexpr int64_t LARGE = 1 << 19;      // numbers of C from which it is seldom read: longer chunks
-constexpr int64_t MOST_X = 1 << 22;     // numbers of a packed X, where positions are rare
-constexpr int64_t MOST_Y = 1 << 17;     // numbers of Y that stay in the second cache
-constexpr int64_t MOST_OWN = 4 << 20;   // numbers of all C where each thread has its own
-constexpr int64_t SIDE_BY_SIDE = 32;    // pixels of few channels that are packed at a time
-constexpr int TILE = ROWS * WIDTH;
+constexpr int64_t CHUNK = 512;         // positions that are packed at a time
+constexpr int64_t STRETCH = 128;       // positions whose Y stays in the first cache for all taps
+constexpr int64_t AHEAD = 48;          // positions from here to what is fetched
+constexpr int64_t LARGE = 1 << 19;     // numbers of C from which it is seldom read: longer chunks
+constexpr int64_t MOST_X = 1 << 22;    // numbers of a packed X, where positions are rare
+constexpr int64_t MOST_Y = 1 << 17;    // numbers of Y that stay in the second cache
+constexpr int64_t MOST_OWN = 4 << 20;  // numbers of all C where each thread has its own
+constexpr int64_t SIDE_BY_SIDE = 32;   // pixels of few channels that are packed at a time
+constexpr int TILE = MR * NR;
 
 // c[m][n] += sum over k of x[at[k]][m] * y[k][n]; `fresh`: c holds nothing yet. `at` goes on for
 // AHEAD more.
 template <int N>
-void add_products(const float* __restrict x, const int64_t* __restrict at,
-                  const float* __restrict y, int64_t count, bool fresh, float* __restrict c) {
-  vec sum[ROWS][N];
+void accumulate(const float* __restrict x, const int64_t* __restrict at, const float* __restrict y,
+                int64_t count, bool fresh, float* __restrict c) {
+  vec sum[MR][N];
 #pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) {
+  for (int m = 0; m < MR; ++m) {
 #pragma GCC unroll 3
     for (int v = 0; v < N; ++v) sum[m][v] = vec{};
   }
@@ -54,13 +54,13 @@ void add_products(const float* __restrict x, const int64_t* __restrict at,
     vec column[N];
     for (int v = 0; v < N; ++v) column[v] = *reinterpret_cast<const vec*>(y + (k * N + v) * V);
 #pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m) {
+    for (int m = 0; m < MR; ++m) {
 #pragma GCC unroll 3
       for (int v = 0; v < N; ++v) sum[m][v] += row[m] * column[v];
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < ROWS; ++m) {
+  for (int m = 0; m < MR; ++m) {
 #pragma GCC unroll 3
     for (int v = 0; v < N; ++v) {
       vec* place = reinterpret_cast<vec*>(c + (m * N + v) * V);
@@ -93,15 +93,15 @@ struct GradWeight {
 
   // Whether a tile's rows run over the columns of the kernel too, which saves tiles.
   bool joined() const {
-    return g.dilation_w == 1 && parts(g.kernel_w * in, ROWS) < g.kernel_w * parts(in, ROWS);
+    return g.dilation_w == 1 && ceil_div(g.kernel_w * in, MR) < g.kernel_w * ceil_div(in, MR);
   }
   int64_t row_length() const { return joined() ? g.kernel_w * in : in; }
-  int64_t row_tiles() const { return parts(row_length(), ROWS); }
-  int64_t column_tiles() const { return parts(out, WIDTH); }
+  int64_t row_tiles() const { return ceil_div(row_length(), MR); }
+  int64_t column_tiles() const { return ceil_div(out, NR); }
   int64_t tiles() const { return groups * row_tiles() * column_tiles(); }
-  int64_t taps() const { return joined() ? g.kernel_h : g.taps(); }  // of a tile
+  int64_t taps() const { return joined() ? g.kernel_h : g.taps(); }            // of a tile
   int64_t planes() const { return joined() ? groups : groups * row_tiles(); }  // of X
-  int64_t of_pixel() const { return joined() ? in : ROWS; }  // numbers in a plane
+  int64_t of_pixel() const { return joined() ? in : MR; }                      // numbers in a plane
   bool gathered() const { return g.taps() == 1; }
   int64_t numbers() const { return tiles() * taps() * TILE; }
   int64_t longest() const { return numbers() > LARGE ? 4 * CHUNK : CHUNK; }
@@ -120,7 +120,7 @@ struct GradWeight {
   Chunk chunk(int64_t begin, int64_t end) const {
     Chunk found{begin, begin, 0, 0};
     if (begin >= end) return found;
-    int64_t count = parts(end - begin, parts(end - begin, longest()));
+    int64_t count = ceil_div(end - begin, ceil_div(end - begin, longest()));
     found.row = row_of(begin);
     do {
       found.end = begin + count;
@@ -132,11 +132,11 @@ struct GradWeight {
 
   // Pixels of one group, whose first channel this is.
   void pack_few(const int64_t* offset, int64_t count, int64_t channel, float* x) const {
-    if (in <= ROWS && groups == 1 && of_input.of_channel == 1 && !gathered()) {
+    if (in <= MR && groups == 1 && of_input.channel_stride == 1 && !gathered()) {
       return pack_side_by_side(offset, count, x);
     }
-    const Int* from = input + channel * of_input.of_channel;
-    for (int64_t c = 0; c < in; ++c, ++x, from += of_input.of_channel) {
+    const Int* from = input + channel * of_input.channel_stride;
+    for (int64_t c = 0; c < in; ++c, ++x, from += of_input.channel_stride) {
       const float less = mean ? mean[channel + c] : 0.0f;
       for (int64_t i = 0; i < count; ++i) {
         x[i * in] = offset[i] < 0 ? 0.0f : T::wide(from[offset[i]]) - less;
@@ -155,7 +155,7 @@ struct GradWeight {
     const Int* from = input + offset[first];
     x += first * in;
     const int64_t end = (last - first) * in;
-    float less[SIDE_BY_SIDE * ROWS] = {};
+    float less[SIDE_BY_SIDE * MR] = {};
     const int64_t length = SIDE_BY_SIDE * in;
     for (int64_t i = 0; mean && i < length; ++i) less[i] = mean[i % in];
     for (int64_t i = 0; i < end; i += length) {
@@ -171,10 +171,10 @@ struct GradWeight {
       pack_few(offset, count, i * in, x);
     }
     for (int64_t i = 0; !joined() && i < planes(); ++i, x += plane) {
-      const int64_t first = i % row_tiles() * ROWS, channel = i / row_tiles() * in + first;
-      pack<T, ROWS>(input + channel * of_input.of_channel, offset, count, of_input.of_channel,
-                    std::min<int64_t>(ROWS, in - first), ahead, mean ? mean + channel : nullptr,
-                    nullptr, x);
+      const int64_t first = i % row_tiles() * MR, channel = i / row_tiles() * in + first;
+      pack<T, MR>(input + channel * of_input.channel_stride, offset, count, of_input.channel_stride,
+                  std::min<int64_t>(MR, in - first), ahead, mean ? mean + channel : nullptr,
+                  nullptr, x);
     }
   }
 
@@ -185,7 +185,7 @@ struct GradWeight {
     const bool outside = h < 0 || h >= g.height;
     for (int64_t i = 0; i < count; ++i) {
       const bool left_out = outside || w + i < 0 || w + i >= g.width;
-      offset[i] = left_out ? -1 : begin + (w + i) * of_input.of_place;
+      offset[i] = left_out ? -1 : begin + (w + i) * of_input.place_stride;
     }
   }
 
@@ -194,7 +194,8 @@ struct GradWeight {
     for (int64_t r = team.first(chunk.rows); r < team.last(chunk.rows); ++r) {
       const int64_t row = chunk.row + r;
       find(row / rows_of_image(), row % rows_of_image(), 0, width, offset);
-      pack_pixels(offset, width, g.width * of_input.of_place, plane, x + r * width * of_pixel());
+      pack_pixels(offset, width, g.width * of_input.place_stride, plane,
+                  x + r * width * of_pixel());
     }
   }
 
@@ -220,14 +221,14 @@ struct GradWeight {
       offset[i] = of_output.offset(source[chunk.begin + first + i]);
     }
     for (int64_t i = 0; i < groups * column_tiles(); ++i) {
-      const int64_t begin = i % column_tiles() * WIDTH;
+      const int64_t begin = i % column_tiles() * NR;
       const int64_t channel = i / column_tiles() * out + begin;
-      const int64_t valid = std::min<int64_t>(WIDTH, out - begin);
-      with_vectors(parts(valid, V), [&](auto vectors) {
-        pack<T, vectors * V>(grad_output + channel * of_output.of_channel, offset, own,
-                             of_output.of_channel, valid, 0, nullptr,
+      const int64_t valid = std::min<int64_t>(NR, out - begin);
+      with_vectors(ceil_div(valid, V), [&](auto vectors) {
+        pack<T, vectors * V>(grad_output + channel * of_output.channel_stride, offset, own,
+                             of_output.channel_stride, valid, 0, nullptr,
                              list.weight + chunk.begin + first,
-                             y + i * longest() * WIDTH + first * vectors * V);
+                             y + i * longest() * NR + first * vectors * V);
       });
     }
   }
@@ -239,14 +240,14 @@ struct GradWeight {
     const int64_t group = tile / (row_tiles() * column_tiles());
     const int64_t column = tile / row_tiles() % column_tiles();
     const int64_t row = tile % row_tiles();
-    x += joined() ? group * plane + row * ROWS : (group * row_tiles() + row) * plane;
-    y += tile / row_tiles() * longest() * WIDTH;
-    with_vectors(parts(std::min<int64_t>(WIDTH, out - column * WIDTH), V), [&](auto vectors) {
+    x += joined() ? group * plane + row * MR : (group * row_tiles() + row) * plane;
+    y += tile / row_tiles() * longest() * NR;
+    with_vectors(ceil_div(std::min<int64_t>(NR, out - column * NR), V), [&](auto vectors) {
       for (int64_t k = 0; k < count; k += STRETCH) {
         for (int64_t t = 0; t < taps(); ++t) {
           const int64_t away = t / across * g.dilation_h * width + t % across * g.dilation_w;
-          add_products<vectors>(x + away * of_pixel(), at + k, y + k * vectors * V,
-                                std::min(STRETCH, count - k), fresh && k == 0, c + t * TILE);
+          accumulate<vectors>(x + away * of_pixel(), at + k, y + k * vectors * V,
+                              std::min(STRETCH, count - k), fresh && k == 0, c + t * TILE);
         }
       }
     });
@@ -254,17 +255,17 @@ struct GradWeight {
 
   // Tiles [tile, tile + count) of one column into dW (Cout, Cin / groups, kh, kw).
   void write(int64_t tile, int64_t count, const float* c, bool last, Int* result) const {
-    const int64_t column = tile / row_tiles() % column_tiles() * WIDTH;
-    const int64_t row = tile % row_tiles() * ROWS;
-    const int64_t rows = std::min(row_length() - row, count * ROWS);
+    const int64_t column = tile / row_tiles() % column_tiles() * NR;
+    const int64_t row = tile % row_tiles() * MR;
+    const int64_t rows = std::min(row_length() - row, count * MR);
     const int64_t group = tile / (row_tiles() * column_tiles());
-    const int64_t valid = std::min<int64_t>(WIDTH, out - column), wide = parts(valid, V) * V;
-    const int64_t of_channel = last ? 1 : g.taps(), of_tap = last ? in : 1;
-    for (int64_t m = 0; m < rows; m += ROWS) {
-      const int64_t some = std::min<int64_t>(ROWS, rows - m);
+    const int64_t valid = std::min<int64_t>(NR, out - column), wide = ceil_div(valid, V) * V;
+    const int64_t channel_stride = last ? 1 : g.taps(), of_tap = last ? in : 1;
+    for (int64_t m = 0; m < rows; m += MR) {
+      const int64_t some = std::min<int64_t>(MR, rows - m);
       for (int64_t t = 0; t < taps(); ++t) {
         for (int64_t n = 0; n < valid; ++n) {
-          const float* from = c + (m / ROWS * taps() + t) * TILE + n;
+          const float* from = c + (m / MR * taps() + t) * TILE + n;
           const int64_t channel = group * out + column + n;
           Int* to = result + channel * in * g.taps();
           const float* sum = sums ? sums + channel * g.taps() : nullptr;
@@ -273,13 +274,13 @@ struct GradWeight {
             for (int64_t i = 0; i < some; ++i) {
               const int64_t at = row + m + i, tap = t * g.kernel_w + at / in;
               const float share = sum ? sum[tap] * less[at % in] : 0.0f;
-              to[at % in * of_channel + tap * of_tap] = T::narrow(from[i * wide] + share);
+              to[at % in * channel_stride + tap * of_tap] = T::narrow(from[i * wide] + share);
             }
           } else {
-            to += (row + m) * of_channel + t * of_tap;
+            to += (row + m) * channel_stride + t * of_tap;
             for (int64_t i = 0; i < some; ++i) {
               const float share = sum ? sum[t] * less[row + m + i] : 0.0f;
-              to[i * of_channel] = T::narrow(from[i * wide] + share);
+              to[i * channel_stride] = T::narrow(from[i * wide] + share);
             }
           }
         }
@@ -289,8 +290,8 @@ struct GradWeight {
 
   Status run(int64_t threads, bool last, Int* result) const {
     const int64_t size = taps() * TILE, own = list.count / threads;
-    const bool alone = own && (tiles() < 2 * threads ||
-                               (own >= CHUNK && numbers() * threads <= MOST_OWN));
+    const bool alone =
+        own && (tiles() < 2 * threads || (own >= CHUNK && numbers() * threads <= MOST_OWN));
     const int64_t sets = alone ? threads : 1;
     int64_t most = 0, longest_chunk = 0;
     for (int64_t set = 0; set < sets; ++set) {
@@ -304,14 +305,15 @@ struct GradWeight {
     // What one chunk gives is written at once.
     const bool once = sets == 1 && chunk(0, list.count).end == list.count;
     const int64_t plane = most * of_pixel();
-    const int64_t size_x = planes() * plane + ROWS;  // the last tile of a row reads past its end
-    const int64_t size_y = groups * column_tiles() * longest() * WIDTH;
+    const int64_t size_x = planes() * plane + MR;  // the last tile of a row reads past its end
+    const int64_t size_y = groups * column_tiles() * longest() * NR;
     // A task: some columns of tiles, whose Y stays in the second cache, by some rows, which are
     // neighbours, since their results share lines of the cache.
-    const int64_t fitting = MOST_Y / (longest_chunk * WIDTH);
+    const int64_t fitting = MOST_Y / (longest_chunk * NR);
     const int64_t columns = std::clamp<int64_t>(fitting, 1, column_tiles());
     const int64_t together = std::clamp<int64_t>(tiles() / (8 * threads * columns), 1, 8);
-    const int64_t across = parts(column_tiles(), columns), down = parts(row_tiles(), together);
+    const int64_t across = ceil_div(column_tiles(), columns),
+                  down = ceil_div(row_tiles(), together);
     const int64_t tasks = groups * across * down;
     const int64_t size_c = once ? threads * columns * together * size : numbers();
     const int64_t entries = std::max(longest(), columns_of_row());
@@ -380,9 +382,9 @@ struct GradWeight {
 }  // namespace
 
 // Shapes: input (images, groups * in, height, width); grad_output (.., groups * out, places of its
-// own map, of which all images together have `places_of_all`); `source` (count) and `mean` (groups * in) may be null, `sums` (groups * out, kh * kw)
-// too, and is where `mean` is; result (groups * out, in, kh, kw). `layouts`: whether input,
-// grad_output, result are channels_last.
+// own map, of which all images together have `places_of_all`); `source` (count) and `mean`
+// (groups * in) may be null, `sums` (groups * out, kh * kw) too, and is where `mean` is; result
+// (groups * out, in, kh, kw). `layouts`: whether input, grad_output, result are channels_last.
 FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, int64_t kind,
                                     const int32_t* index, const float* weight,
                                     const int32_t* source, int64_t count, int64_t places,
@@ -395,15 +397,22 @@ FST_EXPORT int fst_list_grad_weight(const void* grad_output, const void* input, 
     const auto [low, high] = std::minmax_element(source, source + count);
     if (count < 1 || *low < 0 || *high >= places_of_all) return BAD_NUMBERS;
   }
-  return on_list(index, count, geometry, kind, in, out, groups, [&](auto format,
-                                                                   const Geometry& g) {
-    if (!source && (places != g.positions() || places_of_all != g.images * places)) {
-      return BAD_NUMBERS;
-    }
+  const Geometry g(geometry);
+  if (!source && (places != g.positions() || places_of_all != g.images * places)) {
+    return BAD_NUMBERS;
+  }
+  return on_list(index, count, g, kind, in, out, groups, [&](auto format) {
     using T = decltype(format);
     using Int = typename T::Int;
-    const GradWeight<T> task{static_cast<const Int*>(grad_output), static_cast<const Int*>(input),
-                             mean, sums, {index, weight, source, count}, g, in, out, groups,
+    const GradWeight<T> task{static_cast<const Int*>(grad_output),
+                             static_cast<const Int*>(input),
+                             mean,
+                             sums,
+                             {index, weight, source, count},
+                             g,
+                             in,
+                             out,
+                             groups,
                              Map(groups * in, g.height * g.width, layouts[0]),
                              Map(groups * out, places, layouts[1])};
     return task.run(threads, layouts[2], static_cast<Int*>(result));

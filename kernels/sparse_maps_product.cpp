@@ -15,16 +15,15 @@
 // `depth` is chosen so that W of a row's taps stays in the first cache. In dX with a stride, pixels
 // of dX see different taps, by phases: taps of a row are ordered by phase, then by what they see.
 
-#include "zeros_maps.h"
+#include "sparse_maps.h"
 
 namespace {
 
 using namespace fst;
 using namespace fst::maps;
 
-constexpr int64_t STRIP = 512;         // pixels of the result, if rows are not longer
-constexpr int64_t FEWEST_ROWS = 4;     // of a strip: its first and last see rows of other strips
-constexpr int64_t BYTES_OF_W = 24576;  // that stay in the first cache
+constexpr int64_t STRIP = 512;      // pixels of the result, if rows are not longer
+constexpr int64_t FEWEST_ROWS = 4;  // of a strip: its first and last see rows of other strips
 
 uint64_t two_places(const int32_t* place) {
   uint64_t two;
@@ -34,8 +33,8 @@ uint64_t two_places(const int32_t* place) {
 
 // sums += value[i] * rows of w at place[i] - shift. Two places behind the last are read too.
 template <int N>
-void add_list(const float* value, const int32_t* place, int64_t count, const float* w,
-              int64_t shift, float* sums) {
+void accumulate(const float* value, const int32_t* place, int64_t count, const float* w,
+                int64_t shift, float* sums) {
   constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
   vec sum[SETS][N];
 #pragma GCC unroll 8
@@ -105,14 +104,14 @@ template <int N>
 __attribute__((noinline)) void add_row(const Axis& columns, int64_t depth, const Run& run,
                                        const Row& row, const float* w, float* sums) {
   int64_t first = run.shift;
-  for (int64_t x = run.phase; x < columns.size; x += columns.phases(), first += columns.step()) {
+  for (int64_t x = run.phase; x < columns.result; x += columns.phases(), first += columns.step()) {
     const int64_t low = std::max<int64_t>(first, 0);
     const int64_t high = std::min(first + run.count, columns.source);
     if (low >= high) continue;
     const int64_t begin = row.start[low], count = row.start[high] - begin;
     if (count) {
-      add_list<N>(row.value + begin, row.place + begin, count, w, first * depth,
-                  sums + x * (N * V));
+      accumulate<N>(row.value + begin, row.place + begin, count, w, first * depth,
+                    sums + x * (N * V));
     }
   }
 }
@@ -142,18 +141,29 @@ struct MapsProduct {
 
   MapsProduct(const void* source, const void* weight, const void* bias, bool backward,
               const Geometry& g, int64_t in, int64_t out, int64_t groups, const int64_t* layouts)
-      : source(static_cast<const Int*>(source)), weight(static_cast<const Int*>(weight)),
-        bias(static_cast<const Int*>(bias)), backward(backward), maps_last(layouts[0]),
-        weight_last(layouts[1]), images(g.images), in(in), out(out), groups(groups),
-        rows(axis_of_rows(g, backward)), columns(axis_of_columns(g, backward)), runs(columns),
-        deep(backward ? out : in), wide(backward ? in : out), blocks(wide),
+      : source(static_cast<const Int*>(source)),
+        weight(static_cast<const Int*>(weight)),
+        bias(static_cast<const Int*>(bias)),
+        backward(backward),
+        maps_last(layouts[0]),
+        weight_last(layouts[1]),
+        images(g.images),
+        in(in),
+        out(out),
+        groups(groups),
+        rows(axis_of_rows(g, backward)),
+        columns(axis_of_columns(g, backward)),
+        runs(columns),
+        deep(backward ? out : in),
+        wide(backward ? in : out),
+        blocks(wide),
         of_source(groups * deep, rows.source * columns.source, maps_last),
-        of_result(groups * wide, rows.size * columns.size, maps_last) {
-    const int64_t of_channel = runs.longest * std::min<int64_t>(blocks.vectors, MOST_VECTORS) *
-                               V * static_cast<int64_t>(sizeof(float));
-    const int64_t most = std::max<int64_t>(BYTES_OF_W / of_channel / V, 1) * V;
-    depth = parts(parts(deep, parts(deep, most)), V) * V;
-    depths = parts(deep, depth);
+        of_result(groups * wide, rows.result * columns.result, maps_last) {
+    const int64_t channel_stride = runs.longest * std::min<int64_t>(blocks.vectors, MOST_VECTORS) *
+                                   V * static_cast<int64_t>(sizeof(float));
+    const int64_t most = std::max<int64_t>(FIRST_CACHE / channel_stride / V, 1) * V;
+    depth = ceil_div(ceil_div(deep, ceil_div(deep, most)), V) * V;
+    depths = ceil_div(deep, depth);
   }
 
   int64_t taps() const { return rows.taps * columns.taps; }
@@ -200,16 +210,16 @@ struct MapsProduct {
   // Pixels of a row of the source side by side, `depth` channels each, with zeros behind them.
   void fetch(int64_t row, int64_t channel, int64_t count, float* pixels) const {
     const Int* from = source + of_source.offset(row * columns.source);
-    from += channel * of_source.of_channel;
+    from += channel * of_source.channel_stride;
     for (int64_t w = 0; w < columns.source; ++w) {
       float* to = pixels + w * depth;
-      if (of_source.of_channel == 1) {
-        copy<T, Single>(from + w * of_source.of_place, count, reinterpret_cast<int32_t*>(to));
+      if (of_source.channel_stride == 1) {
+        copy<T, Single>(from + w * of_source.place_stride, count, reinterpret_cast<int32_t*>(to));
       }
       std::fill(to + count, to + depth, 0.0f);
     }
-    if (of_source.of_channel != 1) {
-      transpose<T, Single>([&](int64_t i) { return from + i * of_source.of_channel; }, count,
+    if (of_source.channel_stride != 1) {
+      transpose<T, Single>([&](int64_t i) { return from + i * of_source.channel_stride; }, count,
                            columns.source, reinterpret_cast<int32_t*>(pixels), depth);
     }
   }
@@ -235,8 +245,8 @@ struct MapsProduct {
       const int64_t count = std::min(depth, deep - piece * depth);
       const float* pixels = own.pixels;
       int64_t pitch = depth;
-      if (sizeof(Int) == 4 && of_source.of_channel == 1 && count % V == 0) {
-        pitch = of_source.of_place;
+      if (sizeof(Int) == 4 && of_source.channel_stride == 1 && count % V == 0) {
+        pitch = of_source.place_stride;
         pixels = reinterpret_cast<const float*>(source) + first;
         pixels += of_source.offset(row * columns.source);
       } else {
@@ -259,11 +269,11 @@ struct MapsProduct {
   // Rows [first, last) of all images, one block of channels.
   void add_block(int64_t first, int64_t last, int64_t group, int64_t block, const float* packed_w,
                  const Own& own) const {
-    const int64_t width = blocks.width(block), of_sums = columns.size * width;
+    const int64_t width = blocks.width(block), of_sums = columns.result * width;
     float start[MOST_VECTORS * V] = {};
     const Int* from = bias + group * wide + blocks.first(block);
     for (int64_t n = 0; bias && n < blocks.valid(block); ++n) start[n] = T::wide(from[n]);
-    for (int64_t i = 0; i < (last - first) * columns.size; ++i) {
+    for (int64_t i = 0; i < (last - first) * columns.result; ++i) {
       std::copy_n(start, width, own.sums + i * width);
     }
     with_block(width / V, [&](auto vectors) {
@@ -273,7 +283,7 @@ struct MapsProduct {
           for (int64_t i = 0; i < runs.count; ++i) {
             const Run& run = runs.run[i];
             for (int64_t y = first; y < last; ++y) {
-              const int64_t h = rows.at(y % rows.size, r);
+              const int64_t h = rows.at(y % rows.result, r);
               if (h < 0) continue;
               const Row row = lists(piece * own.slots + own.of_row[y - first] + h, own);
               add_row<vectors>(columns, depth, run, row, w + run.slot * depth * width,
@@ -288,34 +298,34 @@ struct MapsProduct {
   void write(int64_t first, int64_t last, int64_t group, int64_t block, const float* sums,
              Int* result) const {
     const int64_t width = blocks.width(block), valid = blocks.valid(block);
-    for (int64_t y = first; y < last; ++y, sums += columns.size * width) {
-      Int* to = result + of_result.offset(y * columns.size) +
-                (group * wide + blocks.first(block)) * of_result.of_channel;
-      if (of_result.of_channel != 1) {
+    for (int64_t y = first; y < last; ++y, sums += columns.result * width) {
+      Int* to = result + of_result.offset(y * columns.result) +
+                (group * wide + blocks.first(block)) * of_result.channel_stride;
+      if (of_result.channel_stride != 1) {
         const auto row = [&](int64_t i) {
           return reinterpret_cast<const int32_t*>(sums + i * width);
         };
-        transpose<Single, T>(row, columns.size, valid, to, of_result.of_channel);
+        transpose<Single, T>(row, columns.result, valid, to, of_result.channel_stride);
       }
-      for (int64_t x = 0; of_result.of_channel == 1 && x < columns.size; ++x) {
+      for (int64_t x = 0; of_result.channel_stride == 1 && x < columns.result; ++x) {
         copy<Single, T>(reinterpret_cast<const int32_t*>(sums + x * width), valid,
-                        to + x * of_result.of_place);
+                        to + x * of_result.place_stride);
       }
     }
   }
 
   Status run(int64_t threads, Int* result) const {
     if (columns.source * depth > INT32_MAX) return BAD_NUMBERS;
-    const int64_t total = images * rows.size;
-    const int64_t shared = parts(total, 4 * threads);  // a strip's rows, to have four per thread
-    const int64_t wanted = std::max(parts(STRIP, columns.size), FEWEST_ROWS);
-    const int64_t length = parts(total, parts(total, std::min(wanted, shared)));
-    const int64_t strips = parts(total, length);
+    const int64_t total = images * rows.result;
+    const int64_t shared = ceil_div(total, 4 * threads);  // a strip's rows, to have four per thread
+    const int64_t wanted = std::max(ceil_div(STRIP, columns.result), FEWEST_ROWS);
+    const int64_t length = ceil_div(total, ceil_div(total, std::min(wanted, shared)));
+    const int64_t strips = ceil_div(total, length);
     const int64_t splits = std::clamp<int64_t>(threads / (strips * groups), 1, blocks.count);
     const int64_t slots = Slots::most(rows, total, length);
-    const int64_t widest = parts(blocks.vectors, blocks.count) * V;
+    const int64_t widest = ceil_div(blocks.vectors, blocks.count) * V;
     const int64_t lists = depths * slots, starts = lists * (columns.source + 1);
-    const int64_t sums = length * columns.size * widest, pixels = columns.source * depth;
+    const int64_t sums = length * columns.result * widest, pixels = columns.source * depth;
     Memory<float> weights(packed_numbers()), values(threads * list_numbers(slots));
     Memory<int32_t> places(threads * list_numbers(slots)), begins(threads * starts);
     Memory<float> all_sums(threads * sums), all_pixels(threads * pixels);
@@ -331,9 +341,13 @@ struct MapsProduct {
       for (int64_t i = team.first(units); i < team.last(units); ++i) pack_weight(i, weights.data);
       team.wait();
       Own own{values.data + team.rank * list_numbers(slots),
-              places.data + team.rank * list_numbers(slots), begins.data + team.rank * starts,
-              all_sums.data + team.rank * sums, all_pixels.data + team.rank * pixels,
-              of_rows.data + team.rank * length, slot_rows.data + team.rank * slots, 0};
+              places.data + team.rank * list_numbers(slots),
+              begins.data + team.rank * starts,
+              all_sums.data + team.rank * sums,
+              all_pixels.data + team.rank * pixels,
+              of_rows.data + team.rank * length,
+              slot_rows.data + team.rank * slots,
+              0};
       while (true) {
         const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
         if (task >= strips * groups * splits) break;
@@ -359,19 +373,16 @@ struct MapsProduct {
 // result change places, without a bias. `layouts`: whether source and result, and weight, are
 // channels_last.
 FST_EXPORT int fst_maps_product(const void* source, const void* weight, const void* bias,
-                                int64_t kind, int64_t backward, const int64_t* geometry,
-                                int64_t in, int64_t out, int64_t groups, const int64_t* layouts,
-                                void* result, int64_t threads) {
-  Geometry g;
-  std::memcpy(&g, geometry, sizeof(g));
-  if (!usable(g, in, out, groups)) return BAD_NUMBERS;
-  Status status = DONE;
-  with_format(kind, [&](auto format) {
+                                int64_t kind, int64_t backward, const int64_t* geometry, int64_t in,
+                                int64_t out, int64_t groups, const int64_t* layouts, void* result,
+                                int64_t threads) {
+  const Geometry g(geometry);
+  if (!g.holds(in, out, groups, MOST_TAPS)) return BAD_NUMBERS;
+  return with_format(kind, [&](auto format) {
     using T = decltype(format);
     const MapsProduct<T> task(source, weight, bias, backward, g, in, out, groups, layouts);
-    status = task.run(threads, static_cast<typename T::Int*>(result));
+    return task.run(threads, static_cast<typename T::Int*>(result));
   });
-  return status;
 }
 FST_ARGUMENTS(fst_maps_product)
 
@@ -380,12 +391,12 @@ FST_EXPORT int fst_count_nonzeros(const void* numbers, int64_t kind, int64_t cou
                                   int64_t* result, int64_t threads) {
   constexpr int64_t BLOCK = 4096;
   if (count < 0 || every < 1) return BAD_NUMBERS;
-  const int64_t blocks = parts(parts(count, BLOCK), every);
-  int64_t nonzero = 0, seen = 0;
-  in_parallel(std::min(threads, parts(blocks, 16)), [&](Team team) {
-    int64_t found = 0, looked_at = 0;
-    with_format(kind, [&](auto format) {
-      using T = decltype(format);
+  const int64_t blocks = ceil_div(ceil_div(count, BLOCK), every);
+  result[0] = result[1] = 0;
+  return with_format(kind, [&](auto format) {
+    using T = decltype(format);
+    in_parallel(std::min(threads, ceil_div(blocks, 16)), [&](Team team) {
+      int64_t found = 0, looked_at = 0;
       for (int64_t b = team.first(blocks); b < team.last(blocks); ++b) {
         const auto* x = static_cast<const typename T::Int*>(numbers) + b * every * BLOCK;
         const int64_t size = std::min(BLOCK, count - b * every * BLOCK);
@@ -394,11 +405,10 @@ FST_EXPORT int fst_count_nonzeros(const void* numbers, int64_t kind, int64_t cou
         for (int64_t i = 0; i < size; ++i) some += (x[i] & T::MAGNITUDE) != 0;
         found += some, looked_at += size;
       }
+      __atomic_fetch_add(result, found, __ATOMIC_RELAXED);
+      __atomic_fetch_add(result + 1, looked_at, __ATOMIC_RELAXED);
     });
-    __atomic_fetch_add(&nonzero, found, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&seen, looked_at, __ATOMIC_RELAXED);
+    return DONE;
   });
-  result[0] = nonzero, result[1] = seen;
-  return DONE;
 }
 FST_ARGUMENTS(fst_count_nonzeros)
