@@ -90,7 +90,7 @@ def test_a_step_on_images(strategy, network, images, tmp_path):
 def test_sparse_are_the_linear_layers_of_the_blocks(network):
     model, report = convert(load("fst", network, small=True))
     head = {"head"} if network == "vit_small" else {"head.fc"}
-    assert {layer.name for layer in report.layers} == linear_layers(model) - head
+    assert {row.layer for row in report.layers} == linear_layers(model) - head
 
 
 @pytest.mark.parametrize("network", NETWORKS)
