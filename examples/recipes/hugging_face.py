@@ -43,6 +43,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--out", default="work_dirs/hugging_face")
     options = parser.parse_args()
+    torch.manual_seed(0)
     config = AutoConfig.for_model(options.model, num_labels=10, **SMALL[options.model])
     model = AutoModelForImageClassification.from_config(config)
     fst.convert(model, "srste", layers="all")  # ConvNeXT's and ViT's work is in linear layers

@@ -41,4 +41,5 @@ if __name__ == "__main__":
     print(fst.verify(file, 2, 4, exclude=[TABLE]))
     images = torch.rand(1, 3, options.size, options.size)
     packed = fst.pack(yolo.model.float().eval(), images)  # for CPUs
+    print(packed.report)  # its last lines say whether that is faster; ONNX Runtime may be
     torch.save(packed, f"{options.out}_packed.pt")
