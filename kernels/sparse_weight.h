@@ -35,6 +35,7 @@ constexpr int MOST_TAPS = 16;                          // of an axis; the most o
 constexpr int64_t LEAST_BLOCK = 4, MOST_BLOCK = 32, MOST_FLAT_BLOCK = 64;  // channels
 constexpr int64_t MOST_SUM = 512;  // numbers that are added one by one: sums of sums are more exact
 constexpr double RUN_CYCLES = 30, PACK_CYCLES = 5;  // beside the vectors' loads and products
+constexpr double SUM_CYCLES = 4;          // of a vector of a run, which is loaded, added and stored
 constexpr int64_t MOST_SPAN = 65536 * 8;  // of a window along an axis; farther ones fit no offset
 constexpr int64_t MOST_PACKED = 1 << 26;  // numbers of X of one thread
 
@@ -161,7 +162,7 @@ struct Plan : Shape {
     const double tiles = static_cast<double>(ceil_div(rows.count(), high)) * strips();
     const double vectors = static_cast<double>(rows.count()) * length();
     const double runs = static_cast<double>(phases()) / block;
-    return vectors * (0.25 * taps() + runs) +
+    return vectors * (0.25 * taps() + SUM_CYCLES * runs) +
            tiles * (0.5 * taps() + RUN_CYCLES * runs +
                     PACK_CYCLES * packed / static_cast<double>(results));
   }
