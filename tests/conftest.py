@@ -47,7 +47,6 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("FST_AUTOTUNE", "0")
         environment.setenv("FST_CACHE_DIR", str(tmp_path_factory.mktemp("fst-cache")))
-        environment.setattr("fst.backends.choice.is_overloaded", lambda: False)
         yield
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fst.backends.choice import current_record
+from fst.backends.record import Record
 from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, convolve_pruned, linear_as_conv
+from fst.ops.conv import Call, convolve_pruned, images_of_rows, rows_of_images
 from fst.ops.geometry import LINEAR, Geometry
-from fst.ops.prune import prune_weight
+from fst.ops.plan import CallPlan, draws_of
 from fst.rules.strategy import Strategy
 from fst.strategies.registry import default_strategy
 
@@ -38,7 +40,7 @@ def sparse_conv2d(
         generator: source of randomness of random rules; torch's default generator if None.
 
     Returns:
-        (N, Cout, P, Q), differentiable once.
+        (N, Cout, P, Q), differentiable once; twice where the strategy prunes weights alone.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
@@ -66,18 +68,16 @@ def sparse_linear(
         strategy, generator: as in `sparse_conv2d`.
 
     Returns:
-        (..., out_features), differentiable once.
+        (..., out_features), differentiable as `sparse_conv2d` is.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and what is allowed.
     """
 
-    def convolution(image: Tensor) -> Tensor:
-        kernel = weight[:, :, None, None]
-        check_tensors(image, kernel, bias, 1)
-        return _convolve(image, kernel, bias, LINEAR, strategy, generator)
-
-    return linear_as_conv(input, weight, convolution)
+    images, kernel = images_of_rows(input, weight), weight[:, :, None, None]
+    check_tensors(images, kernel, bias, 1)
+    output = _convolve(images, kernel, bias, LINEAR, strategy, generator)
+    return rows_of_images(output, input)
 
 
 def _convolve(
@@ -92,7 +92,10 @@ def _convolve(
     if not isinstance(strategy, Strategy):
         strategy = default_strategy(strategy)
     dtype = compute_dtype(input, weight, bias)
-    with torch.no_grad():
-        pruned = prune_weight(weight, strategy, geometry.groups, dtype, generator)
-    call = Call(geometry, strategy, strategy.gradient_decay, generator)
-    return convolve_pruned(input, weight, bias, pruned, call)
+    record = Record() if torch.compiler.is_compiling() else current_record()
+    counts = bool(record.shares)  # of earlier calls
+    plan = CallPlan(strategy, geometry, dtype, record, trains=True)
+    pruned = plan.prune(weight.detach(), generator)
+    draws = draws_of(strategy, input, generator)
+    call = Call(plan, pruned, draws, strategy.gradient_decay, counts)
+    return convolve_pruned(input, weight, bias, call)

@@ -64,6 +64,7 @@ def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     for name, layer in layers.items():
         others.add(layer.state.restore(state[name], layer.weight.device))
         layer.passing.forget_calls()
+        layer.passing.plans.clear()
         layer.passing.calls = state[name].get("calls", 0)
         layer.passing.has_loaded_state = True
     if others := others - {""}:

@@ -4,11 +4,12 @@ A `Backend` is one implementation; `choose` picks one for the operands at hand. 
 depend on it.
 """
 
-from fst.backends.choice import choose, compute, decisions, forget_decisions
+from fst.backends.choice import choose, compute, forget_decisions
 from fst.backends.record import Decision, Record
 from fst.backends.registry import (
     OPERATIONS,
     Backend,
+    NoGain,
     backend,
     backends,
     describe,
@@ -22,12 +23,12 @@ __all__ = [
     "OPERATIONS",
     "Backend",
     "Decision",
+    "NoGain",
     "Record",
     "backend",
     "backends",
     "choose",
     "compute",
-    "decisions",
     "describe",
     "force",
     "forget_decisions",

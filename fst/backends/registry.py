@@ -14,68 +14,62 @@ VARIABLE = "FST_BACKENDS"
 OPERATIONS: dict[str, str] = {}  # name -> what it computes
 
 
+class NoGain(str):
+    """A reason why a backend would gain nothing; forced, it computes all the same."""
+
+
 class Backend:
     """One implementation of one or several operations.
 
-    A subclass has a method for each of its operations, of the operation's name: it takes the
-    operands and returns the result.
+    A subclass has a method for each kind of operands that it computes, of the kind's name (see
+    `fst.ops.operands`). The method takes operands, and returns the function that computes operands
+    of this form: `plan` calls it.
 
     Attributes:
         name: unique within an operation.
         computes: operation -> the way it is computed, in words.
-        is_timed: True where its gain depends on shares of zeros: then times decide on CPUs too.
     """
 
     name: ClassVar[str]
     computes: ClassVar[Mapping[str, str]]
-    is_timed: ClassVar[bool] = False
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         """The reason why the backend cannot run in this process; "" if it can."""
         return ""
 
-    def applies(self, operands: Any) -> bool:
-        """False where the question is not the backend's: it is not listed, and not forced."""
-        return True
-
     def refuses(self, operands: Any) -> str:
-        """The reason why the backend cannot compute these operands; "" if it can."""
+        """The reason why it does not compute these operands; "" if it does. `NoGain`: it can."""
         return ""
 
-    def useless(self, operands: Any) -> str:
-        """The reason why the backend would gain nothing here; forced, it computes all the same."""
-        return ""
+    def cost(self, operands: Any) -> float:
+        """Predicted time relative to the dense backend's: the choice where nothing is timed.
 
-    def expected(self, operands: Any) -> float:
-        """Speed relative to the dense backend, on which the choice rests where nothing is timed."""
+        Times that were measured at other shares of zeros are scaled by it.
+        """
         return 1.0
 
-    def work(self, operands: Any) -> float:
-        """Return the share of the work that zeros leave, in (0, 1]; time is about proportional."""
-        return 1.0
-
-    def left_out(self, operands: Any) -> str:
+    def skipped(self, operands: Any) -> str:
         """The multiply-adds that are not done, in words; "" where all are."""
         return ""
 
-    def run(self, operands: Any) -> Any:
-        """The operation's result."""
-        return getattr(self, operands.operation)(operands)
+    def plan(self, operands: Any) -> Callable[[Any], Any]:
+        """The function that computes operands of this form; it keeps none of their values."""
+        return getattr(self, operands.kind)(operands)
 
-    def prepare(self, operands: Any) -> Callable[[Any], Any] | None:
-        """Return `run` as a function of the first operand alone, for others of its form, which is
-        not checked again; None where there is nothing to save.
-        """
-        return None
+    def computes_kind(self, operands: Any) -> bool:
+        """False for operands of another kind: the backend is then neither listed nor forced."""
+        return hasattr(self, operands.kind)
 
     def reason_against(self, operands: Any) -> str:
-        """`missing` or `refuses`, whichever says something."""
-        return self.missing() or self.refuses(operands)
+        """The reason why the backend cannot compute these operands; "" if it can."""
+        reason = self.unavailable() or self.refuses(operands)
+        return "" if isinstance(reason, NoGain) else reason
 
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}
 _FORCED: dict[str, str] = {}
 _PREFERRED: dict[str, str] = {}
+demands: tuple[object, ...] = ()  # what `force` and `prefer` name now
 
 
 def register_operation(name: str, computes: str) -> None:
@@ -152,12 +146,18 @@ def _naming(named: dict[str, str], names: dict[str, str]) -> Iterator[None]:
     for operation, name in names.items():
         _check_usable(operation, name)
     before = dict(named)
-    named.update(names)
+    _name(named, {**named, **names})
     try:
         yield
     finally:
-        named.clear()
-        named.update(before)
+        _name(named, before)
+
+
+def _name(named: dict[str, str], names: dict[str, str]) -> None:
+    global demands
+    named.clear()
+    named.update(names)
+    demands = (*_FORCED.items(), None, *_PREFERRED.items()) if _FORCED or _PREFERRED else ()
 
 
 def demanded(operation: str) -> tuple[str, bool]:
@@ -181,11 +181,6 @@ def demanded(operation: str) -> tuple[str, bool]:
 demanded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def demands() -> tuple[object, ...]:
-    """Return the backends that `force` and `prefer` ask for now."""
-    return (*_FORCED.items(), *_PREFERRED.items()) if _FORCED or _PREFERRED else ()
-
-
 def candidates(operands: Any) -> tuple[list[Backend], str]:
     """The backends that may compute these operands, and the reasons against the others, in words.
 
@@ -197,7 +192,7 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
     """
     operation = operands.operation
     name, forced = demanded(operation)
-    if name and (chosen := _BACKENDS[operation, name]).applies(operands):
+    if name and (chosen := _BACKENDS[operation, name]).computes_kind(operands):
         if not chosen.reason_against(operands):
             return [chosen], "forced"
         if forced:
@@ -205,8 +200,8 @@ def candidates(operands: Any) -> tuple[list[Backend], str]:
     found, reasons = [], []
     for candidate in _names(operation):
         backend = _BACKENDS[operation, candidate]
-        if backend.applies(operands):
-            reason = backend.missing() or backend.useless(operands) or backend.refuses(operands)
+        if backend.computes_kind(operands):
+            reason = backend.unavailable() or backend.refuses(operands)
             if reason:
                 reasons.append(f"{backend.name}: {reason}")
             else:
@@ -223,7 +218,7 @@ _names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refusals(operation: str, name: str, operands: Any) -> str:
-    others = [b for b in backends(operation) if b.applies(operands)]
+    others = [b for b in backends(operation) if b.computes_kind(operands)]
     reasons = ((b.name, b.reason_against(operands) or "can compute it") for b in others)
     listed = "; ".join(f"{name}: {reason}" for name, reason in reasons)
     return f"{operation}={name!r} is forced but cannot compute this. {listed}."
@@ -253,7 +248,7 @@ def _check_operation(operation: str) -> None:
 
 
 def _check_usable(operation: str, name: str) -> None:
-    reason = backend(operation, name).missing()
+    reason = backend(operation, name).unavailable()
     if reason:
         raise UsageError(f"{operation}={name!r} cannot be forced here: {reason}")
 
@@ -261,7 +256,7 @@ def _check_usable(operation: str, name: str) -> None:
 def describe() -> str:
     """Table of all backends, and whether they can run here."""
     rows = [
-        (operation, b.name, b.missing() or "available", b.computes[operation])
+        (operation, b.name, b.unavailable() or "available", b.computes[operation])
         for (operation, _), b in sorted(_BACKENDS.items())
     ]
     return table(("operation", "backend", "here", "computes"), rows)

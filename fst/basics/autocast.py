@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+is_autocast = torch._C._is_any_autocast_enabled  # far cheaper than to look for one device
+
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype of autocast on ``device``; None where autocast is off."""
-    if not torch._C._is_any_autocast_enabled():  # far cheaper than a look at one device
-        return None
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
@@ -18,6 +18,6 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Context in which tensors keep their dtype."""
-    if autocast_dtype(device) is None:
+    if not is_autocast() or autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -27,7 +27,6 @@ with extra_named():
 
 from fst.api.convert import register_layer
 from fst.layers.modules import SparseConv2d, SparseLinear
-from fst.ops.conv import KnownCall
 from fst.rules.strategy import Strategy
 
 STANDARDISED = "its weight is standardised in each call"
@@ -46,9 +45,8 @@ class SparseConv2dSame(SparseConv2d, Conv2dSame):
 
     dense_class = Conv2dSame
 
-    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
-        """(N, Cin, H, W) -> (N, Cout, ceil(H / stride), ceil(W / stride))."""
-        return super()._sparse_forward(_padded(self, input), known)
+    def _maps(self, input: Tensor) -> Tensor:
+        return _padded(self, input)
 
 
 def _padded(layer: nn.Conv2d, input: Tensor) -> Tensor:
@@ -98,11 +96,8 @@ class SparseStandardised(SparseConv2d):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
-        """(N, Cin, H, W) -> (N, Cout, P, Q)."""
-        if getattr(self, "same_pad", False):
-            input = _padded(self, input)
-        return super()._sparse_forward(input, known)
+    def _maps(self, input: Tensor) -> Tensor:
+        return _padded(self, input) if getattr(self, "same_pad", False) else input
 
 
 @register_layer

@@ -96,7 +96,7 @@ def try_calls(layer: PrunableWeight, inputs: Sequence[SeenInput]) -> None:
             wanted = [tensor for tensor in (input, weight) if tensor.requires_grad]
             if wanted:
                 torch.autograd.grad(output, wanted, torch.randn_like(output))
-    layer.state.record.forget_shares()
+    layer.forget_plans()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -17,20 +16,23 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from fst.backends import choice
+from fst.backends import registry
+from fst.basics.autocast import autocast_dtype, is_autocast
 from fst.basics.errors import UsageError
 from fst.basics.values import check_module
 from fst.layers import checks
-from fst.layers.prepared import prepare
-from fst.layers.remembered import LayerState, PassingState
+from fst.layers.remembered import LayerPlan, LayerState, PassingState
 from fst.layers.weights import PrunableWeight
-from fst.ops.arguments import IntPair, check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import NOTHING, Call, KnownCall, convolve_pruned, known_call, linear_as_conv
+from fst.ops.arguments import check_tensors, compute_dtype, padded_geometry
+from fst.ops.conv import Call, convolve_pruned, images_of_rows, rows_of_images
 from fst.ops.geometry import LINEAR, Geometry
+from fst.ops.operators import surroundings
+from fst.ops.plan import NOTHING_DRAWN, CallPlan, Draws, draws_of
 from fst.rules.strategy import Strategy
 
-Window = tuple[IntPair, IntPair | str, IntPair]  # stride, padding, dilation
+MOST_PLANS = 64  # forms of a call that a layer keeps
 STEP = "fst.step"  # in the metadata of a state_dict
 _LIVING: weakref.WeakKeyDictionary[SparseLayer, None] = weakref.WeakKeyDictionary()
 
@@ -78,14 +80,29 @@ class SparseLayer(PrunableWeight):
         self.__class__ = plain  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the dense layer's; by its own code where nothing is pruned and no backend gains."""
-        # The op's own calls take time. A small layer that gains nothing would be slower by them.
-        known = NOTHING
-        if not torch.compiler.is_compiling():
-            known = known_call(input, self._parameters.get("weight"), self.state.record)
-        if known.is_dense and (self.strategy.only_samples or self.is_too_small):
+        """As the dense layer's, whose shapes it has."""
+        if torch.compiler.is_compiling():
+            return self._traced(input)
+        passing, parameters = self.passing, self._parameters
+        if passing.prunes_nothing is self.strategy:
             return self.dense_class.forward(self, input)
-        return self._sparse_forward(input, known)
+        weight = parameters["weight"] if "weight" in parameters else self.weight
+        bias = parameters["bias"] if "bias" in parameters else self.bias
+        form = (
+            *(type(input), input.shape, input.stride(), input.dtype, input.device),
+            *(input.requires_grad, type(weight), weight.shape, weight.stride(), weight.dtype),
+            *(weight.device, weight.requires_grad, None if bias is None else bias.dtype),
+            *(self.training, torch.is_grad_enabled()),
+            autocast_dtype(input.device) if is_autocast() else None,
+            *(id(self.strategy), passing.start is None, self._window(), registry.demands),
+            *(surroundings(), forward_ad._current_level, torch.get_num_threads()),
+        )
+        known = passing.plans.get(form)
+        if known is None:
+            known = passing.plans[form] = self._plan(input, weight, bias)
+            if len(passing.plans) > MOST_PLANS:
+                passing.plans = {form: known}
+        return self._run(known, input, weight, bias)
 
     @property
     def is_too_small(self) -> bool:
@@ -98,102 +115,124 @@ class SparseLayer(PrunableWeight):
         return found[1]
 
     @abc.abstractmethod
-    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
-        """Compute the layer through `_call`; shapes as the dense layer's."""
+    def _window(self) -> tuple[Any, ...]:
+        """The layer's own attributes that decide how it computes; hashable."""
 
-    def _call(self, input: Tensor, where: Window = (1, 0, 1), known: KnownCall = NOTHING) -> Tensor:
-        """The layer's output: the operands, then the op.
+    def _maps(self, input: Tensor) -> Tensor:
+        """The input as the op takes it, (N, Cin, H, W)."""
+        return input
 
-        Args:
-            where: stride, padding and dilation as in `F.conv2d`.
-        """
-        if torch.compiler.is_compiling():
-            return self._traced_call(input, where)
-        prepared = self.state.record.prepared.get(known.key) if known.is_dense else None
-        if prepared is not None and prepared.fits(self, where):
-            self._begin_training_call()
-            return prepared.run(self, input)
-        own, bias = self.weight, self.bias
-        checks.refuse_sharded_weight(self.layer_name, own)
-        weight, dtype = self._operands(input, own, bias, known)
-        passing = self.passing
-        trains = self.training and torch.is_grad_enabled()
-        if trains:
-            self._begin_training_call()
-        strategy, stored = self.acting, self.multiplies_parameter
-        padded, geometry = self._geometry(input, weight, where)
-        with choice.recording(self.state.record, is_dense=known.is_dense):
-            pruned = self._prune(weight, dtype, trains=trains)
-            draws = self._draws(input.device, trains)
-            call = Call(geometry, strategy, self._decay_of_call(trains), *draws, trains, known)
-            if trains and stored and strategy.decay and own.requires_grad:
-                passing.decay_mask = pruned.mask  # the decay waits for the optimizer's step
-            if known.is_dense and trains and padded is input:
-                prepared = prepare(self, input, weight, dtype, call, where)
-                if prepared is not None:
-                    self.state.record.prepared[known.key] = prepared
-            return convolve_pruned(padded, weight, bias, pruned, call)
-
-    def _geometry(self, input: Tensor, weight: Tensor, where: Window) -> tuple[Tensor, Geometry]:
+    @abc.abstractmethod
+    def _geometry(self, input: Tensor, weight: Tensor) -> tuple[Tensor, Geometry]:
         """The input, padded as far as the geometry does not say it, and the geometry."""
-        return padded_geometry(input, weight, *where, self.conv_groups)
 
-    def _traced_call(self, input: Tensor, where: Window) -> Tensor:
-        """`_call` inside torch.compile, where a layer remembers nothing of a call."""
+    def _result(self, output: Tensor, input: Tensor) -> Tensor:
+        """(N, Cout, P, Q) as the layer's output."""
+        return output
+
+    def _plan(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> LayerPlan:
+        """Check the operands of a call, and plan calls of this form.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as the op does.
+        """
+        trains = self.training and torch.is_grad_enabled()
+        checks.refuse_sharded_weight(self.layer_name, weight)
+        if trains:
+            checks.refuse_flat_weight(self, self.layer_name)
+            checks.require_attachment(self.layer_name, self.strategy, self.passing)
+            if self.passing.start is not None and "started" not in self.state.schedule_state:
+                self.passing.start()
+        strategy = self.acting
+        maps, multiplied = self._maps(input), self._as_conv(self._multiplied(weight))
+        check_tensors(maps, multiplied, bias, self.conv_groups)
+        padded, geometry = self._geometry(maps, multiplied)
+        dtype = compute_dtype(maps, multiplied, bias)
+        if not strategy.prunes and not strategy.skips_zeros or self.is_too_small:
+            self.passing.prunes_nothing = self.strategy
+        stored = self.multiplies_parameter
+        return LayerPlan(
+            plan=CallPlan(strategy, geometry, dtype, self.state.record, trains=trains),
+            held=self.strategy,
+            trains=trains,
+            is_plain=type(self)._maps is SparseLayer._maps and padded is maps,
+            multiplies_own=stored and multiplied is weight,
+            remembers_mask=bool(trains and stored and strategy.decay and weight.requires_grad),
+            decay=strategy.gradient_decay if trains and not stored else 0.0,
+            draws=strategy.has_draws,
+            keeps_mask=strategy.keeps_masks or self.state.kept_mask is not None,
+        )
+
+    def _run(
+        self, known: LayerPlan, input: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The layer's output, and the notes of a training call."""
+        state, passing, plan = self.state, self.passing, known.plan
+        record = state.record
+        if known.trains:
+            if input.is_cuda and torch.cuda.is_current_stream_capturing():
+                is_seeded = state.seed is not None
+                checks.refuse_capture(self.layer_name, self.strategy, is_seeded=is_seeded)
+            if plan.strategy.has_memory and weight.requires_grad:  # else it has no steps
+                checks.refuse_endless_step(self.layer_name, self.strategy, passing)
+            passing.calls += 1
+            record.decisions.update(plan.decisions)
+        is_dense = plan.dense_since < state.step and not record.counting
+        if is_dense and plan.strategy.only_samples:
+            return self.dense_class.forward(self, input)
+        multiplied = weight
+        if not known.multiplies_own:
+            multiplied = self._as_conv(self._multiplied(weight))
+        maps = input if known.is_plain else self._geometry(self._maps(input), multiplied)[0]
+        if passing.frozen_block is None and not known.keeps_mask:
+            drawn = known.draws and plan.strategy.draws_masks
+            generator = self.seeded_generator(weight.device) if drawn else None
+            pruned = plan.prune(multiplied.detach(), generator)
+        else:
+            pruned = self._pruned(plan, multiplied, trains=known.trains)
+        if known.remembers_mask:
+            passing.decay_mask = weight, weight._version, pruned.mask
+        draws = self._draws(input, known.trains) if known.draws else NOTHING_DRAWN
+        counts = known.trains and record.counting and passing.calls == 1
+        call = Call(plan, pruned, draws, known.decay, counts, state.step, is_dense)
+        output = convolve_pruned(maps, multiplied, bias, call)
+        return output if known.is_plain else self._result(output, input)
+
+    def _traced(self, input: Tensor) -> Tensor:
+        """The layer's output inside torch.compile, where a layer remembers nothing of a call."""
         if self.training:
             checks.refuse_untraceable(self.layer_name, self.strategy)
-        weight, dtype = self._operands(input, self.weight, self.bias)
-        input, geometry = padded_geometry(input, weight, *where, self.conv_groups)
-        decay = self._decay_of_call(self.training and torch.is_grad_enabled())
-        pruned = self._prune(weight, dtype, trains=False)
-        call = Call(geometry, self.acting, decay)
-        return convolve_pruned(input, weight, self.bias, pruned, call)
+        strategy, trains = self.acting, self.training and torch.is_grad_enabled()
+        maps, weight = self._maps(input), self._as_conv(self._multiplied(self.weight))
+        check_tensors(maps, weight, self.bias, self.conv_groups)
+        padded, geometry = self._geometry(maps, weight)
+        dtype = compute_dtype(maps, weight, self.bias)
+        plan = CallPlan(strategy, geometry, dtype, self.state.record, trains=False)
+        pruned = plan.prune(weight.detach(), mask=self._due_mask(weight, trains=False))
+        decay = strategy.gradient_decay if trains and not self.multiplies_parameter else 0.0
+        call = Call(plan, pruned, draws_of(strategy, input), decay)
+        return self._result(convolve_pruned(padded, weight, self.bias, call), input)
 
-    def _operands(
-        self, input: Tensor, own: Tensor, bias: Tensor | None, known: KnownCall = NOTHING
-    ) -> tuple[Tensor, torch.dtype]:
-        """The weight (Cout, Cin/groups, kh, kw) made of the layer's own, and the dtype of the
-        GEMMs; raises as the op.
-        """
-        weight = self._as_conv(self._multiplied(own))
-        if not known.is_dense or own.device != input.device:
-            check_tensors(input, weight, bias, self.conv_groups)
-        return weight, compute_dtype(input, weight, bias)
+    def forget_plans(self) -> None:
+        """Count zeros anew in the next call, and plan it anew."""
+        self.state.record.shares.clear()
+        self.passing.plans.clear()
 
-    def _decay_of_call(self, trains: bool) -> float:
-        """λ that the op adds to grad_weight: only a computed weight has no step of its own."""
-        return self.acting.gradient_decay if trains and not self.multiplies_parameter else 0.0
-
-    def _begin_training_call(self) -> None:
-        """Start what is to start, and count the call; raises where the layer cannot train."""
-        name, strategy, passing = self.layer_name, self.strategy, self.passing
-        checks.refuse_flat_weight(self, name)
-        checks.require_attachment(name, strategy, passing)
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            checks.refuse_capture(name, strategy, is_seeded=self.state.seed is not None)
-        if passing.start is not None and "started" not in self.state.schedule_state:
-            passing.start()
-        if self.weight.requires_grad:  # else it has no steps, and remembers nothing
-            checks.refuse_endless_step(name, strategy, passing)
-        passing.calls += 1
-
-    def _draws(
-        self, device: torch.device, trains: bool
-    ) -> tuple[torch.Generator | None, int | None, dict[str, Any] | None]:
-        """Generator, seed and memory of this call's rules on grad_output and input.
+    def _draws(self, input: Tensor, trains: bool) -> Draws:
+        """The draws of this call's rules on grad_output and input.
 
         The n-th call of a step remembers what the n-th call of the last one left. Nothing is
         remembered of a weight that needs no gradient: it has no steps.
         """
-        state, calls = self.state, self.passing.calls
+        state, calls, strategy = self.state, self.passing.calls, self.acting
         generator = seed = memory = None
-        if self.strategy.is_random and state.seed is not None:
-            generator = self.seeded_generator(device, calls, state.seed[1])
+        if strategy.is_random and state.seed is not None:
+            generator = self.seeded_generator(input.device, calls, state.seed[1])
             assert generator is not None  # of a seeded state
             seed = generator.initial_seed()
-        if self.strategy.has_memory and trains and self.weight.requires_grad:
+        if strategy.has_memory and trains and self.weight.requires_grad:
             memory = state.memories.setdefault(calls - 1, {})
-        return generator, seed, memory
+        return draws_of(strategy, input, generator, seed, memory)
 
     def __prepare_scriptable__(self) -> None:
         raise UsageError(
@@ -254,13 +293,16 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
     def conv_groups(self) -> int:
         return int(self.groups)  # of NumPy's integers too
 
-    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
-        """(N, Cin, H, W) -> (N, Cout, P, Q)."""
-        if self.padding_mode == "zeros":
-            return self._call(input, (self.stride, self.padding, self.dilation), known)
-        edges = self._reversed_padding_repeated_twice
-        input = F.pad(input, edges, mode=self.padding_mode)
-        return self._call(input, (self.stride, 0, self.dilation), known)
+    def _window(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation, self.groups, self.padding_mode
+
+    def _geometry(self, input: Tensor, weight: Tensor) -> tuple[Tensor, Geometry]:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            edges = self._reversed_padding_repeated_twice
+            input, padding = F.pad(input, edges, mode=self.padding_mode), 0
+        groups = self.conv_groups
+        return padded_geometry(input, weight, self.stride, padding, self.dilation, groups)
 
 
 class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be None
@@ -271,12 +313,17 @@ class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be
     def _as_conv(self, tensor: Tensor) -> Tensor:
         return tensor[:, :, None, None]
 
-    def _geometry(self, input: Tensor, weight: Tensor, where: Window) -> tuple[Tensor, Geometry]:
+    def _window(self) -> tuple[Any, ...]:
+        return ()
+
+    def _maps(self, input: Tensor) -> Tensor:
+        return images_of_rows(input, self.weight)
+
+    def _geometry(self, input: Tensor, weight: Tensor) -> tuple[Tensor, Geometry]:
         return input, LINEAR
 
-    def _sparse_forward(self, input: Tensor, known: KnownCall) -> Tensor:
-        """(..., in_features) -> (..., out_features); positions as in `fst.sparse_linear`."""
-        return linear_as_conv(input, self.weight, functools.partial(self._call, known=known))
+    def _result(self, output: Tensor, input: Tensor) -> Tensor:
+        return rows_of_images(output, input)
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

@@ -6,16 +6,43 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fst.backends.record import Record
+from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
 
-Frozen = dict[tuple[torch.dtype, bool], PrunedWeight]
+Frozen = dict[Any, PrunedWeight]
+
+
+class LayerPlan(NamedTuple):
+    """How a layer computes calls of one form.
+
+    Attributes:
+        plan: of the op.
+        held: the layer's strategy, whose identity is part of the form.
+        trains: whether the calls are part of training steps.
+        is_plain: whether the op takes the input, and the layer returns the result, as they are.
+        multiplies_own: whether the weight is pruned as it is stored.
+        remembers_mask: whether the decay waits for the optimizer's step.
+        decay: λ that the op adds to grad_weight: only a computed weight has no step of its own.
+        draws: whether rules draw random numbers or remember gradients.
+        keeps_mask: whether a mask may be kept for several steps.
+    """
+
+    plan: CallPlan
+    held: Strategy
+    trains: bool
+    is_plain: bool
+    multiplies_own: bool
+    remembers_mask: bool
+    decay: float
+    draws: bool
+    keeps_mask: bool
 
 
 @dataclass
@@ -43,9 +70,9 @@ class LayerState:
     def end_step(self, calls: int) -> None:
         """Count a step of the optimizer that had ``calls`` training calls."""
         self.step += 1
-        self.record.end_step()
-        for call in [call for call in self.memories if call >= calls]:
-            del self.memories[call]
+        self.record.counting = self.record.counts_in(self.step)
+        if self.memories:
+            self.memories = {call: kept for call, kept in self.memories.items() if call < calls}
 
     def saved(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
@@ -63,7 +90,9 @@ class LayerState:
         self.kept_mask, self.mask_step = _moved(saved["kept_mask"], device), None
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
-        return self.record.restore(saved.get("record", {}), device)
+        other = self.record.restore(saved.get("record", {}), device)
+        self.record.counting = self.record.counts_in(self.step)
+        return other
 
 
 def seeded(*what: object, device: torch.device) -> torch.Generator:
@@ -103,7 +132,10 @@ class PassingState:
     Attributes:
         calls: training calls since the last step that had a gradient of the weight; random rules
             draw by it, also where the weight is frozen and has no steps.
-        decay_mask: mask of the last training call, for the decay of this step.
+        plans: form of a call -> how it is computed.
+        prunes_nothing: a strategy under which the layer is a dense one.
+        decay_mask: weight, its version and its mask in the last training call, for the decay of
+            this step.
         stepping: the optimizer whose step is under way.
         has_gradient: whether there is a gradient in that step.
         acted: whether the attachment's optimizer took part in that step.
@@ -116,7 +148,9 @@ class PassingState:
     """
 
     calls: int = 0
-    decay_mask: Tensor | None = None
+    plans: dict[Any, LayerPlan] = field(default_factory=dict)
+    prunes_nothing: Strategy | None = None
+    decay_mask: tuple[Tensor, int, Tensor | None] | None = None
     stepping: weakref.ref[torch.optim.Optimizer] | None = None
     has_gradient: bool = False
     acted: bool = False

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import LBFGS
 from torch.optim.optimizer import (
     Optimizer,
@@ -28,21 +29,26 @@ from fst.basics.sharding import are_sharded, is_managed, is_sharded, whole
 from fst.layers.modules import SparseLayer, living_layers
 from fst.ops.prune import add_residual
 from fst.rules.schedule import check_descends
+from fst.rules.strategy import Strategy
 
 Layers = list[SparseLayer]
 STEP = Optimizer.profile_hook_step(lambda *_: None).__code__  # calls the hooks around a step
 
 
-def decay(layer: SparseLayer, weight: Tensor, scale: Tensor | None) -> None:
+def decay(layer: SparseLayer, weight: Tensor, strategy: Strategy, scale: Tensor | None) -> None:
     """Pull the weight towards S(W) (Zhou et al. 2021, Eq. 9; "decoupled": FST, Eq. 6), in place.
 
     ``scale``: by what the optimizer will divide the gradients, if it does.
     """
-    strategy = layer.acting
-    mask = layer.passing.decay_mask
+    mask = None
+    if layer.passing.decay_mask is not None:
+        of, version, remembered = layer.passing.decay_mask
+        if of is weight and version == weight._version:  # else it is the mask of other values
+            mask = remembered
     mask = layer.output_mask() if mask is None else mask
     assert mask is not None  # a decay needs a rule of the weight
-    mask = layer.laid_out(mask)
+    if mask.shape != weight.shape or mask.device != weight.device or type(weight) is not Parameter:
+        mask = layer.laid_out(mask)
     if strategy.decay_mode == "decoupled":
         add_residual(weight.detach(), weight, mask, -strategy.decay)
     else:
@@ -97,12 +103,16 @@ def _before_step(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if steps_under_way(optimizer) > 1:
         return None
-    layers = [layer for layer in held_by(optimizer) if not _is_nested(layer, optimizer)]
+    layers = [
+        layer
+        for layer in held_by(optimizer)
+        if layer.passing.stepping is None or not _is_nested(layer, optimizer)
+    ]
     if is_skipped(optimizer, layers):
         return None
     _warn_of_lost_state(layers, optimizer)
     for layer in layers:
-        if layer.passing.frozen is not None:
+        if layer.passing.frozen_block is not None and layer.passing.frozen is not None:
             raise UsageError(
                 f"{type(optimizer).__name__}.step changes the weight of layer "
                 f"{layer.layer_name!r} inside fst.frozen(model): step outside of it."
@@ -195,29 +205,47 @@ def _decay_once(layers: Layers, optimizer: Optimizer, *, decoupled: bool) -> Non
     """
     scale, seen = getattr(optimizer, "grad_scale", None), set()
     for layer in layers:
-        weight, strategy = layer.stored_weight(), layer.acting
+        weight, strategy, passing = _weight_of(layer), layer.strategy, layer.passing
         if weight is None or weight.grad is None:
             continue
-        layer.passing.has_gradient = True
-        if strategy.gradient_decay:
-            check_descends(optimizer, weight)
-            if isinstance(optimizer, LBFGS):
-                raise UsageError(
-                    f"LBFGS compares losses, which lack the decay of layer {layer.layer_name!r} "
-                    "that decay_mode='gradient' adds to gradients: convert the model with "
-                    "decay_mode='decoupled' or decay=0."
-                )
-        elif strategy.decay and not layer.multiplies_parameter:
+        passing.has_gradient = True
+        if strategy.schedule is not None:
+            strategy = layer.acting
+        if not strategy.decay:
+            continue
+        is_stored = passing.decay_mask is not None or layer.multiplies_parameter
+        if strategy.decay_mode == "gradient":
+            _check_takes_decay(layer, optimizer, weight)
+        elif not is_stored:
             raise UsageError(
                 f"layer {layer.layer_name!r}: decay_mode='decoupled' works on a stored weight, and "
                 "this one is computed from other parameters: use decay_mode='gradient'."
             )
-        decays = strategy.decay and layer.multiplies_parameter and not layer.is_too_small
-        if not decays or id(weight) in seen:
+        if not is_stored or id(weight) in seen:
+            continue
+        if passing.decay_mask is None and layer.is_too_small:
             continue
         if decoupled or strategy.decay_mode == "gradient":
             seen.add(id(weight))
-            decay(layer, weight, scale)
+            decay(layer, weight, strategy, scale)
+
+
+def _check_takes_decay(layer: SparseLayer, optimizer: Optimizer, weight: Tensor) -> None:
+    for group in optimizer.param_groups:
+        if group.get("maximize"):
+            check_descends(optimizer, weight)
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(
+            f"LBFGS compares losses, which lack the decay of layer {layer.layer_name!r} "
+            "that decay_mode='gradient' adds to gradients: convert the model with "
+            "decay_mode='decoupled' or decay=0."
+        )
+
+
+def _weight_of(layer: SparseLayer) -> Tensor | None:
+    """`SparseLayer.stored_weight`, at little cost where it is a Parameter of the layer."""
+    weight = layer._parameters.get("weight")
+    return layer.stored_weight() if weight is None else weight
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,6 +266,9 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
                 )
             layer.state.end_step(passing.calls)
             passing.calls = 0
+            if layer.state.record.moved:
+                layer.state.record.moved = False
+                passing.plans.clear()
 
 
 def held_by(optimizer: Optimizer) -> Layers:
@@ -249,7 +280,7 @@ def held_by(optimizer: Optimizer) -> Layers:
     if are_sharded(parameters):
         _check_resharded(layers, optimizer, parameters)
     held = set(map(id, parameters))
-    return [layer for layer in layers if id(layer.stored_weight()) in held]
+    return [layer for layer in layers if id(_weight_of(layer)) in held]
 
 
 def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tensor]) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fst.backends.record import Record
 from fst.basics.sharding import laid_out_as, several_ranks, whole
 from fst.layers.remembered import LayerState, PassingState, seeded
-from fst.ops.prune import PrunedWeight, prune_weight
+from fst.ops.geometry import Geometry
+from fst.ops.plan import CallPlan
+from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
 
 
@@ -88,6 +91,7 @@ class PrunableWeight(nn.Module):
     def enter(self, phase: Any) -> None:
         """Begin a phase of the schedule: the next call prunes as `acting` says."""
         self.state.schedule_state["phase"] = phase
+        self.passing.plans.clear()
 
     def pruned(self, dtype: torch.dtype) -> PrunedWeight:
         """S(W) and S(Wᵀ) in ``dtype`` as the next call has them; no generator moves."""
@@ -95,7 +99,9 @@ class PrunableWeight(nn.Module):
         kind = "cuda" if device.type in ("cpu", "meta") else device.type
         devices = [device] if kind == device.type else []
         with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
-            return self._prune(self.weight_as_conv(), dtype, trains=False)
+            weight, geometry = self.weight_as_conv(), Geometry((1, 1), (0, 0), (1, 1), self.conv_groups)
+            plan = CallPlan(self.acting, geometry, dtype, Record(), trains=False)
+            return self._pruned(plan, weight, trains=False)
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""
@@ -135,20 +141,17 @@ class PrunableWeight(nn.Module):
             state.kept_mask = state.kept_mask.to(weight.device)
         return state.kept_mask
 
-    def _prune(self, weight: Tensor, dtype: torch.dtype, *, trains: bool) -> PrunedWeight:
-        """S(W) and S(Wᵀ) of ``weight``; inside `fst.frozen`, those of the block's first call."""
-        compiled = torch.compiler.is_compiling()
-        frozen = None if compiled else self.passing.frozen
-        if frozen is not None:
-            # Tensors made in inference mode cannot be saved for a backward pass.
-            key = dtype, torch.is_inference_mode_enabled()
-            if key in frozen:
-                return frozen[key]
-        groups, strategy = self.conv_groups, self.acting
-        mask, generator = self._due_mask(weight, trains), None
-        if not compiled and strategy.draws_masks:
-            generator = self.seeded_generator(weight.device)
-        pruned = prune_weight(weight, strategy, groups, dtype, generator, mask)
+    def _pruned(self, plan: CallPlan, weight: Tensor, *, trains: bool) -> PrunedWeight:
+        """S(W) and S(Wᵀ), by a kept mask if there is one; inside `fst.frozen`, those of the first
+        call with this weight.
+        """
+        frozen = self.passing.frozen
+        key = (plan.dtype, plan.strategy, *identity_of(weight))
+        if frozen is not None and key in frozen:
+            return frozen[key]
+        mask = self._due_mask(weight, trains)
+        generator = self.seeded_generator(weight.device) if plan.strategy.draws_masks else None
+        pruned = plan.prune(weight.detach(), generator, mask)
         if frozen is not None:
             frozen[key] = pruned
         return pruned
@@ -164,3 +167,14 @@ class PrunableWeight(nn.Module):
             values = whole(self.weight).detach()[0].tolist()
             return seeded(values, *place, device=device)
         return None if state.seed is None else seeded(state.seed[0], *place, device=device)
+
+
+def identity_of(weight: Tensor) -> tuple[Any, ...]:
+    """What tells a weight and its values from others, as long as it lives.
+
+    Tensors that were made in inference mode have no version, and cannot be saved for a backward
+    pass.
+    """
+    inference = torch.is_inference_mode_enabled()
+    version = None if weight.is_inference() else weight._version
+    return weight.data_ptr(), version, inference

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from fst.basics.autocast import autocast_dtype
+from fst.basics.autocast import autocast_dtype, is_autocast
 from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
@@ -33,7 +33,7 @@ def compute_dtype(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.d
     for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}; allowed are floating point types.")
-    dtype = autocast_dtype(input.device)
+    dtype = autocast_dtype(input.device) if is_autocast() else None
     if dtype is not None and torch.float64 not in (input.dtype, weight.dtype):
         return dtype
     for name, tensor in given.items():
@@ -172,7 +172,11 @@ def _check_are_tensors(input: object, weight: object, bias: object) -> None:
 
 
 def _check_no_transform() -> None:
-    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
+        return
+    if torch.jit.is_tracing():
+        raise UsageError(UNTRACEABLE)
+    if not torch._C._are_functorch_transforms_active():
         return
     raise UsageError(
         "sparse_conv2d cannot run inside the transforms of torch.func (grad, vmap, jacrev, jvp): "

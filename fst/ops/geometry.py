@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -145,12 +146,18 @@ def _multiply(rows: Tensor, factor: Tensor, bias: Tensor | None, maps: Tensor) -
     return product
 
 
-def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """The output GEMM: (N, Cin, H, W) -> (N, Cout, P, Q)."""
-    matrices = _matrices(weight, geometry, input)
-    if matrices is None:
-        return F.conv2d(input, weight, bias, *geometry)
-    return _multiply(matrices[0], weight.flatten(1).t(), bias, input)
+def convolve(
+    input: Tensor, weight: Tensor, geometry: Geometry
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The output GEMM (N, Cin, H, W) -> (N, Cout, P, Q) of tensors of this form."""
+    if _matrices(weight, geometry, input) is None:
+        stride, padding, dilation, groups = geometry
+        return lambda input, weight, bias: F.conv2d(
+            input, weight, bias, stride, padding, dilation, groups
+        )
+    return lambda input, weight, bias: _multiply(
+        _rows_of(input), weight.flatten(1).t(), bias, input
+    )
 
 
 def convolve_by_torch(
@@ -171,30 +178,36 @@ def gradients(
     weight: Tensor,
     geometry: Geometry,
     needed: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """grad_input (uses ``weight``), grad_weight (uses ``input``), grad_bias, as far as needed."""
-    matrices = _matrices(weight, geometry, grad_output, input)
-    if matrices is not None:
-        above, below = matrices
-        return (
-            _multiply(above, weight.flatten(1), None, input) if needed[0] else None,
-            (above.t() @ below).view(weight.shape) if needed[1] else None,
-            above.sum(0) if needed[2] else None,
-        )
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """grad_input (uses ``weight``), grad_weight (uses ``input``), grad_bias, as far as needed, as
+    a function of grad_output, input and weight of this form.
+    """
+    if _matrices(weight, geometry, grad_output, input) is not None:
+        return functools.partial(_gradients_of_rows, needed)
     stride, padding, dilation, groups = geometry
-    return _GRADIENTS(
-        *(grad_output, input, weight, (weight.shape[0],)),
-        *(stride, padding, dilation, False, (0, 0), groups, needed),
+    last = (weight.shape[0],), stride, padding, dilation, False, (0, 0), groups, needed
+    return lambda grad_output, input, weight: _GRADIENTS(grad_output, input, weight, *last)
+
+
+def _gradients_of_rows(
+    needed: tuple[bool, bool, bool], grad_output: Tensor, input: Tensor, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    above, below = _rows_of(grad_output), _rows_of(input)
+    return (
+        _multiply(above, weight.flatten(1), None, input) if needed[0] else None,
+        (above.t() @ below).view(weight.shape) if needed[1] else None,
+        above.sum(0) if needed[2] else None,
     )
 
 
 def input_gradient(
     grad_output: Tensor, weight: Tensor, geometry: Geometry, input_shape: torch.Size
-) -> Tensor:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """grad_input alone, for which the input itself is not needed."""
-    matrices = _matrices(weight, geometry, grad_output)
-    if matrices is not None:
-        return _multiply(matrices[0], weight.flatten(1), None, grad_output)
+    if _matrices(weight, geometry, grad_output) is not None:
+        return lambda grad_output, weight: _multiply(
+            _rows_of(grad_output), weight.flatten(1), None, grad_output
+        )
     stride, padding, dilation, groups = geometry
     rest = [
         size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
@@ -208,4 +221,6 @@ def input_gradient(
             strict=True,
         )
     ]
-    return F.conv_transpose2d(grad_output, weight, None, stride, padding, rest, groups, dilation)
+    return lambda grad_output, weight: F.conv_transpose2d(
+        grad_output, weight, None, stride, padding, rest, groups, dilation
+    )

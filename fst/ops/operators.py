@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,17 +21,18 @@ def register(
     like: Callable[..., Any],
     device: str = "CompositeExplicitAutograd",
     tags: Sequence[torch.Tag] = (),
+    returns: str | None = None,
 ) -> Callable[..., Any]:
     """The operator ``torch.ops.fst.NAME`` that calls ``function``.
 
     PyTorch's own decorator `custom_op` makes four further Python calls per call, for operators that
-    autograd differentiates. On a CPU a call that nobody watches is one of ``function`` itself, as
-    PyTorch's dispatcher takes longer than a small product.
+    autograd differentiates.
 
     Args:
         like: makes empty results, for compilers; it takes the arguments of ``function`` by name,
             and only those that it needs.
         device: the dispatch key, "CPU" for kernels of that device alone.
+        returns: the annotation of the result, where it is not that of ``function``.
     """
     signature, wanted = inspect.signature(function), inspect.signature(like).parameters
 
@@ -38,31 +40,94 @@ def register(
         given = signature.bind(*arguments, **named).arguments
         return like(**{name: given[name] for name in wanted})
 
-    schema = infer_schema(inspect.unwrap(function), mutates_args=())
+    schema = infer_schema(_returning(inspect.unwrap(function), returns), mutates_args=())
     _OPERATORS.define(name + schema, tags=tuple(tags))
     _OPERATORS.impl(name, function, device)
     register_fake(f"fst::{name}", fake, lib=_OPERATORS)
-    operator = getattr(torch.ops.fst, name).default
-    if device != "CPU":
-        return operator
+    return getattr(torch.ops.fst, name).default
 
-    @functools.wraps(function)
+
+def _returning(function: Callable[..., Any], annotation: str | None) -> Callable[..., Any]:
+    if annotation is None:
+        return function
+    assert isinstance(function, types.FunctionType)  # unwrapped
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    made.__annotations__ = {**function.__annotations__, "return": annotation}
+    return made
+
+
+class Planned:
+    """An operator whose arguments but the first ones, tensors, and the form of these are checked
+    once for all calls of one form.
+    """
+
+    def __init__(
+        self, operator: Callable[..., Any], plan: Callable[..., Callable[..., Any]], tensors: int
+    ) -> None:
+        self._operator, self._plan, self._tensors = operator, plan, tensors
+        functools.update_wrapper(self, plan)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the operator once."""
+        return self._operator(*arguments, **named)
+
+    def plan(self, *arguments: Any) -> Callable[..., Any]:
+        """The operator as a function of its tensors, for others of the form of these.
+
+        It is the kernel itself, as PyTorch's dispatcher takes longer than a small product, unless
+        somebody watches operators, or a tensor is none that the kernel can read.
+        """
+        tensors, rest = arguments[: self._tensors], arguments[self._tensors :]
+        if are_watched(tensors):
+            return lambda *given: self._operator(*given, *rest)
+        return self._plan(*arguments)
+
+
+def planned(
+    name: str,
+    plan: Callable[..., Callable[..., Any]],
+    like: Callable[..., Any],
+    tensors: int,
+    tags: Sequence[torch.Tag] = (),
+    returns: str = "Tensor",
+) -> Planned:
+    """The operator of CPU tensors ``torch.ops.fst.NAME`` that calls what ``plan`` returns.
+
+    Args:
+        plan: checks the operator's arguments, and returns a function of the first ``tensors``.
+    """
+
+    @functools.wraps(plan)
     def run(*arguments: Any, **named: Any) -> Any:
-        if _is_watched((*arguments, *named.values())):
-            return operator(*arguments, **named)
-        return function(*arguments, **named)
+        if named:
+            given = signature.bind(*arguments, **named)
+            given.apply_defaults()
+            arguments = given.args
+        return plan(*arguments)(*arguments[:tensors])
 
-    return run
+    signature = inspect.signature(plan)
+    return Planned(register(name, run, like, "CPU", tags, returns), plan, tensors)
 
 
-def _is_watched(arguments: Sequence[Any]) -> bool:
-    """True where a compiler, a mode, a transform, a profiler or a tensor of another kind or device
-    wants to see operators.
+def surroundings() -> tuple[bool, ...]:
+    """Whether modes, transforms, a tracer or a profiler want to see operators; and whether
+    algorithms must be deterministic. No Python call is made for it.
     """
     return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd._profiler_enabled()
-        or any(isinstance(x, Tensor) and not (type(x) is Tensor and x.is_cpu) for x in arguments)
+        torch._C._len_torch_dispatch_stack() > 0,
+        torch._C._are_functorch_transforms_active(),
+        torch._C._get_tracing_state() is not None,
+        torch.autograd._profiler_enabled(),
+        torch._C._get_deterministic_algorithms(),
     )
+
+
+def are_watched(tensors: Sequence[Any]) -> bool:
+    """True where a compiler, a mode, a transform, a tracer, a profiler or a tensor of another kind
+    or device wants to see operators.
+    """
+    if torch.compiler.is_compiling() or any(surroundings()[:-1]):
+        return True
+    return any(isinstance(x, Tensor) and not (type(x) is Tensor and x.is_cpu) for x in tensors)

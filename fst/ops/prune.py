@@ -8,12 +8,9 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from fst.backends import registry
 from fst.backends.choice import compute
-from fst.basics.errors import UsageError
 from fst.ops import cpp
-from fst.ops.arguments import UNTRACEABLE
-from fst.ops.operands import PruneMaps, PruneWeight
+from fst.ops.operands import PruneColumns, PruneMaps, PruneWeight
 from fst.rules.masks import remove_kept
 from fst.rules.rule import Rule
 from fst.rules.strategy import Strategy
@@ -60,22 +57,8 @@ def prune_weight(
     if strategy.output is None and not is_of_weight(strategy.grad_input):
         dense = weight if weight.dtype == dtype else weight.to(dtype)
         return PrunedWeight(dense, dense, None)
-    if torch.jit.is_tracing():
-        raise UsageError(UNTRACEABLE)
     found: PrunedWeight = compute(PruneWeight(weight, strategy, groups, dtype, generator, mask))
     return found
-
-
-def prepared_pruning(
-    weight: Tensor, strategy: Strategy, groups: int, backend: str
-) -> Callable[[Tensor], PrunedWeight] | None:
-    """`prune_weight` into the same dtype for weights of the form of ``weight``, which is not
-    checked again; None where ``backend`` has no such function.
-    """
-    if strategy.output is None and not is_of_weight(strategy.grad_input):
-        return lambda weight: PrunedWeight(weight, weight, None)
-    operands = PruneWeight(weight, strategy, groups, weight.dtype)
-    return registry.backend("prune_weight", backend).prepare(operands)
 
 
 def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
@@ -83,24 +66,24 @@ def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
     return rule is not None and rule.operand == "weight"
 
 
-def prune_grad_output(
-    grad_output: Tensor,
-    rule: Rule,
-    gemm: str,
-    groups: int,
-    generator: torch.Generator | None,
-    memory: dict[str, Any] | None = None,
-) -> Tensor:
-    """`Rule.prune_grad_output` by the backend that is chosen."""
-    pattern, across = rule.pattern(gemm), None
+def maps_to_prune(
+    rule: Rule, gemm: str, groups: int
+) -> Callable[[Tensor, torch.Generator | None, dict[str, Any] | None], PruneMaps] | None:
+    """The operands of `Rule.prune_grad_output` as a function of grad_output, generator and memory;
+    None where only the rule itself computes it.
+    """
     along = rule.pattern_of_positions(gemm)
-    if along is not None:
-        pattern, across = along, _across(grad_output.flatten(2))
+    pattern = rule.pattern(gemm) if along is None else along
     if pattern is None:
-        return rule.prune_grad_output(grad_output, gemm, groups, generator, memory)
-    maps = (grad_output, rule, gemm, groups, generator, memory, pattern, across)
-    found: Tensor = compute(PruneMaps("prune_grad_output", *maps))
-    return found
+        return None
+
+    def operands(
+        grad_output: Tensor, generator: torch.Generator | None, memory: dict[str, Any] | None
+    ) -> PruneMaps:
+        across = None if along is None else _across(grad_output.flatten(2))
+        return PruneMaps(grad_output, rule, gemm, groups, generator, memory, pattern, across)
+
+    return operands
 
 
 def prune_columns(columns: Tensor, rule: Rule, generator: torch.Generator | None) -> Tensor:
@@ -109,7 +92,7 @@ def prune_columns(columns: Tensor, rule: Rule, generator: torch.Generator | None
     if along is None:
         return rule.prune_columns(columns, generator)
     maps = (columns, rule, "grad_weight", 1, generator, None, along, _across(columns))
-    found: Tensor = compute(PruneMaps("prune_columns", *maps))
+    found: Tensor = compute(PruneColumns(*maps))
     return found
 
 

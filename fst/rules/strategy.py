@@ -122,11 +122,16 @@ class Strategy:
             grad_input = replace(grad_input, n=n, m=m)  # type: ignore[call-arg]
         return replace(self, output=replace(self.output, n=n, m=m), grad_input=grad_input)  # type: ignore[call-arg]
 
-    @property
+    @cached_property
     def sampling(self) -> Sampled | None:
         """The rule that draws output positions in the backward pass; None where none does."""
         rules = (self.grad_weight, self.grad_input)
         return next((rule for rule in rules if isinstance(rule, Sampled)), None)
+
+    @cached_property
+    def prunes(self) -> bool:
+        """True if the strategy prunes any operand, now or in a later phase."""
+        return self.schedule is not None or any(self.rule(gemm) is not None for gemm in GEMMS)
 
     @cached_property
     def only_samples(self) -> bool:
@@ -136,12 +141,23 @@ class Strategy:
         return not pruned and all(rule is None or isinstance(rule, Sampled) for rule in rules)
 
     @cached_property
-    def prunes_weights_alone(self) -> bool:
-        """True if the strategy prunes neither grad_output nor the input; it may draw positions."""
+    def prunes_only_weights(self) -> bool:
+        """True if the strategy prunes neither grad_output nor the input: gradients are those of a
+        convolution with S(W), and have derivatives.
+        """
         rules = (self.grad_input, self.grad_weight)
-        return all(r is None or r.operand == "weight" or isinstance(r, Sampled) for r in rules)
+        return all(rule is None or rule.operand == "weight" for rule in rules)
 
-    @property
+    @cached_property
+    def multiplies_one_weight(self) -> bool:
+        """True if output and grad_input multiply with one tensor, S(W) or W, and nothing else is
+        pruned: the layer is a convolution with that weight.
+        """
+        rule = self.grad_input
+        same = self.output is None if rule is None else rule.as_output
+        return self.prunes_only_weights and same
+
+    @cached_property
     def has_memory(self) -> bool:
         """True if a layer's backward pass reuses gradients of earlier steps."""
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))
@@ -202,6 +218,13 @@ class Strategy:
         """True if any rule draws random numbers."""
         rules = (self.rule(gemm) for gemm in GEMMS)
         return any(rule is not None and rule.is_random for rule in rules)
+
+    @cached_property
+    def has_draws(self) -> bool:
+        """True if calls differ by more than their tensors: by draws, phases or memories."""
+        rule = self.grad_weight
+        has_phase = rule is not None and rule.operand == "input"
+        return has_phase or self.is_random or self.has_memory
 
     @cached_property
     def prunes_at_random(self) -> bool:

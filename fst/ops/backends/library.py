@@ -1,13 +1,23 @@
-"""The dense products of PyTorch's library, which leave nothing out."""
+"""The dense products of PyTorch's library, which skip nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from fst.backends.choice import DENSE
-from fst.backends.registry import Backend, register_backend
+from fst.backends.registry import Backend, NoGain, register_backend
 from fst.ops.geometry import convolve, gradients, input_gradient
-from fst.ops.operands import Gradients, GradInput, GradWeight, Output
+from fst.ops.operands import (
+    DrawnGradInput,
+    DrawnGradWeight,
+    Gradients,
+    GradInput,
+    GradWeight,
+    Operands,
+    Output,
+)
 
 
 class Library(Backend):
@@ -20,30 +30,50 @@ class Library(Backend):
         "grad_weight": "the library's gradient",
     }
 
-    def refuses(self, operands: Output | GradInput | GradWeight) -> str:
-        """Rules of the input leave positions or columns out, which changes the result."""
-        if isinstance(operands, GradWeight) and operands.changes_result:
-            return "it leaves nothing out, and the rule does"
-        return ""
+    def output(self, operands: Output) -> Callable[[Output], Tensor]:
+        multiply = convolve(operands.input, operands.weight, operands.geometry)
+        return lambda o: multiply(o.input, o.weight, o.bias)
 
-    def output(self, operands: Output) -> Tensor:
-        return convolve(operands.input, operands.weight, operands.bias, operands.geometry)
-
-    def grad_input(self, operands: GradInput) -> Tensor:
-        grad_output, weight, geometry = operands[:3]
-        if operands.input is None:
-            return input_gradient(grad_output, weight, geometry, operands.input_shape)
+    def grad_input(self, operands: GradInput) -> Callable[[GradInput], Tensor]:
+        maps, input = (operands.grad_output, operands.weight, operands.geometry), operands.input
+        if input is None:
+            multiply = input_gradient(*maps, operands.input_shape)
+            return lambda o: multiply(o.grad_output, o.weight)
         # Where the input was saved for grad_weight anyway, fewer operators are called with it.
-        found = gradients(grad_output, operands.input, weight, geometry, (True, False, False))[0]
-        assert found is not None  # needed
-        return found
+        grads = gradients(maps[0], input, *maps[1:], (True, False, False))
+        return lambda o: grads(o.grad_output, o.input, o.weight)[0]  # type: ignore[arg-type, return-value]
 
-    def grad_weight(self, operands: GradWeight) -> Gradients:
-        maps = (operands.grad_output, operands.input, operands.weight)
+    def grad_weight(self, operands: GradWeight) -> Callable[[GradWeight], Gradients]:
         wanted = (operands.joint, True, operands.bias)
-        grad_input, grad_weight, grad_bias = gradients(*maps, operands.geometry, wanted)
-        assert grad_weight is not None  # needed
-        return grad_input, grad_weight, grad_bias
+        maps = (operands.grad_output, operands.input, operands.weight)
+        grads = gradients(*maps, operands.geometry, wanted)
+        return lambda o: grads(o.grad_output, o.input, o.weight)  # type: ignore[return-value]
+
+    drawn_grad_input = grad_input
+    drawn_grad_weight = grad_weight
 
 
 register_backend(Library())
+
+
+def with_grad_input(
+    operands: GradWeight, multiply: Callable[[GradWeight], Tensor]
+) -> Callable[[GradWeight], Gradients]:
+    """A dW that is computed by itself, and the dense dX if it is wanted too.
+
+    A backend of dW alone is so timed as it is used, which the library's call for both is compared
+    with.
+    """
+    if not operands.joint:
+        return lambda o: (None, multiply(o), None)
+    maps = (operands.grad_output, operands.input, operands.weight)
+    grads = gradients(*maps, operands.geometry, (True, False, False))
+    return lambda o: (grads(o.grad_output, o.input, o.weight)[0], multiply(o), None)
+
+
+def all_kept(operands: Operands) -> str:
+    """Says that a rule draws all positions of these operands; "" if it leaves some."""
+    drawn = isinstance(operands, DrawnGradInput | DrawnGradWeight)
+    if drawn and operands.kept == operands.positions:  # type: ignore[attr-defined]
+        return NoGain("all positions are kept")
+    return ""

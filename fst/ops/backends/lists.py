@@ -2,109 +2,125 @@
 
 from __future__ import annotations
 
+import abc
 import functools
-import math
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from fst.backends.registry import Backend
+from fst.ops.backends.library import all_kept, with_grad_input
 from fst.ops.geometry import Geometry
-from fst.ops.operands import Gradients, GradInput, GradWeight
+from fst.ops.operands import (
+    DrawnGradInput,
+    DrawnGradWeight,
+    FixedGradWeight,
+    Gradients,
+    GradWeight,
+    Operands,
+)
 from fst.ops.positions import draw
 from fst.ops.positions.lists import mean_of
 from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
-from fst.rules.sampled import samples
 
 OPERATIONS = {
     "grad_weight": "products at the listed positions",
     "grad_input": "products at the listed positions, added at their taps",
 }
+ByList = Callable[[Tensor, Tensor, Listed], Tensor]  # of dY, of X or W, and of a list
+SURELY = 1e-3  # cost of lists where nothing is timed: whoever draws positions wants to save time
 
 
-class FixedPositions(Backend):
-    """A backend that may compute dW over the fixed positions of a rule of the input."""
-
-    def applies(self, operands: GradInput | GradWeight) -> bool:
-        return isinstance(operands, GradWeight) and operands.lattices is not None
-
-    def useless(self, operands: GradInput | GradWeight) -> str:
-        if isinstance(operands, GradWeight) and not operands.changes_result:
-            return "the output map is too small for the rule"
-        return ""
-
-    def left_out(self, operands: GradInput | GradWeight) -> str:
-        assert operands.rule is not None  # it applies
-        return f"{1 - operands.rule.density:.0%} of the positions"
-
-    def by_lattice(
-        self, operands: GradWeight, multiply: Callable[[Tensor, Lattice], Tensor]
-    ) -> Tensor:
-        """Σ of ``multiply`` over the lattices of kept positions, with what the rule sums there."""
-        grad_output, weight, rule, lattices = (
-            operands.grad_output,
-            operands.weight,
-            operands.rule,
-            operands.lattices,
-        )
-        assert rule is not None and lattices is not None  # it applies
-        kept = rule.summed(grad_output, lattices, operands.phase)
-        parts = [multiply(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
-        if not parts:
-            return weight.new_zeros(weight.shape, dtype=grad_output.dtype)
-        return functools.reduce(Tensor.add_, parts)
+def share_of_positions(operands: Any) -> str:
+    """The share of the positions that a rule leaves out, in words."""
+    return f"{1 - operands.rule.density:.0%} of the positions"
 
 
-class ByLists(FixedPositions):
+def by_lattice(
+    operands: FixedGradWeight, multiply: Callable[[Tensor, Lattice], Tensor]
+) -> Gradients:
+    """Σ of ``multiply`` over the lattices of kept positions, with what the rule sums there."""
+    grad_output, lattices = operands.grad_output, operands.lattices
+    kept = operands.rule.summed(grad_output, lattices, operands.phase)
+    parts = [multiply(f, p) for f, p in zip(kept, lattices, strict=True) if f.numel()]
+    if not parts:
+        empty = operands.weight.new_zeros(operands.weight.shape, dtype=grad_output.dtype)
+        return None, empty, None
+    return None, functools.reduce(Tensor.add_, parts), None
+
+
+class ByLists(Backend, abc.ABC):
     """A backend that multiplies at listed positions; a subclass has the two products."""
 
     computes = OPERATIONS
 
+    @abc.abstractmethod
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
-    ) -> Tensor:
-        """As `fst.ops.positions.products.grad_weight`."""
-        raise TypeError(f"{type(self).__name__} has no weight gradient.")
+    ) -> ByList:
+        """`fst.ops.positions.products.grad_weight` of dY, X and a list of this form."""
 
-    def list_grad_input(self, operands: GradInput, listed: Listed) -> Tensor:
-        """As `fst.ops.positions.products.grad_input`."""
-        raise TypeError(f"{type(self).__name__} has no input gradient.")
+    @abc.abstractmethod
+    def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
+        """`fst.ops.positions.products.grad_input` of dY, W and a list of this form."""
 
-    def applies(self, operands: GradInput | GradWeight) -> bool:
-        return operands.lists is not None or super().applies(operands)
+    def refuses(self, operands: Operands) -> str:
+        return all_kept(operands)
 
-    def useless(self, operands: GradInput | GradWeight) -> str:
-        if operands.lists is None:
-            return super().useless(operands)
-        return "all positions are kept" if operands.kept == operands.positions else ""
+    def cost(self, operands: Operands) -> float:
+        return 1.0 if isinstance(operands, FixedGradWeight) else SURELY
 
-    def expected(self, operands: GradInput | GradWeight) -> float:
-        """Whoever draws positions wants to save time; nothing else is asked where none is known."""
-        return math.inf if operands.lists is not None else 1.0
+    def skipped(self, operands: Any) -> str:
+        return share_of_positions(operands)
 
-    def grad_weight(self, operands: GradWeight) -> Gradients:
-        grad_output, input, weight, geometry, rule = operands[:5]
-        lists = operands.lists
-        if lists is None:
-            return None, self.by_lattice(operands, functools.partial(self._fixed, operands)), None
-        assert samples(rule)  # its lists are drawn
-        drawn = lists.of(rule, operands.kept)
-        center = (mean_of(input), lists.sums(rule)) if rule.center else ()
-        listed = Listed(*drawn, None, *center)
-        found = self.list_grad_weight(grad_output, input, weight, listed, geometry)
-        return operands.with_grad_input(found)
+    def drawn_grad_weight(
+        self, operands: DrawnGradWeight
+    ) -> Callable[[GradWeight], Gradients]:
+        listed, geometry = listed_of(operands), operands.geometry
+        maps = (operands.grad_output, operands.input, operands.weight)
+        multiply = self.list_grad_weight(*maps, listed, geometry)
+        return with_grad_input(
+            operands,
+            lambda o: multiply(o.grad_output, o.input, listed_of(o)),  # type: ignore[arg-type]
+        )
 
-    def _fixed(self, operands: GradWeight, sums: Tensor, lattice: Lattice) -> Tensor:
-        grad_output, input, weight, geometry, rule = operands[:5]
-        size = (grad_output.shape[2], grad_output.shape[3])
-        listed = draw.fixed(lattice, len(input), size, input.device)
-        assert rule is not None  # of fixed positions
-        if rule.summed_block == (1, 1):
-            sums, listed = grad_output, listed._replace(source=None)
-        return self.list_grad_weight(sums, input, weight, listed, geometry)
+    def drawn_grad_input(self, operands: DrawnGradInput) -> Callable[[DrawnGradInput], Tensor]:
+        multiply = self.list_grad_input(operands, _drawn(operands))
+        return lambda o: multiply(o.grad_output, o.weight, _drawn(o))
 
-    def grad_input(self, operands: GradInput) -> Tensor:
-        lists, rule = operands.lists, operands.rule
-        assert lists is not None and samples(rule)  # it applies
-        return self.list_grad_input(operands, Listed(*lists.of(rule, operands.kept)))
+    def fixed_grad_weight(
+        self, operands: FixedGradWeight
+    ) -> Callable[[FixedGradWeight], Gradients]:
+        rule, geometry, weight = operands.rule, operands.geometry, operands.weight.to("meta")
+        planned: dict[Lattice, tuple[Listed, ByList]] = {}
+
+        def product(operands: FixedGradWeight, sums: Tensor, lattice: Lattice) -> Tensor:
+            grad_output, input = operands.grad_output, operands.input
+            if rule.summed_block == (1, 1):
+                sums = grad_output
+            if lattice not in planned:
+                size = (grad_output.shape[2], grad_output.shape[3])
+                listed = draw.fixed(lattice, len(input), size, input.device)
+                if rule.summed_block == (1, 1):
+                    listed = listed._replace(source=None)
+                multiply = self.list_grad_weight(sums, input, weight, listed, geometry)
+                planned[lattice] = listed, multiply
+            listed, multiply = planned[lattice]
+            return multiply(sums, input, listed)
+
+        return lambda o: by_lattice(o, functools.partial(product, o))
+
+
+def listed_of(operands: DrawnGradWeight) -> Listed:
+    """The drawn list of dW, and what it is centred by."""
+    lists, rule = operands.lists, operands.rule
+    drawn = lists.of(rule, operands.kept)
+    if not rule.center:
+        return Listed(*drawn)
+    return Listed(*drawn, None, mean_of(operands.input), lists.sums(rule))
+
+
+def _drawn(operands: DrawnGradInput) -> Listed:
+    return Listed(*operands.lists.of(operands.rule, operands.kept))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fst.backends.registry import register_backend
 from fst.ops import cpp
-from fst.ops.backends.lists import ByLists
+from fst.ops.backends.lists import ByList, ByLists
 from fst.ops.geometry import Geometry, is_channels_last
-from fst.ops.operands import GradInput, GradWeight
+from fst.ops.operands import DrawnGradInput, FixedGradWeight, GradWeight, Operands
 from fst.ops.positions.products import Listed
 
 FEW_CHANNELS = 8  # of the input, below which the kernel's tiles are mostly empty
@@ -20,29 +20,39 @@ class ListsByCpp(ByLists):
 
     name = cpp.BACKEND
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         return cpp.missing()
 
-    def refuses(self, operands: GradInput | GradWeight) -> str:
-        other = operands.input if isinstance(operands, GradWeight) else operands.weight
-        return cpp.refuses_lists(operands.grad_output, other)
+    def refuses(self, operands: Operands) -> str:
+        other = operands.input if isinstance(operands, GradWeight) else operands.weight  # type: ignore[attr-defined]
+        reason = cpp.refuses_lists(operands.grad_output, other)  # type: ignore[attr-defined]
+        return reason or super().refuses(operands)
 
-    def expected(self, operands: GradInput | GradWeight) -> float:
-        if operands.lists is None and operands.weight.shape[1] < FEW_CHANNELS:
-            return 0.5
-        return super().expected(operands) * 2
+    def cost(self, operands: Operands) -> float:
+        if isinstance(operands, FixedGradWeight) and operands.weight.shape[1] < FEW_CHANNELS:
+            return 2.0
+        return super().cost(operands) / 2
 
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
-    ) -> Tensor:
+    ) -> ByList:
         if cpp.refuses_lists(grad_output):  # sums of some positions, which lie apart
-            grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+            last = torch.channels_last
+            multiply = self.list_grad_weight(
+                grad_output.contiguous(memory_format=last), input, weight, listed, geometry
+            )
+            return lambda sums, input, listed: multiply(
+                sums.contiguous(memory_format=last), input, listed
+            )
         wanted = (weight.shape, *geometry, is_channels_last(weight))
-        return cpp.list_grad_weight(grad_output, input, *listed, *wanted)
+        planned = cpp.list_grad_weight.plan(grad_output, input, *listed, *wanted)
+        return lambda grad_output, input, listed: planned(grad_output, input, *listed)
 
-    def list_grad_input(self, operands: GradInput, listed: Listed) -> Tensor:
+    def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
+        wanted = (operands.input_shape, *operands.geometry)
         maps = (operands.grad_output, operands.weight)
-        return cpp.list_grad_input(*maps, *listed[:2], operands.input_shape, *operands.geometry)
+        planned = cpp.list_grad_input.plan(*maps, *listed[:2], *wanted)
+        return lambda grad_output, weight, listed: planned(grad_output, weight, *listed[:2])
 
 
 LISTS_CPP = register_backend(ListsByCpp())

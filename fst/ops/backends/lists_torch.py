@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fst.backends.registry import register_backend
-from fst.ops.backends.lists import ByLists
+from fst.backends.registry import NoGain, register_backend
+from fst.ops.backends.lists import ByList, ByLists
 from fst.ops.backends.lists_cpp import LISTS_CPP
 from fst.ops.geometry import Geometry
-from fst.ops.operands import GradInput, GradWeight
+from fst.ops.operands import DrawnGradInput, FixedGradWeight, Operands
 from fst.ops.positions import products
 from fst.ops.positions.products import Listed
 
@@ -18,22 +18,28 @@ class ListsByTorch(ByLists):
 
     name = "torch"
 
-    def useless(self, operands: GradInput | GradWeight) -> str:
-        if operands.lists is not None and not LISTS_CPP.reason_against(operands):
-            return "the C++ kernels compute the same"
-        return super().useless(operands)
+    def refuses(self, operands: Operands) -> str:
+        drawn = not isinstance(operands, FixedGradWeight)
+        if drawn and not LISTS_CPP.reason_against(operands):
+            return NoGain("the C++ kernels compute the same")
+        return super().refuses(operands)
 
-    def expected(self, operands: GradInput | GradWeight) -> float:
-        return super().expected(operands) / 2
+    def cost(self, operands: Operands) -> float:
+        return super().cost(operands) * 2
 
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
-    ) -> Tensor:
-        return products.grad_weight(grad_output, input, weight, listed, geometry)
+    ) -> ByList:
+        like = weight.to("meta")
+        return lambda grad_output, input, listed: products.grad_weight(
+            grad_output, input, like, listed, geometry
+        )
 
-    def list_grad_input(self, operands: GradInput, listed: Listed) -> Tensor:
+    def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
         where = (operands.input_shape, operands.geometry)
-        return products.grad_input(operands.grad_output, operands.weight, listed, *where)
+        return lambda grad_output, weight, listed: products.grad_input(
+            grad_output, weight, listed, *where
+        )
 
 
 register_backend(ListsByTorch())

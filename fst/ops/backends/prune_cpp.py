@@ -44,7 +44,7 @@ class PruneByCpp(PruneByKernel):
         "prune_columns": "C++ for CPUs: one read, one write",
     }
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         return cpp.missing()
 
     def refuses(self, operands: PruneWeight | PruneMaps) -> str:
@@ -56,46 +56,56 @@ class PruneByCpp(PruneByKernel):
         _, m, kind, rescale = operands.pattern
         return cpp.refuses_grad_output(maps, m, kind, rescale)
 
-    def expected(self, operands: PruneWeight | PruneMaps) -> float:
+    def cost(self, operands: PruneWeight | PruneMaps) -> float:
         """A seed must draw the same whether the kernels are compiled or not."""
-        return 0.5 if operands.draws else 2.0
+        return 2.0 if operands.draws else 0.5
 
-    def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
-        weight, strategy, groups, dtype = operands[:4]
-        patterns = strategy.weight_patterns
+    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
+        patterns = operands.strategy.weight_patterns
         assert patterns is not None  # not refused
-        return from_kernel(operands, cpp.prune_weight(weight, groups, patterns, dtype))
+        prune = cpp.prune_weight.plan(
+            operands.weight, operands.groups, patterns, operands.dtype
+        )
+        return from_kernel(operands, prune)
 
-    def prepare(self, operands: PruneWeight) -> Callable[[Tensor], PrunedWeight]:
-        """`prune_weight` for weights of the form of this one."""
-        weight, strategy, groups, dtype = operands[:4]
-        patterns = strategy.weight_patterns
-        assert patterns is not None  # not refused
-        prune = cpp.WeightPruning(weight, groups, patterns, dtype)
-        return lambda weight: from_kernel(operands._replace(weight=weight), prune(weight))
-
-    def prune_grad_output(self, operands: PruneMaps) -> Tensor:
-        pattern, across = operands.pattern, operands.across
-        if across is not None:
-            pruned = cpp.prune_grad_output(across, *pattern, groups=1, seed=None)
-            return pruned.squeeze(3).transpose(1, 2).reshape(operands.maps.shape)
-        return cpp.prune_grad_output(operands.maps, *pattern, operands.groups, operands.seed())
+    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
+        pattern, groups = operands.pattern, operands.groups
+        if operands.across is not None:
+            shape = operands.maps.shape
+            prune = cpp.prune_grad_output.plan(operands.across, *pattern, 1, None)
+            return lambda o: prune(o.across).squeeze(3).transpose(1, 2).reshape(shape)
+        if operands.draws:
+            return lambda o: cpp.prune_grad_output(o.maps, *pattern, groups, o.seed())
+        prune = cpp.prune_grad_output.plan(operands.maps, *pattern, groups, None)
+        return lambda o: prune(o.maps)
 
     prune_columns = prune_grad_output
 
 
-def from_kernel(operands: PruneWeight, pruned: Sequence[Tensor]) -> PrunedWeight:
-    """``pruned``: S(W), S(Wᵀ) and the mask of S(W), as far as the strategy's patterns name them."""
-    weight, strategy, _, dtype = operands[:4]
-    patterns, results = strategy.weight_patterns, iter(pruned)
-    assert patterns is not None  # a kernel has run
-    first = next(results) if patterns[0] else weight.to(dtype)
-    transposed = first
-    if patterns[2]:
-        transposed = next(results)
-    elif not is_of_weight(strategy.grad_input):
-        transposed = weight.to(dtype)
-    return PrunedWeight(first, transposed, next(results, None))
+def from_kernel(
+    operands: PruneWeight, prune: Callable[[Tensor], Sequence[Tensor]]
+) -> Callable[[PruneWeight], PrunedWeight]:
+    """Pruning by a kernel that returns S(W), S(Wᵀ) and the mask of S(W), as far as the strategy's
+    patterns name them.
+    """
+    dtype, patterns = operands.dtype, operands.strategy.weight_patterns
+    assert patterns is not None  # a kernel runs
+    casts = operands.weight.dtype != dtype
+    is_own, follows = bool(patterns[2]), is_of_weight(operands.strategy.grad_input)
+    prunes_output = bool(patterns[0])
+
+    def run(operands: PruneWeight) -> PrunedWeight:
+        results = prune(operands.weight)
+        first = transposed = results[0]
+        if not prunes_output or not (is_own or follows):
+            dense = operands.weight.to(dtype) if casts else operands.weight
+            first = results[0] if prunes_output else dense
+            transposed = dense
+        if is_own:
+            transposed = results[1] if prunes_output else results[0]
+        return PrunedWeight(first, transposed, results[-1] if prunes_output else None)
+
+    return run
 
 
 register_backend(PruneByCpp())

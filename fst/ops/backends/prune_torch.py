@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
@@ -21,38 +23,42 @@ class PruneByTorch(Backend):
         "prune_columns": "PyTorch's own operators",
     }
 
-    def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
-        weight, strategy, groups, dtype, generator, mask = operands
-        dense = output = weight if weight.dtype == dtype else weight.to(dtype)
-        rule, own = strategy.grad_input, None
-        if mask is None and _is_two_of_four_twice(operands):
-            mask, own = two_of_four(weight, (1, 0))
-        elif mask is None and strategy.output is not None:
-            mask = strategy.output.weight_mask(weight, "output", groups, generator)
-        if strategy.output is not None:
-            assert mask is not None  # chosen above, or kept
-            if strategy.output.changes_values:
-                output = strategy.output.weight_values(weight, mask, groups).to(dtype)
-            else:
-                output = apply_mask(dense, mask)
-        if not is_of_weight(rule):
-            return PrunedWeight(output, dense, mask)
-        if rule.as_output:
-            return PrunedWeight(output, output, mask)
-        if own is None:
-            source = weight
-            if rule.after_output:
-                assert mask is not None  # of the rule in output
-                source = apply_mask(weight, mask)
-            own = rule.weight_mask(source, "grad_input", groups, generator)
-        return PrunedWeight(output, apply_mask(output if rule.after_output else dense, own), mask)
+    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
+        return _prune_weight
 
-    def prune_grad_output(self, operands: PruneMaps) -> Tensor:
-        _, maps, rule, gemm, groups, generator, memory = operands[:7]
-        return rule.prune_grad_output(maps, gemm, groups, generator, memory)
+    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
+        return lambda o: o.rule.prune_grad_output(o.maps, o.gemm, o.groups, o.generator, o.memory)
 
-    def prune_columns(self, operands: PruneMaps) -> Tensor:
-        return operands.rule.prune_columns(operands.maps, operands.generator)
+    def prune_columns(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
+        return lambda o: o.rule.prune_columns(o.maps, o.generator)
+
+
+def _prune_weight(operands: PruneWeight) -> PrunedWeight:
+    weight, strategy, groups = operands.weight, operands.strategy, operands.groups
+    dtype, generator, mask = operands.dtype, operands.generator, operands.mask
+    dense = output = weight if weight.dtype == dtype else weight.to(dtype)
+    rule, own = strategy.grad_input, None
+    if mask is None and _is_two_of_four_twice(operands):
+        mask, own = two_of_four(weight, (1, 0))
+    elif mask is None and strategy.output is not None:
+        mask = strategy.output.weight_mask(weight, "output", groups, generator)
+    if strategy.output is not None:
+        assert mask is not None  # chosen above, or kept
+        if strategy.output.changes_values:
+            output = strategy.output.weight_values(weight, mask, groups).to(dtype)
+        else:
+            output = apply_mask(dense, mask)
+    if not is_of_weight(rule):
+        return PrunedWeight(output, dense, mask)
+    if rule.as_output:
+        return PrunedWeight(output, output, mask)
+    if own is None:
+        source = weight
+        if rule.after_output:
+            assert mask is not None  # of the rule in output
+            source = apply_mask(weight, mask)
+        own = rule.weight_mask(source, "grad_input", groups, generator)
+    return PrunedWeight(output, apply_mask(output if rule.after_output else dense, own), mask)
 
 
 def _is_two_of_four_twice(operands: PruneWeight) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fst.backends import sources
-from fst.backends.registry import register_backend
+from fst.backends.registry import NoGain, register_backend
 from fst.ops import triton
 from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel
 from fst.ops.operands import PruneMaps, PruneWeight
@@ -23,12 +25,16 @@ class PruneByTriton(PruneByKernel):
         "prune_grad_output": "one read, one write; rescaling reads twice",
     }
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         return sources.triton_missing()
 
     def refuses(self, operands: PruneWeight | PruneMaps) -> str:
-        if reason := super().refuses(operands):
+        if reason := super().refuses(operands) or self._refuses_form(operands):
             return reason
+        on_gpu = operands.device.type == "cuda"
+        return "" if on_gpu else NoGain("Triton's interpreter saves no time")
+
+    def _refuses_form(self, operands: PruneWeight | PruneMaps) -> str:
         if isinstance(operands, PruneWeight):
             fits = triton.takes_weight(operands.weight, operands.dtype)
             return "" if fits else "the weight is not dense in memory, or of another dtype"
@@ -38,23 +44,20 @@ class PruneByTriton(PruneByKernel):
         fits = triton.takes_grad_output(m, kind, rescale, operands.maps.dtype)
         return "" if fits else f"it knows no {kind} of groups of {m} in {operands.maps.dtype}"
 
-    def useless(self, operands: PruneWeight | PruneMaps) -> str:
-        return "" if operands.device.type == "cuda" else "Triton's interpreter saves no time"
-
-    def expected(self, operands: PruneWeight | PruneMaps) -> float:
+    def cost(self, operands: PruneWeight | PruneMaps) -> float:
         """A seed draws as without Triton; compiled code fuses PyTorch's operators."""
-        return 0.5 if operands.draws or torch.compiler.is_compiling() else 2.0
+        return 2.0 if operands.draws or torch.compiler.is_compiling() else 0.5
 
-    def prune_weight(self, operands: PruneWeight) -> PrunedWeight:
-        weight, strategy, groups, dtype = operands[:4]
-        patterns = strategy.weight_patterns
+    def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
+        groups, dtype, patterns = operands.groups, operands.dtype, operands.strategy.weight_patterns
         assert patterns is not None  # not refused
-        pruned = triton.prune_weight(weight, groups, patterns, dtype)
-        return from_kernel(operands, pruned)
+        return from_kernel(
+            operands, lambda weight: triton.prune_weight(weight, groups, patterns, dtype)
+        )
 
-    def prune_grad_output(self, operands: PruneMaps) -> Tensor:
-        pattern = operands.pattern
-        return triton.prune_grad_output(operands.maps, *pattern, operands.groups, operands.seed())
+    def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
+        pattern, groups = operands.pattern, operands.groups
+        return lambda o: triton.prune_grad_output(o.maps, *pattern, groups, o.seed())
 
 
 register_backend(PruneByTriton())

@@ -6,34 +6,45 @@ with the stride multiplied by the lattice's step. Half of the positions are half
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.backends.registry import register_backend
-from fst.ops.backends.lists import FixedPositions
+from fst.backends.registry import Backend, register_backend
+from fst.ops.backends.lists import by_lattice, share_of_positions
 from fst.ops.geometry import ONLY_WEIGHT, Geometry, gradients
-from fst.ops.operands import Gradients, GradWeight
+from fst.ops.operands import FixedGradWeight, Gradients
 from fst.rules.rule import Lattice
 
 
-class Strided(FixedPositions):
+class Strided(Backend):
     """The library's kernel with a larger stride."""
 
     name = "strided"
     computes = {"grad_weight": "the library's kernel with a larger stride (FST, Eq. 10)"}
 
-    def grad_weight(self, operands: GradWeight) -> Gradients:
-        grad_output, input, weight, geometry = operands[:4]
-        size = (grad_output.shape[2], grad_output.shape[3])
+    def skipped(self, operands: FixedGradWeight) -> str:
+        return share_of_positions(operands)
 
-        def multiply(sums: Tensor, lattice: Lattice) -> Tensor:
-            kernel = (weight.shape[2], weight.shape[3])
-            image, strided = windows(input, lattice, size, kernel, geometry)
-            total = gradients(sums, image, weight, strided, ONLY_WEIGHT)[1]
-            assert total is not None  # needed
-            return total
+    def fixed_grad_weight(
+        self, operands: FixedGradWeight
+    ) -> Callable[[FixedGradWeight], Gradients]:
+        return _multiply
 
-        return None, self.by_lattice(operands, multiply), None
+
+def _multiply(operands: FixedGradWeight) -> Gradients:
+    grad_output, input, weight = operands.grad_output, operands.input, operands.weight
+    size = (grad_output.shape[2], grad_output.shape[3])
+    kernel = (weight.shape[2], weight.shape[3])
+
+    def multiply(sums: Tensor, lattice: Lattice) -> Tensor:
+        image, strided = windows(input, lattice, size, kernel, operands.geometry)
+        total = gradients(sums, image, weight, strided, ONLY_WEIGHT)(sums, image, weight)[1]
+        assert total is not None  # needed
+        return total
+
+    return by_lattice(operands, multiply)
 
 
 register_backend(Strided())

@@ -2,177 +2,185 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from fst.backends.registry import Backend, register_backend
+from fst.backends.registry import Backend, NoGain, register_backend
 from fst.ops import cpp
-from fst.ops.backends.zeros_weight import LEAST_SHARE, LEAST_WORK
+from fst.ops.backends.library import all_kept, with_grad_input
+from fst.ops.backends.lists import listed_of, share_of_positions
+from fst.ops.backends.zeros_weight import LEAST_SHARE, cost_of
 from fst.ops.geometry import is_channels_last
 from fst.ops.operands import (
+    DrawnGradWeight,
+    FixedGradWeight,
     Gradients,
     GradInput,
     GradWeight,
     Output,
-    multiply_adds,
 )
 from fst.ops.positions import draw
-from fst.ops.positions.lists import mean_of
-from fst.rules.sampled import samples
 
 HALF = 0.5
-LEAST_LEFT = 0.05  # of the work, however many zeros there are
 SPEED = {"output": 0.6, "grad_input": 0.6, "grad_weight": 0.8}  # as in zeros_weight
-
-
-def _is_joint(operands: Output | GradInput | GradWeight) -> bool:
-    """True where one half of the work is a dense dX."""
-    return isinstance(operands, GradWeight) and operands.joint
+NEVER_UNTIMED = 1e3  # how much more a backend costs that only a measurement may choose
+Product = Output | GradInput | GradWeight
 
 
 class ZerosOfMaps(Backend):
-    """Each pixel's channels that are not zero are listed; vectors run over the other channels."""
+    """Each pixel's channels that are not zero are listed; vectors run over the other channels.
 
-    operand = "input"
-    is_timed = True
+    Attributes:
+        operand: whose zeros are skipped.
+    """
 
-    def missing(self) -> str:
+    operand: ClassVar[str] = "input"
+
+    def unavailable(self) -> str:
         return cpp.missing()
 
-    def refuses(self, operands: Output | GradInput | GradWeight) -> str:
+    def refuses(self, operands: Product) -> str:
+        weight = operands.weight
         if isinstance(operands, GradWeight):
-            if operands.changes_result:
-                return "it takes all positions, and the rule leaves some out"
             maps = (operands.grad_output, operands.input)
         elif isinstance(operands, GradInput):
-            maps = (operands.grad_output, operands.weight)
+            maps = (operands.grad_output, weight)
         else:
-            maps = (operands.input, operands.weight)
-        return cpp.refuses_maps(maps, operands.weight.shape, operands.geometry.groups)
+            maps = (operands.input, weight)
+        reason = cpp.refuses_maps(maps, weight.shape, operands.geometry.groups)
+        few = self._share(operands) < LEAST_SHARE
+        return reason or (NoGain("few of its numbers are zero") if few else "")
 
-    def useless(self, operands: Output | GradInput | GradWeight) -> str:
-        return "" if self._share(operands) >= LEAST_SHARE else "few of its numbers are zero"
+    def cost(self, operands: Product) -> float:
+        return cost_of(operands, SPEED[operands.operation], self._share(operands))
 
-    def expected(self, operands: Output | GradInput | GradWeight) -> float:
-        if multiply_adds(operands) < LEAST_WORK:
-            return 0.5
-        alone = SPEED[operands.operation] / max(1 - self._share(operands), LEAST_LEFT)
-        return 2 / (1 + 1 / alone) if _is_joint(operands) else alone
-
-    def work(self, operands: Output | GradInput | GradWeight) -> float:
-        share = self._share(operands)
-        return max(1 - (share / 2 if _is_joint(operands) else share), LEAST_LEFT)
-
-    def _share(self, operands: Output | GradInput | GradWeight) -> float:
+    def _share(self, operands: Product) -> float:
         share: float = getattr(operands.zeros, self.operand)
         return share
 
-    def grad_weight(self, operands: GradWeight) -> Gradients:
-        grad_output, input, weight, geometry = operands[:4]
-        no_list = (None, None, None, None)
-        found = cpp.maps_grad_weight(
-            *(grad_output, input, *no_list, weight.shape, *geometry),
-            *(is_channels_last(weight), self.operand),
-        )
-        return operands.with_grad_input(found)
+    def _wanted(self, operands: GradWeight) -> tuple[object, ...]:
+        weight = operands.weight
+        return weight.shape, *operands.geometry, is_channels_last(weight), self.operand
 
 
-class ZerosOfInput(ZerosOfMaps):
+class ZerosAnywhere(ZerosOfMaps):
+    """Products over all positions, which a rule may draw from."""
+
+    def grad_weight(self, operands: GradWeight) -> Callable[[GradWeight], Gradients]:
+        maps, no_list = (operands.grad_output, operands.input), (None, None, None, None)
+        multiply = cpp.maps_grad_weight.plan(*maps, *no_list, *self._wanted(operands))
+        return with_grad_input(operands, lambda o: multiply(o.grad_output, o.input, *no_list))
+
+    drawn_grad_weight = grad_weight
+
+
+class ZerosOfInput(ZerosAnywhere):
     """Zeros that ReLU has made in the layer's input."""
 
     name = "zeros_input"
     computes = {
-        "output": "C++ for CPUs: zeros of the input are left out",
-        "grad_weight": "C++ for CPUs: zeros of the input are left out",
+        "output": "C++ for CPUs: zeros of the input are skipped",
+        "grad_weight": "C++ for CPUs: zeros of the input are skipped",
     }
 
-    def useless(self, operands: Output | GradInput | GradWeight) -> str:
+    def refuses(self, operands: Product) -> str:
+        if reason := super().refuses(operands):
+            return reason
         if isinstance(operands, Output) and operands.zeros.weight >= HALF:
-            return "half of the weight is zero, and its kernel is the faster one"
-        return super().useless(operands)
+            return NoGain("half of the weight is zero, and its kernel is the faster one")
+        return ""
 
-    def left_out(self, operands: Output | GradInput | GradWeight) -> str:
+    def skipped(self, operands: Product) -> str:
         return f"zeros of X, {operands.zeros.input:.0%}"
 
-    def output(self, operands: Output) -> Tensor:
-        input, weight, bias, geometry = operands[:4]
-        bias = None if bias is None else bias.contiguous()
-        return cpp.maps_output(input, weight, bias, *geometry)
+    def output(self, operands: Output) -> Callable[[Output], Tensor]:
+        bias = _contiguous(operands.bias)
+        multiply = cpp.maps_output.plan(
+            operands.input, operands.weight, bias, *operands.geometry
+        )
+        if bias is None:
+            return lambda o: multiply(o.input, o.weight, None)
+        return lambda o: multiply(o.input, o.weight, _contiguous(o.bias))
 
 
-class ZerosOfGradOutput(ZerosOfMaps):
+def _contiguous(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+class ZerosOfGradOutput(ZerosAnywhere):
     """Zeros of a pruned grad_output, or of one that has come through ReLU or max pooling."""
 
     name = "zeros_grad_output"
     operand = "grad_output"
     computes = {
-        "grad_input": "C++ for CPUs: zeros of grad_output are left out",
-        "grad_weight": "C++ for CPUs: zeros of grad_output are left out",
+        "grad_input": "C++ for CPUs: zeros of grad_output are skipped",
+        "grad_weight": "C++ for CPUs: zeros of grad_output are skipped",
     }
 
-    def left_out(self, operands: Output | GradInput | GradWeight) -> str:
+    def skipped(self, operands: Product) -> str:
         return f"zeros of dY, {operands.zeros.grad_output:.0%}"
 
-    def grad_input(self, operands: GradInput) -> Tensor:
-        grad_output, weight, geometry, input_shape = operands[:4]
-        return cpp.maps_grad_input(grad_output, weight, input_shape, *geometry)
+    def grad_input(self, operands: GradInput) -> Callable[[GradInput], Tensor]:
+        given = (operands.grad_output, operands.weight, operands.input_shape, *operands.geometry)
+        multiply = cpp.maps_grad_input.plan(*given)
+        return lambda o: multiply(o.grad_output, o.weight)
+
+    drawn_grad_input = grad_input
 
 
 class ListedZeros(ZerosOfMaps):
     """dW over listed positions, drawn or fixed, without the zeros of the input there."""
 
     name = "listed_zeros"
-    computes = {"grad_weight": "C++ for CPUs: zeros of the input at listed positions are left out"}
+    computes = {"grad_weight": "C++ for CPUs: zeros of the input at listed positions are skipped"}
 
-    def applies(self, operands: Output | GradInput | GradWeight) -> bool:
-        if not isinstance(operands, GradWeight):
-            return False
-        return operands.lists is not None or operands.lattices is not None
+    def refuses(self, operands: Product) -> str:
+        return super().refuses(operands) or all_kept(operands)
 
-    def refuses(self, operands: Output | GradInput | GradWeight) -> str:
-        assert isinstance(operands, GradWeight)  # it applies
-        maps = (operands.grad_output, operands.input)
-        return cpp.refuses_maps(maps, operands.weight.shape, operands.geometry.groups)
+    def cost(self, operands: Product) -> float:
+        return NEVER_UNTIMED * super().cost(operands)
 
-    def useless(self, operands: Output | GradInput | GradWeight) -> str:
-        assert isinstance(operands, GradWeight)  # it applies
-        if operands.lists is not None and operands.kept == operands.positions:
-            return "all positions are kept"
-        if operands.lists is None and not operands.changes_result:
-            return "the output map is too small for the rule"
-        return super().useless(operands)
+    def skipped(self, operands: Product) -> str:
+        return f"{share_of_positions(operands)}, {operands.zeros.input:.0%} zeros of X"
 
-    def expected(self, operands: Output | GradInput | GradWeight) -> float:
-        """Less than the lists without zeros: the choice between them is never made blindly."""
-        return 0.0
+    def drawn_grad_weight(self, operands: DrawnGradWeight) -> Callable[[GradWeight], Gradients]:
+        maps, listed = (operands.grad_output, operands.input), listed_of(operands)
+        chosen = listed.places, listed.scale, listed.mean, listed.sums
+        multiply = cpp.maps_grad_weight.plan(*maps, *chosen, *self._wanted(operands))
 
-    def left_out(self, operands: Output | GradInput | GradWeight) -> str:
-        assert isinstance(operands, GradWeight) and operands.rule is not None  # it applies
-        share = f"{1 - operands.rule.density:.0%} of the positions"
-        return f"{share}, zeros of X, {operands.zeros.input:.0%}"
+        def product(operands: GradWeight) -> Tensor:
+            assert isinstance(operands, DrawnGradWeight)  # as planned
+            places, scale, _, mean, sums = listed_of(operands)
+            found: Tensor = multiply(
+                operands.grad_output, operands.input, places, scale, mean, sums
+            )
+            return found
 
-    def grad_weight(self, operands: GradWeight) -> Gradients:
-        grad_output, input, weight, geometry, rule = operands[:5]
-        lists = operands.lists
-        wanted = (weight.shape, *geometry, is_channels_last(weight), self.operand)
-        if lists is None:
+        return with_grad_input(operands, product)
+
+    def fixed_grad_weight(
+        self, operands: FixedGradWeight
+    ) -> Callable[[FixedGradWeight], Gradients]:
+        sums, index = _fixed(operands)
+        fixed = (index, None, None, None)
+        multiply = cpp.maps_grad_weight.plan(sums, operands.input, *fixed, *self._wanted(operands))
+
+        def product(operands: FixedGradWeight) -> Gradients:
             sums, index = _fixed(operands)
-            fixed = (index, None, None, None)
-            return None, cpp.maps_grad_weight(sums, input, *fixed, *wanted), None
-        assert samples(rule)  # its lists are drawn
-        index, scale = lists.of(rule, operands.kept)
-        center = (mean_of(input), lists.sums(rule)) if rule.center else (None, None)
-        found = cpp.maps_grad_weight(grad_output, input, index, scale, *center, *wanted)
-        return operands.with_grad_input(found)
+            return None, multiply(sums, operands.input, index, None, None, None), None
+
+        return product
 
 
-def _fixed(operands: GradWeight) -> tuple[Tensor, Tensor]:
+def _fixed(operands: FixedGradWeight) -> tuple[Tensor, Tensor]:
     """A map that holds the rule's sums of grad_output at its kept positions, and their list."""
-    grad_output, rule, lattices = operands.grad_output, operands.rule, operands.lattices
-    assert rule is not None and lattices is not None  # it applies
+    grad_output, lattices = operands.grad_output, operands.lattices
     size = (grad_output.shape[2], grad_output.shape[3])
     sums, places = torch.zeros_like(grad_output), []
-    summed = rule.summed(grad_output, lattices, operands.phase)
+    summed = operands.rule.summed(grad_output, lattices, operands.phase)
     for part, lattice in zip(summed, lattices, strict=True):
         lattice.of(sums).copy_(part)
         places.append(draw.fixed(lattice, len(grad_output), size, grad_output.device).places)

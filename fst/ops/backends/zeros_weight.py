@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from fst.backends.registry import Backend, register_backend
+from fst.backends.registry import Backend, NoGain, register_backend
 from fst.ops import cpp
-from fst.ops.operands import GradInput, Output, multiply_adds
+from fst.ops.operands import GradInput, GradWeight, Output
 
 LEAST_SHARE = 0.25  # of zeros, below which no measurement is worth its time
 LEAST_WORK = 2**24  # multiply-adds, below which a dense product is expected to be faster
+LEAST_LEFT = 0.05  # of the work, however many zeros there are
+SMALL = 100.0  # the cost of a small product, of which a dense one is expected to be faster
 SPEED = 0.7  # of the kernel's multiply-adds, relative to the library's
+
+
+def cost_of(operands: Output | GradInput | GradWeight, speed: float, share: float) -> float:
+    """Predicted time, relative to the dense product, of a kernel that skips a share of zeros."""
+    cost = max(1 - share, LEAST_LEFT) / speed
+    if isinstance(operands, GradWeight) and operands.joint:  # half of the work is a dense dX
+        cost = (1 + cost) / 2
+    return cost if operands.multiply_adds >= LEAST_WORK else SMALL * cost
 
 
 class ZerosOfWeight(Backend):
     """Lists of the weights that are not zero; vectors run over images or pixels."""
 
     name = "zeros_weight"
-    is_timed = True
     computes = {
-        "output": "C++ for CPUs: zeros of the weight are left out",
-        "grad_input": "C++ for CPUs: zeros of the weight are left out",
+        "output": "C++ for CPUs: zeros of the weight are skipped",
+        "grad_input": "C++ for CPUs: zeros of the weight are skipped",
     }
 
-    def missing(self) -> str:
+    def unavailable(self) -> str:
         return cpp.missing()
 
     def refuses(self, operands: Output | GradInput) -> str:
         if isinstance(operands, Output):
-            return cpp.refuses_zeros(operands.input, operands.weight, operands.geometry)
-        maps = (operands.grad_output, operands.weight, operands.geometry)
-        return cpp.refuses_zeros(*maps, operands.input_shape)
+            reason = cpp.refuses_zeros(operands.input, operands.weight, operands.geometry)
+        else:
+            maps = (operands.grad_output, operands.weight, operands.geometry)
+            reason = cpp.refuses_zeros(*maps, operands.input_shape)
+        few = operands.zeros.weight < LEAST_SHARE
+        return reason or (NoGain("few weights are zero") if few else "")
 
-    def useless(self, operands: Output | GradInput) -> str:
-        return "" if operands.zeros.weight >= LEAST_SHARE else "few weights are zero"
+    def cost(self, operands: Output | GradInput) -> float:
+        return cost_of(operands, SPEED, operands.zeros.weight)
 
-    def expected(self, operands: Output | GradInput) -> float:
-        return SPEED / self.work(operands) if multiply_adds(operands) >= LEAST_WORK else 0.5
-
-    def work(self, operands: Output | GradInput) -> float:
-        return max(1 - operands.zeros.weight, 0.05)
-
-    def left_out(self, operands: Output | GradInput) -> str:
+    def skipped(self, operands: Output | GradInput) -> str:
         return f"zeros of W, {operands.zeros.weight:.0%}"
 
-    def output(self, operands: Output) -> Tensor:
-        input, weight, bias, geometry = operands[:4]
-        bias = None if bias is None else bias.to(torch.float32)
-        return cpp.zeros_output(input, weight, bias, None, *geometry)
+    def output(self, operands: Output) -> Callable[[Output], Tensor]:
+        bias = _single(operands.bias)
+        given = (operands.input, operands.weight, bias, None, *operands.geometry)
+        multiply = cpp.zeros_output.plan(*given)
+        if bias is None:
+            return lambda o: multiply(o.input, o.weight, None, None)
+        return lambda o: multiply(o.input, o.weight, _single(o.bias), None)
 
-    def grad_input(self, operands: GradInput) -> Tensor:
-        grad_output, weight, geometry, input_shape = operands[:4]
-        return cpp.zeros_grad_input(grad_output, weight, input_shape, *geometry)
+    def grad_input(self, operands: GradInput) -> Callable[[GradInput], Tensor]:
+        given = (operands.grad_output, operands.weight, operands.input_shape, *operands.geometry)
+        multiply = cpp.zeros_grad_input.plan(*given)
+        return lambda o: multiply(o.grad_output, o.weight)
+
+    drawn_grad_input = grad_input
+
+
+def _single(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.to(torch.float32).contiguous()
 
 
 register_backend(ZerosOfWeight())

@@ -17,7 +17,6 @@ from fst.ops.cpp.lists import (
 )
 from fst.ops.cpp.pruning import (
     MOST_M,
-    WeightPruning,
     add_residual,
     adds_residual,
     prune_grad_output,
@@ -38,7 +37,6 @@ __all__ = [
     "BACKEND",
     "MOST_M",
     "MOST_POSITIONS",
-    "WeightPruning",
     "add_residual",
     "adds_residual",
     "draw_positions",

@@ -71,61 +71,74 @@ def _load() -> str:
     return ""
 
 
-def operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of CPU tensors as ``torch.ops.fst.NAME_cpp``, see `operators.register`.
+def operator(
+    like: Callable[..., Any], tensors: int, returns: str = "Tensor"
+) -> Callable[[Callable[..., Callable[..., Any]]], operators.Planned]:
+    """Register a kernel of CPU tensors as ``torch.ops.fst.NAME_cpp``, see `operators.planned`.
 
     The kernels read their operands where they lie, so a compiler must not move them.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(plan: Callable[..., Callable[..., Any]]) -> operators.Planned:
         tags = (torch.Tag.needs_fixed_stride_order,)
-        return operators.register(f"{function.__name__}_cpp", function, like, "CPU", tags)
+        return operators.planned(f"{plan.__name__}_cpp", plan, like, tensors, tags, returns)
 
     return register
 
 
-def _threads() -> int:
-    """Torch's number of threads.
+def _refuse_fork(threads: int) -> None:
+    """Note the process whose threads run a kernel.
 
     Raises:
         UsageError: they are those of a process that this one was forked from. OpenMP would wait for
             them for ever, in torch's own operators too.
     """
     global _used_threads
-    threads, process = torch.get_num_threads(), os.getpid()
-    if threads > 1:
-        if _used_threads not in (0, process):
-            raise UsageError(
-                f"this process was forked from one that has computed in threads, so {threads} "
-                "threads would wait for ever: call torch.set_num_threads(1) first, or start "
-                "processes by 'spawn'."
-            )
-        _used_threads = process
-    return threads
+    if _used_threads not in (0, os.getpid()):
+        raise UsageError(
+            f"this process was forked from one that has computed in threads, so {threads} "
+            "threads would wait for ever: call torch.set_num_threads(1) first, or start "
+            "processes by 'spawn'."
+        )
+    _used_threads = os.getpid()
 
 
-def call(name: str, *arguments: int | None | ctypes.Array) -> None:
-    """Call a kernel in torch's number of threads.
+@functools.cache
+def kernel(name: str) -> Callable[..., None]:
+    """A function of the library: it computes in torch's number of threads.
 
     Raises:
-        UsageError: the kernels are missing, or see `_threads`.
-        TypeError: another number or kind of arguments than the kernel declares.
-        MemoryError: the kernel found no memory.
+        UsageError: the kernels are missing; when called, see `_refuse_fork`.
+        ctypes.ArgumentError, TypeError: another kind or number of arguments than it declares.
+        MemoryError: it found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map; or a number is
-            none that the kernel can index with.
+            none that it can index with.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    (function, wanted), given = _FUNCTIONS[name], (*arguments, _threads())
-    if len(given) != wanted:
-        raise TypeError(f"{name} takes {wanted} arguments, not {len(given)}.")
-    status = function(*given)
-    if status == 1:
-        raise MemoryError(f"{name}: no memory for what it packs")
-    if status == 2:
-        raise ValueError("index must be ascending positions of the output map")
-    if status == 3:
-        raise ValueError(f"{name}: its numbers describe no operands that it could read.")
+    function, wanted = _FUNCTIONS[name]
+    process, threads_of = os.getpid, torch.get_num_threads
+
+    def run(*given: int | None | ctypes.Array) -> None:
+        threads = threads_of()
+        if threads > 1 and _used_threads != process():
+            _refuse_fork(threads)
+        if len(given) + 1 != wanted:
+            raise TypeError(f"{name} takes {wanted} arguments, not {len(given) + 1}.")
+        status = function(*given, threads)
+        if status == 1:
+            raise MemoryError(f"{name}: no memory for what it packs")
+        if status == 2:
+            raise ValueError("index must be ascending positions of the output map")
+        if status == 3:
+            raise ValueError(f"{name}: its numbers describe no operands that it could read.")
+
+    return run
+
+
+def call(name: str, *arguments: int | None | ctypes.Array) -> None:
+    """Call a `kernel` once."""
+    kernel(name)(*arguments)
 
 
 def integers(*values: int) -> ctypes.Array:
@@ -200,7 +213,7 @@ def check_map(
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have the shape {wanted}.")
 
 
-def check_list(index: Tensor, weight: Tensor, positions: int) -> None:
+def check_list(index: Tensor, weight: Tensor | None, positions: int) -> None:
     """Raise ValueError unless the tensors can be a list of so many positions, and their weights."""
     check_plain(torch.int32, (index.numel(),), index=index)
     check_plain(torch.float32, (index.numel(),), weight=weight)

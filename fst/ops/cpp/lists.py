@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,16 +16,15 @@ from torch import Tensor
 from fst.ops.cpp.library import (
     KINDS,
     MOST_POSITIONS,
-    call,
     check_list,
     check_map,
     check_operands,
     check_plain,
     convolution,
     integers,
+    kernel,
     missing,
     operator,
-    pointer,
     refuses_operands,
 )
 from fst.ops.geometry import (
@@ -45,24 +44,24 @@ def refuses_lists(*operands: Tensor) -> str:
 
 
 def _like_measured(
-    grad_output: Tensor, kernel: Sequence[int], with_sums: bool
+    grad_output: Tensor, kernel_size: Sequence[int], with_sums: bool
 ) -> tuple[Tensor, Tensor]:
     samples, channels, rows, columns = grad_output.shape
-    sums = (channels, *kernel) if with_sums else (0,)
+    sums = (channels, *kernel_size) if with_sums else (0,)
     empty = functools.partial(grad_output.new_empty, dtype=torch.float32)
     return empty(samples * rows * columns), empty(sums)
 
 
-@operator(like=_like_measured)
+@operator(like=_like_measured, tensors=1, returns="tuple[Tensor, Tensor]")
 def measure_positions(
     grad_output: Tensor,
     input_size: Sequence[int],
-    kernel: Sequence[int],
+    kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     with_sums: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Scores of the output positions, and sums of grad_output for each tap.
 
     Args:
@@ -78,20 +77,25 @@ def measure_positions(
     check_operands(grad_output=grad_output)
     samples, channels = grad_output.shape[:2]
     size = (samples, channels, *pair_of("input_size", input_size[-2:]))
-    shape = (channels, channels, *pair_of("kernel", kernel))
+    shape = (channels, channels, *pair_of("kernel_size", kernel_size))
     geometry = geometry_of(stride, padding, dilation, 1)
     numbers, _ = convolution(size, shape, geometry)
     check_map(grad_output, size, shape, geometry)
-    scores, sums = _like_measured(grad_output, kernel, with_sums)
-    if not scores.numel():
-        return scores, sums.zero_()
-    maps = (grad_output.data_ptr(), KINDS[grad_output.dtype], channels)
-    call(
-        "fst_measure_positions",
-        *(*maps, is_channels_last(grad_output), integers(*numbers)),
-        *(scores.data_ptr(), sums.data_ptr() if with_sums else None),
-    )
-    return scores, sums
+    positions = positions_of(grad_output)
+    sums_shape = (channels, *shape[2:]) if with_sums else (0,)
+    run, given = kernel("fst_measure_positions"), integers(*numbers)
+    form = KINDS[grad_output.dtype], channels, is_channels_last(grad_output), given
+
+    def measure(grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        scores = torch.empty(positions, dtype=torch.float32)
+        sums = torch.empty(sums_shape, dtype=torch.float32)
+        if not positions:
+            return scores, sums.zero_()
+        to = scores.data_ptr(), sums.data_ptr() if with_sums else None
+        run(grad_output.data_ptr(), *form, *to)
+        return scores, sums
+
+    return measure
 
 
 def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -99,8 +103,10 @@ def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
 
 
-@operator(like=_like_drawn)
-def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+@operator(like=_like_drawn, tensors=3, returns="tuple[Tensor, Tensor]")
+def draw_positions(
+    scores: Tensor, n: int, start: Tensor
+) -> Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]:
     """A systematic draw of positions, with probabilities in proportion to their scores.
 
     Args:
@@ -119,17 +125,19 @@ def draw_positions(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tenso
         raise ValueError(f"start={value} must be in [0, 1).")
     if len(scores) > MOST_POSITIONS:
         raise ValueError(f"{len(scores)} scores are more than a list can name: {MOST_POSITIONS}.")
-    index, weight = _like_drawn(scores, n)
-    if n >= len(scores):
-        torch.arange(len(scores), out=index)
-        weight.fill_(1)
-    elif n:
-        call(
-            "fst_draw_positions",
-            *(scores.data_ptr(), len(scores), n, start.data_ptr()),
-            *(index.data_ptr(), weight.data_ptr()),
-        )
-    return index, weight
+    run = kernel("fst_draw_positions")
+
+    def draw(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+        count = scores.numel()
+        if n >= count:
+            return torch.arange(count, dtype=torch.int32), torch.ones(count)
+        index, weight = torch.empty(n, dtype=torch.int32), torch.empty(n, dtype=torch.float32)
+        if n:
+            to = index.data_ptr(), weight.data_ptr()
+            run(scores.data_ptr(), count, n, start.data_ptr(), *to)
+        return index, weight
+
+    return draw
 
 
 def _like_grad_weight(
@@ -138,7 +146,7 @@ def _like_grad_weight(
     return empty_maps(weight_shape, grad_output, channels_last)
 
 
-@operator(like=_like_grad_weight)
+@operator(like=_like_grad_weight, tensors=7)
 def list_grad_weight(
     grad_output: Tensor,
     input: Tensor,
@@ -153,7 +161,7 @@ def list_grad_weight(
     dilation: Sequence[int],
     groups: int,
     channels_last: bool,
-) -> Tensor:
+) -> Callable[..., Tensor]:
     """The weight gradient over a list: Σ_j weight_j · dY[source_j] · (X − mean)[window j]ᵀ, and
     sums · meanᵀ for each tap.
 
@@ -175,8 +183,8 @@ def list_grad_weight(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers, channels = convolution(input.shape, weight_shape, geometry)
     samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
-    weight = torch.ones(index.numel(), dtype=torch.float32) if weight is None else weight
-    check_list(index, weight, samples * height * width)
+    positions = samples * height * width
+    check_list(index, weight, positions)
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
     rows, places = positions_of(grad_output), math.prod(grad_output.shape[2:])
@@ -186,27 +194,44 @@ def list_grad_weight(
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
     else:
         _check_source(source, index, rows)
-    result = _like_grad_weight(grad_output, weight_shape, channels_last)
-    if not len(index) or not result.numel():
-        if mean is None or sums is None:
-            return result.zero_()
-        return result.copy_(share_of_mean(sums, mean, groups))
-    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
-    call(
-        "fst_list_grad_weight",
-        *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype]),
-        *(index.data_ptr(), weight.data_ptr(), pointer(source), len(index)),
-        *(places, rows, pointer(mean), None if mean is None else pointer(sums)),
-        *(integers(*numbers), *channels, integers(*layouts), result.data_ptr()),
-    )
-    return result
+    like = _like_grad_weight(grad_output, weight_shape, channels_last).to("meta")
+    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
+    run, kind = kernel("fst_list_grad_weight"), KINDS[input.dtype]
+    last, shape, strides = (integers(*numbers), *channels, integers(*layouts)), like.shape, like.stride()
+
+    def multiply(
+        grad_output: Tensor,
+        input: Tensor,
+        index: Tensor,
+        weight: Tensor | None,
+        source: Tensor | None,
+        mean: Tensor | None,
+        sums: Tensor | None,
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
+        if not index.numel() or not result.numel():
+            if mean is None or sums is None:
+                return result.zero_()
+            return result.copy_(share_of_mean(sums, mean, groups))
+        if weight is None:
+            weight = torch.ones(index.numel(), dtype=torch.float32)
+        run(
+            *(grad_output.data_ptr(), input.data_ptr(), kind, index.data_ptr(), weight.data_ptr()),
+            *(None if source is None else source.data_ptr(), index.numel(), places, rows),
+            None if mean is None else mean.data_ptr(),
+            None if mean is None or sums is None else sums.data_ptr(),
+            *(*last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
 
 
 def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
     return empty_maps(input_size, grad_output, is_channels_last(grad_output))
 
 
-@operator(like=_like_grad_input)
+@operator(like=_like_grad_input, tensors=4)
 def list_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -217,7 +242,7 @@ def list_grad_input(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Tensor:
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The input gradient from a list: Σ_j list_weight_j · Wᵀ dY[index_j], added at the taps.
 
     Args:
@@ -235,22 +260,30 @@ def list_grad_input(
     numbers, channels = convolution(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
     check_list(index, list_weight, positions_of(grad_output))
-    result = _like_grad_input(grad_output, input_size)
-    if not len(index) or not result.numel():
-        return result.zero_()
+    like = _like_grad_input(grad_output, input_size).to("meta")
+    run, kind = kernel("fst_list_grad_input"), KINDS[weight.dtype]
     layouts = (is_channels_last(grad_output), is_channels_last(weight))
-    call(
-        "fst_list_grad_input",
-        *(grad_output.data_ptr(), weight.data_ptr(), KINDS[weight.dtype]),
-        *(index.data_ptr(), list_weight.data_ptr(), len(index), integers(*numbers)),
-        *(*channels, integers(*layouts), result.data_ptr()),
-    )
-    return result
+    given, last = integers(*numbers), (*channels, integers(*layouts))
+    shape, strides = like.shape, like.stride()
+
+    def multiply(
+        grad_output: Tensor, weight: Tensor, index: Tensor, list_weight: Tensor
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
+        if not index.numel() or not result.numel():
+            return result.zero_()
+        run(
+            *(grad_output.data_ptr(), weight.data_ptr(), kind, index.data_ptr()),
+            *(list_weight.data_ptr(), index.numel(), given, *last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
 
 
 def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
-    check_plain(torch.int32, (len(index),), source=source)
-    if not len(source):
+    check_plain(torch.int32, (index.numel(),), source=source)
+    if not source.numel():
         return
     low, high = torch.aminmax(source)
     if low < 0 or high >= rows:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fst.ops.cpp.library import (
     KINDS,
     LAST,
-    call,
     check_dense,
     check_groups,
     integers,
-    is_plain,
+    kernel,
     missing,
     operator,
     refuses_operands,
@@ -58,43 +58,41 @@ def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> 
     return [*pruned, torch.empty_like(weight, dtype=torch.bool)] if n_output else pruned
 
 
-class WeightPruning:
-    """`prune_weight` of weights of one shape, dtype and order, which are checked once."""
-
-    def __init__(
-        self, weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
-    ) -> None:
-        """Arguments as those of `prune_weight`; only the form of the weight counts."""
-        check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
-        rows, channels, height, width = weight.shape
-        check_groups(groups, rows)
-        if dtype not in RESULTS.get(weight.dtype, ()):
-            raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
-        n_output, m_output, n_grad_input, m_grad_input = patterns
-        _check_pattern(n_output, m_output, least=0)
-        _check_pattern(n_grad_input, m_grad_input, least=0)
-        self._patterns, self._dtype = patterns, dtype
-        self._sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
-        self._kinds, self._is_empty = (KINDS[weight.dtype], KINDS[dtype]), not weight.numel()
-
-    def __call__(self, weight: Tensor) -> list[Tensor]:
-        results = like_weight(weight, self._patterns, self._dtype)
-        if not self._is_empty:
-            pointers = [result.data_ptr() for result in results]
-            n_output, _, n_grad_input, _ = self._patterns
-            output, mask = (pointers[0], pointers[-1]) if n_output else (None, None)
-            grad_input = pointers[bool(n_output)] if n_grad_input else None
-            numbers = (*self._kinds, *self._sizes, *self._patterns)
-            call("fst_prune_weight", weight.data_ptr(), *numbers, output, mask, grad_input)
-        return results
-
-
-@operator(like=like_weight)
+@operator(like=like_weight, tensors=1, returns="list[Tensor]")
 def prune_weight(
     weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
-) -> list[Tensor]:
+) -> Callable[[Tensor], list[Tensor]]:
     """S(W), S(Wᵀ) and the mask of S(W), as `fst.ops.triton.prune_weight` gives them."""
-    return WeightPruning(weight, groups, patterns, dtype)(weight)
+    check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
+    rows, channels, height, width = weight.shape
+    check_groups(groups, rows)
+    if dtype not in RESULTS.get(weight.dtype, ()):
+        raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
+    n_output, m_output, n_grad_input, m_grad_input = patterns
+    _check_pattern(n_output, m_output, least=0)
+    _check_pattern(n_grad_input, m_grad_input, least=0)
+    sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
+    numbers = (KINDS[weight.dtype], KINDS[dtype], *sizes, *patterns)
+    run, is_empty = kernel("fst_prune_weight"), not weight.numel()
+
+    def prune(weight: Tensor) -> list[Tensor]:
+        first = second = mask = None
+        results = []
+        if n_output:
+            results.append(first := torch.empty_like(weight, dtype=dtype))
+        if n_grad_input:
+            results.append(second := torch.empty_like(weight, dtype=dtype))
+        if n_output:
+            results.append(mask := torch.empty_like(weight, dtype=torch.bool))
+        if not is_empty:
+            run(
+                *(weight.data_ptr(), *numbers, None if first is None else first.data_ptr()),
+                None if mask is None else mask.data_ptr(),
+                None if second is None else second.data_ptr(),
+            )
+        return results
+
+    return prune
 
 
 def adds_residual(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
@@ -102,16 +100,15 @@ def adds_residual(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
 
     It is no operator, so no compiler can take it.
     """
-    if torch.compiler.is_compiling() or missing():
+    first = torch.contiguous_format if target.is_contiguous() else LAST
+    if first is LAST and target.dim() != 4:
         return False
-    given = target, weight, mask
-    if not all(map(is_plain, given)) or mask.dtype != torch.bool:
-        return False
-    if target.dtype != torch.float32 or weight.dtype != torch.float32:
-        return False
-    if all(x.is_contiguous() for x in given):
-        return True
-    return all(x.dim() == 4 and x.is_contiguous(memory_format=LAST) for x in given)
+    for x, dtype in ((target, torch.float32), (weight, torch.float32), (mask, torch.bool)):
+        if not (x.is_cpu and x.dtype == dtype and type(x) in (Tensor, Parameter)):
+            return False
+        if not x.is_contiguous(memory_format=first):
+            return False
+    return not (torch.compiler.is_compiling() or missing())
 
 
 def add_residual(target: Tensor, weight: Tensor, mask: Tensor, factor: float) -> None:
@@ -119,14 +116,14 @@ def add_residual(target: Tensor, weight: Tensor, mask: Tensor, factor: float) ->
     if target.numel():
         pointers = (weight.data_ptr(), mask.data_ptr(), target.data_ptr())
         number = ctypes.c_double(factor)
-        call("fst_add_residual", *pointers, target.numel(), ctypes.addressof(number))
+        kernel("fst_add_residual")(*pointers, target.numel(), ctypes.addressof(number))
     torch.autograd.graph.increment_version(target)
 
 
-@operator(like=lambda grad_output: torch.empty_like(grad_output))
+@operator(like=lambda grad_output: torch.empty_like(grad_output), tensors=1)
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
-) -> Tensor:
+) -> Callable[[Tensor], Tensor]:
     """grad_output (N, C, P, Q) pruned along C, as `fst.ops.triton.prune_grad_output` does it."""
     check_dense("grad_output", grad_output, "(N, C, P, Q)")
     if grad_output.dtype not in KINDS:
@@ -134,26 +131,28 @@ def prune_grad_output(
     _check_pattern(n, m, 1, MOST_DRAWN_M if rule == "random" else MOST_M)
     samples, channels, height, width = grad_output.shape
     check_groups(groups, channels)
-    if rule != "random":
-        seed = None
-    elif seed is None or seed.dtype != torch.int64 or seed.numel() != 1:
+    if rule == "random" and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
         raise ValueError("rule='random' needs seed=, one int64.")
-    pruned = torch.empty_like(grad_output)
-    if not pruned.numel():
-        return pruned
     place = 2 if width == 1 else 3
-    read, written = (
-        integers(*(x.stride(axis) for axis in (0, 1, place))) for x in (grad_output, pruned)
-    )
+    strides = [grad_output.stride(axis) for axis in (0, 1, place)]
+    made = torch.empty_like(grad_output, device="meta")
+    written = integers(*(made.stride(axis) for axis in (0, 1, place)))
     rescaled = rescale if rule == "magnitude_rescaled" else ""
-    call(
-        "fst_prune_grad_output",
-        *(grad_output.data_ptr(), pruned.data_ptr(), KINDS[grad_output.dtype]),
-        *(samples, channels, height * width, read, written, n, m),
-        *(rescaled == "group", rescaled == "sample_channel", groups),
-        None if seed is None else seed.data_ptr(),
+    numbers = (
+        *(KINDS[grad_output.dtype], samples, channels, height * width, integers(*strides)),
+        *(written, n, m, rescaled == "group", rescaled == "sample_channel", groups),
     )
-    return pruned
+    run, is_empty = kernel("fst_prune_grad_output"), not grad_output.numel()
+    draw = seed if rule == "random" else None
+
+    def prune(grad_output: Tensor) -> Tensor:
+        pruned = torch.empty_like(grad_output)
+        if not is_empty:
+            drawn = None if draw is None else draw.data_ptr()
+            run(grad_output.data_ptr(), pruned.data_ptr(), *numbers, drawn)
+        return pruned
+
+    return prune
 
 
 def _check_pattern(n: int, m: int, least: int, most: int = MOST_M) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,16 +16,15 @@ from torch import Tensor
 from fst.ops.cpp.library import (
     KINDS,
     MOST_POSITIONS,
-    call,
     check_list,
     check_map,
     check_operands,
     check_plain,
     convolution,
     integers,
+    kernel,
     missing,
     operator,
-    pointer,
     refuses_operands,
 )
 from fst.ops.geometry import (
@@ -76,7 +75,7 @@ def _like_output(
     return empty_maps(shape, input, is_channels_last(input))
 
 
-@operator(like=_like_output)
+@operator(like=_like_output, tensors=3)
 def maps_output(
     input: Tensor,
     weight: Tensor,
@@ -85,7 +84,7 @@ def maps_output(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Tensor:
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """Y = W·X + bias without the zeros of X.
 
     Args:
@@ -100,17 +99,15 @@ def maps_output(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry)
     check_plain(input.dtype, (len(weight),), bias=bias)
-    result = _like_output(input, weight, stride, padding, dilation, groups)
-    if result.numel():
-        _product(input, weight, bias, False, result, numbers)
-    return result
+    like = _like_output(input, weight, *geometry).to("meta")
+    return _product(input, weight, False, like, numbers)
 
 
 def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
     return empty_maps(input_size, grad_output, is_channels_last(grad_output))
 
 
-@operator(like=_like_grad_input)
+@operator(like=_like_grad_input, tensors=2)
 def maps_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -119,7 +116,7 @@ def maps_grad_input(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Tensor:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """dX = Wᵀ·dY without the zeros of dY.
 
     Args:
@@ -134,10 +131,8 @@ def maps_grad_input(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
-    result = _like_grad_input(grad_output, input_size)
-    if result.numel():
-        _product(grad_output, weight, None, True, result, numbers)
-    return result
+    like = _like_grad_input(grad_output, input_size).to("meta")
+    return _product(grad_output, weight, True, like, numbers)
 
 
 def _like_grad_weight(
@@ -146,7 +141,7 @@ def _like_grad_weight(
     return empty_maps(weight_shape, grad_output, channels_last)
 
 
-@operator(like=_like_grad_weight)
+@operator(like=_like_grad_weight, tensors=6)
 def maps_grad_weight(
     grad_output: Tensor,
     input: Tensor,
@@ -161,7 +156,7 @@ def maps_grad_weight(
     groups: int,
     channels_last: bool,
     zeros_of: str,
-) -> Tensor:
+) -> Callable[..., Tensor]:
     """dW = dY·Xᵀ without the zeros of X or of dY; over a list of output positions, if one is given:
     Σ_j weight_j · dY[index_j] · (X − mean)[window j]ᵀ, and sums · meanᵀ for each tap.
 
@@ -188,33 +183,51 @@ def maps_grad_weight(
     if index is None and not (weight is mean is sums is None):
         raise ValueError("weight, mean and sums belong to a list: index must be given.")
     if index is not None:
-        weight = torch.ones(len(index), dtype=torch.float32) if weight is None else weight
         check_list(index, weight, positions_of(grad_output))
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
-    result = _like_grad_weight(grad_output, weight_shape, channels_last)
-    nothing = not grad_output.numel() or (index is not None and not len(index))
-    if nothing or not result.numel():
-        if mean is None or sums is None:
-            return result.zero_()
-        return result.copy_(share_of_mean(sums, mean, groups))
-    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(result))
-    call(
-        "fst_maps_grad_weight",
-        *(grad_output.data_ptr(), input.data_ptr(), KINDS[input.dtype], zeros_of == "input"),
-        *(pointer(index), pointer(weight), 0 if index is None else len(index)),
-        *(pointer(mean), pointer(sums)),
-        *(*numbers, integers(*layouts), result.data_ptr()),
-    )
-    return result
+    like = _like_grad_weight(grad_output, weight_shape, channels_last).to("meta")
+    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
+    run, last = kernel("fst_maps_grad_weight"), (*numbers, integers(*layouts))
+    first = KINDS[input.dtype], zeros_of == "input"
+    shape, strides = like.shape, like.stride()
+    is_empty = not grad_output.numel() or not like.numel()
+
+    def multiply(
+        grad_output: Tensor,
+        input: Tensor,
+        index: Tensor | None = None,
+        weight: Tensor | None = None,
+        mean: Tensor | None = None,
+        sums: Tensor | None = None,
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
+        if is_empty or (index is not None and not index.numel()):
+            if mean is None or sums is None:
+                return result.zero_()
+            return result.copy_(share_of_mean(sums, mean, groups))
+        if index is not None and weight is None:
+            weight = torch.ones(len(index), dtype=torch.float32)
+        run(
+            *(grad_output.data_ptr(), input.data_ptr(), *first),
+            None if index is None else index.data_ptr(),
+            None if weight is None else weight.data_ptr(),
+            0 if index is None else index.numel(),
+            None if mean is None else mean.data_ptr(),
+            None if sums is None else sums.data_ptr(),
+            *(*last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
 
 
 def _like_nonzeros(maps: Tensor) -> Tensor:
     return maps.new_empty(2, dtype=torch.int64)
 
 
-@operator(like=_like_nonzeros)
-def nonzeros(maps: Tensor, every: int) -> Tensor:
+@operator(like=_like_nonzeros, tensors=1)
+def nonzeros(maps: Tensor, every: int) -> Callable[[Tensor], Tensor]:
     """Count the numbers that are not zero, and those that were looked at: (2,) int64.
 
     Args:
@@ -224,31 +237,38 @@ def nonzeros(maps: Tensor, every: int) -> Tensor:
     check_operands(maps=maps)
     if every < 1:
         raise ValueError(f"every={every} must be at least 1.")
-    result = _like_nonzeros(maps)
-    call(
-        "fst_count_nonzeros",
-        *(maps.data_ptr(), KINDS[maps.dtype], maps.numel(), every, result.data_ptr()),
-    )
-    return result
+    run, form = kernel("fst_count_nonzeros"), (KINDS[maps.dtype], maps.numel(), every)
+
+    def count(maps: Tensor) -> Tensor:
+        result = torch.empty(2, dtype=torch.int64)
+        run(maps.data_ptr(), *form, result.data_ptr())
+        return result
+
+    return count
 
 
 def _product(
-    source: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    backward: bool,
-    result: Tensor,
-    numbers: Numbers,
-) -> None:
-    if not source.numel():
-        result.zero_() if bias is None else result.copy_(bias.view(1, -1, 1, 1))
-        return
-    layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(result))
-    call(
-        "fst_maps_product",
-        *(source.data_ptr(), weight.data_ptr(), pointer(bias), KINDS[source.dtype], backward),
-        *(*numbers, integers(*layouts), result.data_ptr()),
-    )
+    source: Tensor, weight: Tensor, backward: bool, like: Tensor, numbers: Numbers
+) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """A product of ``source`` and ``weight``, of the form of ``like``; only forms count."""
+    layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(like))
+    run, last = kernel("fst_maps_product"), (*numbers, integers(*layouts))
+    kind, shape, strides = KINDS[source.dtype], like.shape, like.stride()
+    is_empty, is_all_bias = not like.numel(), not source.numel()
+
+    def multiply(source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=source.dtype)
+        if is_empty:
+            return result
+        if is_all_bias:
+            return result.zero_() if bias is None else result.copy_(bias.view(1, -1, 1, 1))
+        run(
+            *(source.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()),
+            *(kind, backward, *last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
 
 
 def _numbers(input_size: Sequence[int], weight_shape: Sequence[int], geometry: Geometry) -> Numbers:

@@ -10,7 +10,7 @@ not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are n
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from fst.ops.cpp.library import (
     check_dense,
     check_dtypes,
     check_map,
+    check_plain,
     convolution,
     integers,
+    kernel,
     missing,
     operator,
     pointer,
@@ -83,34 +85,6 @@ def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
     return near and channels * of_channel <= 2**26
 
 
-def zeros_lists(
-    weight: Tensor,
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    grad_input: bool = False,
-    lanes: int = 0,
-) -> Tensor:
-    """The numbers of a weight that are not zero, for `listed_output` and `listed_grad_input`.
-
-    Args:
-        weight: (Cout, Cin/groups, kh, kw), contiguous or channels_last.
-        input_size: (N, Cin, H, W) of the convolution; the lists are for this size alone.
-        grad_input: whether they are for dX instead of Y.
-
-    Returns:
-        int64, one-dimensional; its contents are for this kind of processor.
-
-    Raises:
-        TypeError, ValueError: operands or numbers that the kernels do not take.
-    """
-    geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = product_numbers(input_size, weight.shape, geometry, grad_input, lanes)
-    return lists_of(weight, numbers)
-
-
 def _like_output(
     input: Tensor,
     weight: Tensor,
@@ -119,10 +93,12 @@ def _like_output(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    return _like_listed_output(input, weight.shape, stride, padding, dilation, groups)
+    geometry = geometry_of(stride, padding, dilation, groups)
+    shape = output_shape(input.shape, weight.shape, geometry)
+    return empty_maps(shape, input, is_channels_last(input))
 
 
-@operator(like=_like_output)
+@operator(like=_like_output, tensors=4)
 def zeros_output(
     input: Tensor,
     weight: Tensor,
@@ -134,7 +110,7 @@ def zeros_output(
     groups: int,
     activation: int = 0,
     lanes: int = 0,
-) -> Tensor:
+) -> Callable[..., Tensor]:
     """Y = activation(W * X + bias + residual), with one rounding.
 
     Args:
@@ -153,41 +129,7 @@ def zeros_output(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
     check_dtypes(input=input, weight=weight)
-    result = _like_output(input, weight, *geometry)
-    return _multiply(input, lists_of(weight, numbers), numbers, result, bias, residual, activation)
-
-
-def _like_listed_output(
-    input: Tensor,
-    weight_shape: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    shape = output_shape(input.shape, weight_shape, geometry_of(stride, padding, dilation, groups))
-    return empty_maps(shape, input, is_channels_last(input))
-
-
-@operator(like=_like_listed_output)
-def listed_output(
-    input: Tensor,
-    lists: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    weight_shape: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: int = 0,
-    lanes: int = 0,
-) -> Tensor:
-    """`zeros_output` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = product_numbers(input.shape, weight_shape, geometry, False, lanes)
-    result = _like_listed_output(input, weight_shape, *geometry)
-    return _multiply(input, lists, numbers, result, bias, residual, activation)
+    return _product(input, weight, numbers, _like_output(input, weight, *geometry), activation)
 
 
 class PreparedOutput:
@@ -222,7 +164,7 @@ class PreparedOutput:
         return result
 
 
-@operator(like=_like_output)
+@operator(like=_like_output, tensors=5)
 def kept_output(
     input: Tensor,
     weight: Tensor,
@@ -235,28 +177,38 @@ def kept_output(
     groups: int,
     activation: int = 0,
     lanes: int = 0,
-) -> Tensor:
-    """`listed_output` where the lists serve the input's size, else `zeros_output`.
+) -> Callable[..., Tensor]:
+    """`zeros_output`, by ``lists`` of its weight where they serve the input's size.
 
     For exported programs, which take other sizes than that of their example.
     """
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
-    result = _like_output(input, weight, *geometry)
-    rest = (numbers, result, bias, residual, activation)
-    if lists is not None:
-        try:
-            return _multiply(input, lists, *rest)
-        except ValueError:  # of another size, or made on another kind of processor
-            pass
-    return _multiply(input, lists_of(weight, numbers), *rest)
+    like = _like_output(input, weight, *geometry)
+
+    def multiply(
+        input: Tensor,
+        weight: Tensor,
+        lists: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        rest = (numbers, like, bias, residual, activation)
+        if lists is not None:
+            try:
+                return _multiply(input, lists, *rest)
+            except ValueError:  # of another size, or made on another kind of processor
+                pass
+        return _multiply(input, lists_of(weight, numbers), *rest)
+
+    return multiply
 
 
 def _like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
     return empty_maps(input_size, grad_output, is_channels_last(grad_output))
 
 
-@operator(like=_like_grad_input)
+@operator(like=_like_grad_input, tensors=2)
 def zeros_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -266,7 +218,7 @@ def zeros_grad_input(
     dilation: Sequence[int],
     groups: int,
     lanes: int = 0,
-) -> Tensor:
+) -> Callable[..., Tensor]:
     """dX = Wᵀ * dY.
 
     Args:
@@ -284,28 +236,7 @@ def zeros_grad_input(
     numbers = product_numbers(input_size, weight.shape, geometry, True, lanes)
     check_dtypes(grad_output=grad_output, weight=weight)
     check_map(grad_output, input_size, weight.shape, geometry)
-    result = _like_grad_input(grad_output, input_size)
-    return _multiply(grad_output, lists_of(weight, numbers), numbers, result)
-
-
-@operator(like=_like_grad_input)
-def listed_grad_input(
-    grad_output: Tensor,
-    lists: Tensor,
-    weight_shape: Sequence[int],
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    lanes: int = 0,
-) -> Tensor:
-    """`zeros_grad_input` of a weight whose lists `zeros_lists` has built, for the same numbers."""
-    geometry = geometry_of(stride, padding, dilation, groups)
-    numbers = product_numbers(input_size, weight_shape, geometry, True, lanes)
-    check_map(grad_output, input_size, weight_shape, geometry)
-    result = _like_grad_input(grad_output, input_size)
-    return _multiply(grad_output, lists, numbers, result)
+    return _product(grad_output, weight, numbers, _like_grad_input(grad_output, input_size))
 
 
 def product_numbers(
@@ -340,22 +271,44 @@ def lists_of(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
     return lists
 
 
-def _multiply(
-    maps: Tensor,
-    lists: Tensor,
-    numbers: tuple[int, ...],
-    result: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: int = 0,
-) -> Tensor:
-    check_dtypes(maps=maps)
+def _product(
+    maps: Tensor, weight: Tensor, numbers: tuple[int, ...], like: Tensor, activation: int = 0
+) -> Callable[..., Tensor]:
+    """The product of maps and a weight whose lists are made in each call; only forms count.
+
+    Returns:
+        a function of maps, weight, bias and residual.
+    """
     check_dense("maps", maps, "(N, C, H, W)")
-    if lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous():
-        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from zeros_lists.")
-    channels = (result.shape[1],)
-    if bias is not None and (bias.dtype != torch.float32 or bias.shape != channels):
-        raise ValueError(f"bias {bias.dtype} {tuple(bias.shape)} must be float32 {channels}.")
+    check_dense("weight", weight, "(Cout, Cin/groups, kh, kw)")
+    run, make = kernel("fst_zeros_product"), kernel("fst_zeros_lists")
+    size, given = _list_size(numbers), integers(*numbers)
+    kind, last = KINDS[maps.dtype], is_channels_last(weight)
+    layouts = integers(maps.is_contiguous(memory_format=LAST), like.is_contiguous(memory_format=LAST))
+    shape, strides, dtype = like.shape, like.stride(), maps.dtype
+
+    def multiply(
+        maps: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=dtype)
+        if bias is not None or residual is not None:
+            _check_added(result, bias, residual)
+        lists = torch.empty(size, dtype=torch.uint8)
+        place = lists.data_ptr()
+        make(weight.data_ptr(), kind, last, given, place, size)
+        run(
+            *(maps.data_ptr(), kind, layouts, given, place, size),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            *(activation, result.data_ptr()),
+        )
+        return result
+
+    return multiply
+
+
+def _check_added(result: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    check_plain(torch.float32, (result.shape[1],), bias=bias)
     if residual is not None and (
         residual.dtype != result.dtype
         or residual.shape != result.shape
@@ -365,7 +318,24 @@ def _multiply(
             f"residual {residual.dtype} {tuple(residual.shape)} with strides {residual.stride()} "
             f"must be {result.dtype} {tuple(result.shape)} with {result.stride()}."
         )
+
+
+def _multiply(
+    maps: Tensor,
+    lists: Tensor,
+    numbers: tuple[int, ...],
+    like: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: int,
+) -> Tensor:
+    check_dtypes(maps=maps)
+    check_dense("maps", maps, "(N, C, H, W)")
+    if lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous():
+        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from lists_of.")
+    result = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
     bias = None if bias is None else bias.contiguous()
+    _check_added(result, bias, residual)
     fixed = _fixed(maps, lists, numbers, result, bias)
     given = (*fixed, pointer(residual), activation, result.data_ptr())
     call("fst_zeros_product", maps.data_ptr(), *given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,13 +39,18 @@ def score(
     geometry: Geometry,
     *,
     with_sums: bool,
+    planned: dict[Any, Callable[..., Any]],
     column_norms: Callable[[], Tensor] | None = None,
 ) -> Scored:
     """Scores of the positions of grad_output (N, Cout, P, Q), and its sums for centring.
 
     Args:
+        planned: kernels by the form of grad_output.
         column_norms: see `Sampled.scores`.
     """
+    form = grad_output.shape, grad_output.stride(), with_sums
+    if form in planned:
+        return Scored(*planned[form](grad_output))
     if grad_output[:, 0].numel() > cpp.MOST_POSITIONS:
         raise ValueError(
             f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
@@ -54,7 +59,8 @@ def score(
     # The kernel knows the rule's own scores; a subclass may have others.
     if type(rule).scores is Sampled.scores and not cpp.refuses_lists(grad_output):
         where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
-        return Scored(*cpp.measure_positions(grad_output, *where, with_sums))
+        planned[form] = cpp.measure_positions.plan(grad_output, *where, with_sums)
+        return Scored(*planned[form](grad_output))
     scores = rule.scores(grad_output, column_norms)
     if not with_sums:
         return Scored(scores, scores.new_empty(0))
@@ -74,10 +80,20 @@ def inside(
     return ((places >= 0) & (places < input_size)).to(like.dtype)
 
 
-def choose(rule: Sampled, scores: Tensor, count: int, start: Tensor) -> Positions:
+def choose(
+    rule: Sampled,
+    scores: Tensor,
+    count: int,
+    start: Tensor,
+    planned: dict[Any, Callable[..., Any]],
+) -> Positions:
     """`Sampled.choose`, in C++ where it can be."""
+    form = "choose", scores.dtype
+    if form in planned:
+        return Positions(*planned[form](scores, count, start.cpu()))
     if type(rule).choose is Sampled.choose and _kernels_take(scores):
-        return Positions(*cpp.draw_positions(scores, count, start.cpu()))
+        planned[form] = cpp.draw_positions.plan(scores, count, start.cpu())
+        return Positions(*planned[form](scores, count, start.cpu()))
     return rule.choose(scores, count, start)
 
 

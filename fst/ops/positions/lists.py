@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +36,14 @@ class Lists:
         start: Tensor,
         *,
         with_sums: bool,
+        planned: dict[Any, Callable[..., Any]],
     ) -> None:
+        """Prepare to draw.
+
+        Args:
+            planned: kernels, for all backward passes of one form.
+        """
+        self._planned = planned
         self._maps = grad_output, input
         self._where = input_size, kernel, geometry
         self._start, self._with_sums = start, with_sums
@@ -55,7 +64,7 @@ class Lists:
     def _of(self, grad_output: Tensor, input: Tensor | None, with_sums: bool) -> Lists:
         input_size, kernel, geometry = self._where
         where = (input_size, kernel, geometry, self._start)
-        return Lists(grad_output, input, *where, with_sums=with_sums)
+        return Lists(grad_output, input, *where, with_sums=with_sums, planned=self._planned)
 
     def sums(self, rule: Sampled) -> Tensor:
         """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
@@ -65,7 +74,7 @@ class Lists:
         """``count`` positions."""
         if count not in self._drawn:
             scores = self._scores(rule).scores
-            self._drawn[count] = draw.choose(rule, scores, count, self._start)
+            self._drawn[count] = draw.choose(rule, scores, count, self._start, self._planned)
             self.is_drawn = True
         return self._drawn[count]
 
@@ -76,7 +85,10 @@ class Lists:
             if input is not None:
                 norms = functools.partial(self._column_norms, input, rule.center)
             self._scored = draw.score(
-                rule, grad_output, *self._where, with_sums=self._with_sums, column_norms=norms
+                *(rule, grad_output, *self._where),
+                with_sums=self._with_sums,
+                planned=self._planned,
+                column_norms=norms,
             )
         return self._scored
 

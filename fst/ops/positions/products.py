@@ -64,7 +64,7 @@ def grad_weight(
     for row, column, offset in _taps((kernel[0], kernel[1]), size, geometry):
         seen = pixels[corner + offset].unflatten(1, (groups, channels)).transpose(0, 1)
         total[row, column] = grads @ seen
-    result = torch.empty_like(weight, dtype=grad_output.dtype)
+    result = torch.empty_like(weight, dtype=grad_output.dtype, device=grad_output.device)
     result.copy_(total.flatten(2, 3).permute(2, 3, 0, 1))
     if mean is not None and sums is not None:
         result += share_of_mean(sums, mean, groups).to(result.dtype)

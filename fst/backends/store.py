@@ -1,4 +1,4 @@
-"""Decisions of the autotuner on disk: a line each, a file for each device and set of versions."""
+"""Measured times, here and on disk: a line each, a file for each device and set of versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fst.backends.sources import cpp_checksum
 from fst.basics.machine import processor
 from fst.basics.version import __version__
 
-TEXTS = ("operation", "key", "backend", "reason")  # of an entry, besides its "times"
+Times = dict[str, float]  # backend -> milliseconds
+_KNOWN: dict[str, dict[str, Times]] = {}  # file -> key -> times
 
 
 def folder() -> Path:
@@ -62,11 +63,11 @@ def settings(device: torch.device) -> dict[str, Any]:
 def path(surroundings: dict[str, Any]) -> Path:
     """The file of an `environment`."""
     name = "_".join(str(value) for value in surroundings.values())
-    return folder() / f"autotune_{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.jsonl"
+    return folder() / f"times_{re.sub(r'[^A-Za-z0-9.+-]+', '-', name)}.jsonl"
 
 
-def read(surroundings: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(operation, key) -> entry; lines that are no entry of this environment are left out."""
+def read(surroundings: dict[str, Any]) -> dict[str, Times]:
+    """Times by key; lines that are none of this environment are not used."""
     file = path(surroundings)
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -79,39 +80,53 @@ def read(surroundings: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     if None in found:
         reason = "broken, or of another format or environment"
         warnings.warn(f"{file}: a line is {reason} and is not used.", stacklevel=2)
-    return {(entry["operation"], entry["key"]): entry for entry in found if entry is not None}
+    return dict(entry for entry in found if entry is not None)
 
 
-def _entry(line: str, surroundings: dict[str, Any]) -> dict[str, Any] | None:
+def _entry(line: str, surroundings: dict[str, Any]) -> tuple[str, Times] | None:
     """Read a line that `add` wrote; None if the line is anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.pop("environment", None) != surroundings:
+    if not isinstance(found, dict) or found.keys() != {"environment", "key", "times"}:
         return None
-    times = found.get("times")
+    key, times = found["key"], found["times"]
     fits = (
-        found.keys() == {*TEXTS, "times"}
-        and all(isinstance(found[name], str) for name in TEXTS)
+        found["environment"] == surroundings
+        and isinstance(key, str)
         and isinstance(times, dict)
         and all(type(time) in (int, float) and time > 0 for time in times.values())
-        and times.get(found["backend"], math.inf) < math.inf
+        and min(times.values(), default=math.inf) < math.inf
     )
-    return found if fits else None
+    return (key, times) if fits else None
 
 
-def add(surroundings: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Append an entry to those on disk; of several for one key the last one holds.
+def known(surroundings: dict[str, Any], key: str) -> Times:
+    """Times of this process or of earlier ones; empty where there are none."""
+    file = str(path(surroundings))
+    if file not in _KNOWN:
+        _KNOWN[file] = read(surroundings)
+    return _KNOWN[file].get(key, {})
+
+
+def add(surroundings: dict[str, Any], key: str, times: Times) -> None:
+    """Keep times, here and on disk; of several for one key the last ones hold.
 
     One line in one write: processes that do so at the same time lose nothing of each other.
     """
     file = path(surroundings)
-    line = json.dumps({"environment": surroundings, **entry})
+    _KNOWN.setdefault(str(file), {})[key] = times
+    line = json.dumps({"environment": surroundings, "key": key, "times": times})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab", buffering=0) as stream:
             # Begins a line even behind one that a full disk has cut off.
             stream.write(f"\n{line}\n".encode())
     except OSError as error:
-        warnings.warn(f"{file} cannot be written, decisions stay here: {error}", stacklevel=2)
+        warnings.warn(f"{file} cannot be written, times stay here: {error}", stacklevel=2)
+
+
+def forget() -> None:
+    """Forget what this process knows; the files stay and are read anew."""
+    _KNOWN.clear()
