@@ -186,7 +186,7 @@ def measure(name: str, arguments: argparse.Namespace) -> Measured | str:
 def _products(model: nn.Module) -> int:
     """Count the products that leave something out."""
     layers = fst.sparse_layers(model).values()
-    return sum(bool(d.left_out) for x in layers for d in x.state.record.decisions.values())
+    return sum(bool(d.skipped) for x in layers for d in x.state.record.decisions.values())
 
 
 def _logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,7 @@ def pytest_make_parametrize_id(config, val, argname):
 def triton_usable(monkeypatch) -> dict[str, str]:
     """As if Triton's kernels could run here; returns how to `force` them."""
     for operation, name in KERNELS.items():
-        monkeypatch.setattr(type(backend(operation, name)), "missing", lambda _: "")
+        monkeypatch.setattr(type(backend(operation, name)), "unavailable", lambda _: "")
     return KERNELS
 
 

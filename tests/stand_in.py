@@ -41,7 +41,7 @@ class PruneWeight:
         for job in jobs:
             dtype = job.weight.dtype if job.output is None else job.output.dtype
             operands = of.PruneWeight(job.weight, strategy, job.groups, dtype)
-            found = backend("prune_weight", "torch").run(operands)
+            found = backend("prune_weight", "torch").plan(operands)(operands)
             for name in ("output", "grad_input", "mask"):
                 if getattr(job, name) is not None:
                     getattr(job, name).copy_(getattr(found, name))

@@ -190,7 +190,8 @@ def measure(
         steps[name]()
         if strategy.schedule is not None:  # its masks act after the first step
             for layer in sparse_layers(models[name]).values():
-                layer.state.record.forget_shares()
+                layer.state.record.shares.clear()
+                layer.passing.plans.clear()
             steps[name]()
     taken = sample(steps, rounds, trained.training.device, warmup=0)
     whole = _multiply_adds(sparse_root(trained.training.model), trained.images)
@@ -264,13 +265,13 @@ def products(
 def _share(layer: SparseLayer, names: Sequence[str]) -> float:
     """The share of zeros that the layer has counted under the first of these names, else 0."""
     shares = layer.state.record.shares
-    return next((shares[name][1] / STEPS for name in names if name in shares), 0.0)
+    return next((shares[name] / STEPS for name in names if name in shares), 0.0)
 
 
 def _kept(layer: SparseLayer, gemm: str) -> float:
     """The share of a product's multiply-adds that the layer's backend does."""
     decision = layer.state.record.decisions.get(gemm)
-    if decision is None or not decision.left_out:
+    if decision is None or not decision.skipped:
         return 1.0
     if decision.backend in ZEROS[gemm]:
         return 1 - _share(layer, ZEROS[gemm][decision.backend][1:])

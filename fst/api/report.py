@@ -146,8 +146,8 @@ def _describe(layer: SparseLayer, gemm: str) -> GemmReport:
         return GemmReport(NOT_COMPUTED, "", "the weight needs no gradient")
     if gemm == "grad_input" and not decision and known.get("grad_weight"):
         return GemmReport(NOT_COMPUTED, "", "the input needs no gradient")
-    if decision is not None and decision.left_out:
-        reason = f"{decision.left_out}, {_gain(decision)}"
+    if decision is not None and decision.skipped:
+        reason = f"{decision.skipped}, {_gain(decision)}"
         return GemmReport("accelerated", name, reason, decision)
     prunes_values = rule is not None and not rule.samples and not rule.acceleration
     if rule and prunes_values and (pattern := _pattern_that_keeps_all(layer, rule, gemm)):

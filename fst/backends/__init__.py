@@ -7,9 +7,9 @@ depend on it.
 from fst.backends.choice import choose, compute, forget_decisions
 from fst.backends.record import Decision, Record
 from fst.backends.registry import (
+    NO_GAIN,
     OPERATIONS,
     Backend,
-    NoGain,
     backend,
     backends,
     describe,
@@ -20,10 +20,10 @@ from fst.backends.registry import (
 )
 
 __all__ = [
+    "NO_GAIN",
     "OPERATIONS",
     "Backend",
     "Decision",
-    "NoGain",
     "Record",
     "backend",
     "backends",

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,8 +58,8 @@ class LayerKey(NamedTuple):
 class Operands(Protocol):
     """The operands of an operation."""
 
-    operation: str  # name in `fst.backends.OPERATIONS`
-    kind: str  # name of the methods of backends
+    operation: ClassVar[str]  # name in `fst.backends.OPERATIONS`
+    kind: ClassVar[str]  # name of the methods of backends
 
     @property
     def device(self) -> torch.device:

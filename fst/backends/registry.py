@@ -11,11 +11,8 @@ from fst.basics.errors import UsageError
 from fst.basics.text import suggest, table
 
 VARIABLE = "FST_BACKENDS"
+NO_GAIN = "no gain: "  # begins the reason of a backend that can compute, and would save nothing
 OPERATIONS: dict[str, str] = {}  # name -> what it computes
-
-
-class NoGain(str):
-    """A reason why a backend would gain nothing; forced, it computes all the same."""
 
 
 class Backend:
@@ -38,7 +35,10 @@ class Backend:
         return ""
 
     def refuses(self, operands: Any) -> str:
-        """The reason why it does not compute these operands; "" if it does. `NoGain`: it can."""
+        """The reason why it does not compute these operands; "" if it does.
+
+        One that begins with `NO_GAIN` says that it can: forced, it computes all the same.
+        """
         return ""
 
     def cost(self, operands: Any) -> float:
@@ -63,7 +63,7 @@ class Backend:
     def reason_against(self, operands: Any) -> str:
         """The reason why the backend cannot compute these operands; "" if it can."""
         reason = self.unavailable() or self.refuses(operands)
-        return "" if isinstance(reason, NoGain) else reason
+        return "" if reason.startswith(NO_GAIN) else reason
 
 
 _BACKENDS: dict[tuple[str, str], Backend] = {}

@@ -96,7 +96,8 @@ def try_calls(layer: PrunableWeight, inputs: Sequence[SeenInput]) -> None:
             wanted = [tensor for tensor in (input, weight) if tensor.requires_grad]
             if wanted:
                 torch.autograd.grad(output, wanted, torch.randn_like(output))
-    layer.forget_plans()
+    layer.state.record.shares.clear()
+    layer.passing.plans.clear()
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class SparseLayer(PrunableWeight):
         passing, parameters = self.passing, self._parameters
         if passing.prunes_nothing is self.strategy:
             return self.dense_class.forward(self, input)
-        weight = parameters["weight"] if "weight" in parameters else self.weight
+        weight: Any = parameters["weight"] if "weight" in parameters else self.weight
         bias = parameters["bias"] if "bias" in parameters else self.bias
         form = (
             *(type(input), input.shape, input.stride(), input.dtype, input.device),
@@ -99,9 +99,12 @@ class SparseLayer(PrunableWeight):
         )
         known = passing.plans.get(form)
         if known is None:
-            known = passing.plans[form] = self._plan(input, weight, bias)
-            if len(passing.plans) > MOST_PLANS:
-                passing.plans = {form: known}
+            known = self._plan(input, weight, bias)
+            if passing.prunes_nothing is self.strategy:
+                return self.dense_class.forward(self, input)
+            if len(passing.plans) >= MOST_PLANS:
+                passing.plans.clear()
+            passing.plans[form] = known
         return self._run(known, input, weight, bias)
 
     @property
@@ -148,7 +151,7 @@ class SparseLayer(PrunableWeight):
         check_tensors(maps, multiplied, bias, self.conv_groups)
         padded, geometry = self._geometry(maps, multiplied)
         dtype = compute_dtype(maps, multiplied, bias)
-        if not strategy.prunes and not strategy.skips_zeros or self.is_too_small:
+        if self.is_too_small if strategy.prunes else not strategy.skips_zeros:
             self.passing.prunes_nothing = self.strategy
         stored = self.multiplies_parameter
         return LayerPlan(
@@ -159,21 +162,20 @@ class SparseLayer(PrunableWeight):
             multiplies_own=stored and multiplied is weight,
             remembers_mask=bool(trains and stored and strategy.decay and weight.requires_grad),
             decay=strategy.gradient_decay if trains and not stored else 0.0,
+            remembers=strategy.has_memory and weight.requires_grad,  # else it has no steps
             draws=strategy.has_draws,
             keeps_mask=strategy.keeps_masks or self.state.kept_mask is not None,
         )
 
-    def _run(
-        self, known: LayerPlan, input: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def _run(self, known: LayerPlan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output, and the notes of a training call."""
         state, passing, plan = self.state, self.passing, known.plan
         record = state.record
         if known.trains:
-            if input.is_cuda and torch.cuda.is_current_stream_capturing():
+            if input.is_cuda and is_capturing():
                 is_seeded = state.seed is not None
                 checks.refuse_capture(self.layer_name, self.strategy, is_seeded=is_seeded)
-            if plan.strategy.has_memory and weight.requires_grad:  # else it has no steps
+            if known.remembers:
                 checks.refuse_endless_step(self.layer_name, self.strategy, passing)
             passing.calls += 1
             record.decisions.update(plan.decisions)
@@ -212,11 +214,6 @@ class SparseLayer(PrunableWeight):
         decay = strategy.gradient_decay if trains and not self.multiplies_parameter else 0.0
         call = Call(plan, pruned, draws_of(strategy, input), decay)
         return self._result(convolve_pruned(padded, weight, self.bias, call), input)
-
-    def forget_plans(self) -> None:
-        """Count zeros anew in the next call, and plan it anew."""
-        self.state.record.shares.clear()
-        self.passing.plans.clear()
 
     def _draws(self, input: Tensor, trains: bool) -> Draws:
         """The draws of this call's rules on grad_output and input.
@@ -297,7 +294,7 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
         return self.stride, self.padding, self.dilation, self.groups, self.padding_mode
 
     def _geometry(self, input: Tensor, weight: Tensor) -> tuple[Tensor, Geometry]:
-        padding = self.padding
+        padding: Any = self.padding
         if self.padding_mode != "zeros":
             edges = self._reversed_padding_repeated_twice
             input, padding = F.pad(input, edges, mode=self.padding_mode), 0
@@ -324,6 +321,11 @@ class SparseLinear(SparseLayer, nn.Linear):  # type: ignore[misc]  # bias may be
 
     def _result(self, output: Tensor, input: Tensor) -> Tensor:
         return rows_of_images(output, input)
+
+
+def is_capturing() -> bool:
+    """True while a CUDA graph is captured; asks no device without its driver."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def sparse_layers(model: nn.Module) -> dict[str, SparseLayer]:

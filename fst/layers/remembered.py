@@ -30,6 +30,7 @@ class LayerPlan(NamedTuple):
         multiplies_own: whether the weight is pruned as it is stored.
         remembers_mask: whether the decay waits for the optimizer's step.
         decay: λ that the op adds to grad_weight: only a computed weight has no step of its own.
+        remembers: whether gradients of earlier steps are kept for later ones.
         draws: whether rules draw random numbers or remember gradients.
         keeps_mask: whether a mask may be kept for several steps.
     """
@@ -41,6 +42,7 @@ class LayerPlan(NamedTuple):
     multiplies_own: bool
     remembers_mask: bool
     decay: float
+    remembers: bool
     draws: bool
     keeps_mask: bool
 

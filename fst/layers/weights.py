@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fst.backends.record import Record
 from fst.basics.sharding import laid_out_as, several_ranks, whole
 from fst.layers.remembered import LayerState, PassingState, seeded
-from fst.ops.geometry import Geometry
 from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
@@ -99,9 +98,9 @@ class PrunableWeight(nn.Module):
         kind = "cuda" if device.type in ("cpu", "meta") else device.type
         devices = [device] if kind == device.type else []
         with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
-            weight, geometry = self.weight_as_conv(), Geometry((1, 1), (0, 0), (1, 1), self.conv_groups)
+            geometry = LINEAR._replace(groups=self.conv_groups)  # of which the groups count
             plan = CallPlan(self.acting, geometry, dtype, Record(), trains=False)
-            return self._pruned(plan, weight, trains=False)
+            return self._pruned(plan, self.weight_as_conv(), trains=False)
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""

@@ -174,7 +174,7 @@ def _check_are_tensors(input: object, weight: object, bias: object) -> None:
 def _check_no_transform() -> None:
     if torch.compiler.is_compiling():
         return
-    if torch.jit.is_tracing():
+    if torch.is_grad_enabled() and torch.jit.is_tracing():
         raise UsageError(UNTRACEABLE)
     if not torch._C._are_functorch_transforms_active():
         return

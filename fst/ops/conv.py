@@ -19,10 +19,9 @@ from torch.autograd import forward_ad
 from fst.basics.autocast import autocast_dtype, is_autocast
 from fst.basics.errors import UsageError
 from fst.ops.arguments import check_linear
-from fst.ops.geometry import Geometry, convolve_by_torch
+from fst.ops.geometry import convolve_by_torch
 from fst.ops.plan import NOTHING_DRAWN, CallPlan, Draws, Found
 from fst.ops.prune import PrunedWeight, add_residual
-from fst.rules.masks import remove_kept
 from fst.rules.strategy import Strategy
 
 _GRADIENTS = torch.ops.aten.convolution_backward.default
@@ -50,9 +49,7 @@ class Call(NamedTuple):
 
 class _SparseConv2d(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, call: Call
-    ) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         plan, (multiplied, transposed, mask) = call.plan, call.pruned
         if call.counts:
             plan.count("input", input)
@@ -63,7 +60,7 @@ class _SparseConv2d(torch.autograd.Function):
         ctx.call, ctx.input_shape = call, input.shape
         saved = input if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(weight, transposed, saved, mask if call.decay else None)
-        if forward_ad._current_level >= 0:  # tangents may be computed
+        if forward_ad._current_level >= 0:
             ctx.save_for_forward(input)
         return output
 
@@ -89,6 +86,10 @@ class _SparseConv2d(torch.autograd.Function):
             if mask is not None:
                 add_residual(grad_weight, weight, mask, call.decay)
         return grad_input, grad_weight, grad_bias, None
+
+
+class _WithTangents(_SparseConv2d):
+    """The op in forward-mode differentiation; torch.compile takes no op that has a jvp."""
 
     @staticmethod
     def jvp(
@@ -128,7 +129,7 @@ def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> Found:
         ctx.needs_input_grad[:3],
     )
     if grad_weight is not None and mask is not None:
-        grad_weight = grad_weight.to(weight.dtype) + call.decay * remove_kept(weight, mask)
+        grad_weight = grad_weight.to(weight.dtype) + call.decay * weight.masked_fill(mask, 0)
     return grad_input, grad_weight, grad_bias
 
 
@@ -143,9 +144,7 @@ def with_values(weight: Tensor, values: Tensor) -> Tensor:
     return passed
 
 
-def convolve_pruned(
-    input: Tensor, weight: Tensor, bias: Tensor | None, call: Call
-) -> Tensor:
+def convolve_pruned(input: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
     """`sparse_conv2d` with the weight already pruned, and the geometry already checked."""
     plan, multiplied = call.plan, call.pruned.output
     dtype = plan.dtype
@@ -153,7 +152,9 @@ def convolve_pruned(
         input = input.to(dtype)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
-    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+    if forward_ad._current_level >= 0:
+        return _WithTangents.apply(input, weight, bias, call)
+    if not torch.is_grad_enabled():
         return plan.output(input, multiplied, bias)
     if call.is_dense and not call.decay and plan.strategy.multiplies_one_weight:
         return convolve_by_torch(input, with_values(weight, multiplied), bias, plan.geometry)
@@ -183,5 +184,3 @@ def as_maps(shape: torch.Size) -> tuple[int, ...]:
     if len(shape) < 2:
         return (*shape, 1, 1) if shape else (1, 1, 1)
     return (*shape[:-1], 1, shape[-1]) if len(shape) == 2 else tuple(shape)
-
-

@@ -12,6 +12,8 @@ from torch import Tensor
 from fst.backends import registry
 from fst.backends.choice import CAPTURED, DENSE, choose, recording
 from fst.backends.record import Decision, Record
+from fst.basics.errors import UsageError
+from fst.ops.arguments import UNTRACEABLE
 from fst.ops.geometry import Geometry
 from fst.ops.operands import (
     DrawnGradInput,
@@ -31,6 +33,7 @@ from fst.rules.rule import Lattice, Rule
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import GEMMS, Strategy
 
+TOO_SMALL = "the output map is too small for the rule"
 Run = Callable[[Any], Any]
 Needed = tuple[bool, bool, bool]
 Found = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -145,7 +148,9 @@ class CallPlan:
         where = "prune_weight", mask is None
         found = self._runs.get(where)
         if found is None:
-            found = self._keep(where, *choose(operands, self.record))
+            if torch.jit.is_tracing():
+                raise UsageError(UNTRACEABLE)
+            found = self._choose(where, operands)
         pruned: PrunedWeight = found[0](operands)
         return pruned
 
@@ -173,6 +178,9 @@ class CallPlan:
         return share_of_zeros(operand, tensor, self.record, trains=self.trains)
 
     def _choose(self, where: Any, operands: Any) -> tuple[Run, bool]:
+        if torch.compiler.is_compiling():  # which keeps nothing
+            run, decision = choose(operands)
+            return run, decision.backend == DENSE
         self._has_chosen = True
         return self._keep(where, *choose(operands, self.record))
 
@@ -210,7 +218,7 @@ class CallPlan:
         """
         need_input, need_weight, need_bias = needed
         geometry = self.geometry
-        form = grad_output.stride(), needed, draws.phase, registry.demands
+        form: Any = grad_output.stride(), needed, draws.phase, registry.demands
         grad_input = grad_weight = grad_bias = None
 
         # The operands: dY as each of the two GEMMs multiplies with it, and lists of positions.
@@ -234,7 +242,7 @@ class CallPlan:
                 *(grad_output, input, (size[0], size[1]), (kernel[0], kernel[1]), geometry),
                 draws.start,
                 with_sums=rule is not None and rule.center,
-                planned=self._planned,
+                planned={} if torch.compiler.is_compiling() else self._planned,
             )
 
         # The GEMMs: where dX draws nothing, its backend is chosen first, as the library computes
@@ -252,6 +260,7 @@ class CallPlan:
             of_weight = self._grad_weight_operands(dy_weight, input, weight, draws, lists)
             of_weight.joint = is_dense and not alone
             of_weight.bias = need_bias and is_whole
+            form = form, of_weight.joint, of_weight.bias
             multiply, is_dense = self._gradient(of_weight, form, names[1], own_transposed)
             grad_input, grad_weight, grad_bias = multiply(of_weight)
         if need_input and grad_input is None:
@@ -264,7 +273,7 @@ class CallPlan:
             grad_input = run(of_input)
         if need_bias and grad_bias is None:
             grad_bias = grad_output.sum((0, 2, 3))
-        if self._has_chosen:
+        if self._has_chosen and not torch.compiler.is_compiling():
             self._has_chosen = False
             chosen = [self.decisions[gemm].backend for gemm in GEMMS if gemm in self.decisions]
             self.dense_since = math.inf if {*chosen} != {DENSE} else step
@@ -280,9 +289,12 @@ class CallPlan:
         if rule is None or rule.operand != "input":
             return GradWeight(*maps)
         where = grad_output.shape, draws.phase
-        if where not in self._lattices:
-            self._lattices[where] = _kept(rule, *grad_output.shape[2:], draws.phase)
-        lattices = self._lattices[where]
+        if where in self._lattices:
+            lattices = self._lattices[where]
+        else:
+            lattices = _kept(rule, grad_output.shape, draws.phase)
+            if not torch.compiler.is_compiling():
+                self._lattices[where] = lattices
         if lattices is None:
             return PrunedGradWeight(*maps, rule=rule, generator=draws.generator)
         if not lattices:
@@ -308,6 +320,12 @@ class CallPlan:
                 zeros = Zeros(self._share(name, operands.weight), 0.0, of_grad_output)
             operands.zeros = zeros
             found = self._choose(where, operands)
+            if torch.compiler.is_compiling():
+                return found
+            rule = self.strategy.grad_weight
+            if type(operands) is GradWeight and rule is not None and rule.operand == "input":
+                decision = self.decisions["grad_weight"]._replace(reason=TOO_SMALL)
+                self.decisions["grad_weight"] = self.record.decisions["grad_weight"] = decision
             if isinstance(operands, PrunedGradWeight):  # it chooses a pruning in each call
                 found = self._runs[where] = self._recording(found[0]), found[1]
         return found
@@ -326,9 +344,7 @@ class CallPlan:
         groups, where = self.geometry.groups, ("prune_grad_output", gemm, form)
         maps = self._maps[gemm]
         if maps is None:
-            return rule.prune_grad_output(
-                grad_output, gemm, groups, draws.generator, draws.memory
-            )
+            return rule.prune_grad_output(grad_output, gemm, groups, draws.generator, draws.memory)
         operands = maps(grad_output, draws.generator, draws.memory)
         found = self._runs.get(where)
         if found is None:
@@ -337,8 +353,9 @@ class CallPlan:
         return pruned
 
 
-def _kept(rule: Rule, height: int, width: int, phase: int) -> tuple[Lattice, ...] | None:
+def _kept(rule: Rule, shape: torch.Size, phase: int) -> tuple[Lattice, ...] | None:
     """The output positions that a rule of the input keeps; () for all, None if values decide."""
+    _, _, height, width = shape
     lattices = rule.kept_positions(height, width, phase)
     if lattices is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fst.backends.record import STEPS, Record, nearest_eighth
@@ -39,10 +38,20 @@ def share_of_zeros(operand: str, tensor: Tensor, record: Record, *, trains: bool
 
 
 def share_by_rule(strategy: Strategy) -> float:
-    """The share of zeros in S(W) of an N:M strategy, in eighths: inside torch.compile, where
-    nothing is counted.
+    """At least so many zeros are in S(W) of an N:M strategy: inside torch.compile, where nothing is
+    counted.
+
+    A literal: a number that is computed of others would become a symbol of one layer's graph, and
+    another layer could not compare it.
     """
     rule = strategy.output
     groups = None if rule is None or rule.changes_values else rule.weight_groups
-    share = 0.0 if groups is None else 1 - groups.n / groups.m
-    return nearest_eighth(share) / STEPS
+    if groups is None:
+        return 0.0
+    if 8 * groups.n <= groups.m:
+        return 0.875
+    if 4 * groups.n <= groups.m:
+        return 0.75
+    if 2 * groups.n <= groups.m:
+        return 0.5
+    return 0.25 if 4 * groups.n <= 3 * groups.m else 0.0

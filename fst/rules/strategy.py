@@ -122,7 +122,7 @@ class Strategy:
             grad_input = replace(grad_input, n=n, m=m)  # type: ignore[call-arg]
         return replace(self, output=replace(self.output, n=n, m=m), grad_input=grad_input)  # type: ignore[call-arg]
 
-    @cached_property
+    @property
     def sampling(self) -> Sampled | None:
         """The rule that draws output positions in the backward pass; None where none does."""
         rules = (self.grad_weight, self.grad_input)
@@ -157,7 +157,7 @@ class Strategy:
         same = self.output is None if rule is None else rule.as_output
         return self.prunes_only_weights and same
 
-    @cached_property
+    @property
     def has_memory(self) -> bool:
         """True if a layer's backward pass reuses gradients of earlier steps."""
         return any(r is not None and r.has_memory for r in (self.grad_input, self.grad_weight))

@@ -60,8 +60,9 @@ def test_nothing_is_kept_of_a_weight():
     del output, images
     assert all(ref() is None or ref() is layer.weight for ref in kept)
     state = (*vars(layer.state).values(), *vars(layer.passing).values())
-    held = [value for value in state if isinstance(value, torch.Tensor)]
-    assert [mask.dtype for mask in held] == [torch.bool]  # of this step, for its decay
+    assert not any(isinstance(value, torch.Tensor) for value in state)
+    weight, _, mask = layer.passing.decay_mask  # of this step
+    assert weight is layer.weight and mask.dtype == torch.bool
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
     assert layer.passing.decay_mask is None
 

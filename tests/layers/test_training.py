@@ -13,6 +13,7 @@ from fst import NM
 from fst.basics.errors import UsageError
 from fst.layers.modules import SparseLayer
 from fst.layers.remembered import PassingState
+from fst.ops.plan import CallPlan
 from tests.networks import TRAINED, attach, batch, gradients, optimizer_for, small_net
 from tests.oracle.conv import reference_nm_mask
 from tests.strategy_settings import DEFAULTS, SETTINGS, quick_first
@@ -89,12 +90,9 @@ def test_layers_left_dense_get_bit_equal_gradients(row):
 @pytest.fixture
 def prunings(monkeypatch):
     """A list that grows by one whenever a layer computes S(W)."""
-    import fst.layers.modules
 
-    calls, original = [], fst.layers.weights.prune_weight
-    monkeypatch.setattr(
-        fst.layers.weights, "prune_weight", lambda *a, **k: calls.append(1) or original(*a, **k)
-    )
+    calls, original = [], CallPlan.prune
+    monkeypatch.setattr(CallPlan, "prune", lambda *a, **k: calls.append(1) or original(*a, **k))
     return calls
 
 

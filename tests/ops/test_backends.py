@@ -56,21 +56,21 @@ def _gradients(strategy: fst.Strategy) -> list[Tensor]:
 def test_every_operation_is_computed_by_each_of_its_backends(operation, name, monkeypatch):
     """Forced, it runs, and the results are those of the other backends."""
     chosen = backends.backend(operation, name)
-    if chosen.missing():
-        pytest.skip(chosen.missing())
+    if chosen.unavailable():
+        pytest.skip(chosen.unavailable())
     strategy = STRATEGIES[operation, name]
     strategy = (strategy, {}) if isinstance(strategy, str) else strategy
     strategy = fst.get_strategy(strategy[0], **strategy[1])
-    ran, run = [], type(chosen).run
+    ran, plan = [], type(chosen).plan
 
     def counted(self, operands):
         ran.append((operands.operation, self.name))
-        return run(self, operands)
+        return plan(self, operands)
 
     monkeypatch.setenv("FST_AUTOTUNE", "0")
     expected = _gradients(strategy)
     with monkeypatch.context() as patched, backends.force(**{operation: name}):
-        patched.setattr(type(chosen), "run", counted)
+        patched.setattr(type(chosen), "plan", counted)
         found = _gradients(strategy)
     assert (operation, name) in ran
     if name != "dense" or operation == "output":
@@ -80,8 +80,8 @@ def test_every_operation_is_computed_by_each_of_its_backends(operation, name, mo
 
 def test_listed_positions_are_timed_on_some_samples_and_computed_on_all(monkeypatch, tmp_path):
     """Both gradients: dX by the list that dW has drawn."""
-    if lists_cpp.LISTS_CPP.missing():
-        pytest.skip(lists_cpp.LISTS_CPP.missing())
+    if lists_cpp.LISTS_CPP.unavailable():
+        pytest.skip(lists_cpp.LISTS_CPP.unavailable())
     monkeypatch.setenv("FST_AUTOTUNE", "1")
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path))
     seen = {"list_grad_weight": set(), "list_grad_input": set()}
@@ -123,8 +123,8 @@ def test_listed_positions_are_timed_on_some_samples_and_computed_on_all(monkeypa
 
 def test_a_refusal_of_the_op_says_why():
     """float64 is nothing that the kernels read."""
-    if lists_cpp.LISTS_CPP.missing():
-        pytest.skip(lists_cpp.LISTS_CPP.missing())
+    if lists_cpp.LISTS_CPP.unavailable():
+        pytest.skip(lists_cpp.LISTS_CPP.unavailable())
     layer = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3)).double()
     fst.convert(layer, "sampled")
     output = layer(torch.randn(1, 4, 8, 8, dtype=torch.float64))

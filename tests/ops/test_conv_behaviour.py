@@ -1,13 +1,16 @@
 """The op as a citizen of torch: autograd, autocast, memory formats, edge sizes."""
 
+import dataclasses
 import itertools
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 import fst
+from fst.ops.prune import prune_weight
 from tests.cases import CASES, Case, case, error, leaves_of, run
 from tests.networks import attach
 from tests.oracle.conv import reference_conv2d
@@ -109,12 +112,45 @@ def test_no_grad(row):
 
 
 @pytest.mark.parametrize("row", DEFAULTS)
-def test_double_backward_is_refused(row):
-    leaves = leaves_of(SMALL.operands())
-    output = fst.sparse_conv2d(*leaves, **SMALL.arguments, strategy=row.build())
-    with pytest.raises(RuntimeError, match=r"double backward"):
+def test_gradients_have_derivatives_where_weights_alone_are_pruned(row):
+    """Straight through S(W), in both modes; elsewhere both raise at once, by name."""
+    strategy, operands = row.build(), SMALL.operands()
+    if strategy.decay:  # which every backward pass adds
+        strategy = dataclasses.replace(strategy, decay=0.0)
+    leaves = leaves_of(operands)
+    output = fst.sparse_conv2d(*leaves, **SMALL.arguments, strategy=strategy)
+
+    def second(output):
         (grad,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
-        grad.sum().backward()
+        return torch.autograd.grad(grad.square().sum(), leaves[:2])
+
+    def tangent(convolution):
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(leaf, leaf.detach().cos()) for leaf in leaves]
+            return forward_ad.unpack_dual(convolution(*duals)).tangent
+
+    def sparse(*given):
+        return fst.sparse_conv2d(*given, **SMALL.arguments, strategy=strategy)
+
+    if not strategy.prunes_only_weights:
+        with pytest.raises(RuntimeError, match=rf"double backward.*{strategy.name!r}"):
+            second(output)
+        with pytest.raises(RuntimeError, match=rf"forward-mode.*{strategy.name!r}"):
+            tangent(sparse)
+        return
+    groups, dtype = SMALL.groups, leaves[1].dtype
+    pruned = prune_weight(leaves[1], strategy, groups, dtype)
+
+    def through(weight, values):
+        return weight + (values - weight).detach()
+
+    def plain(input, weight, *bias):
+        return F.conv2d(input, through(weight, pruned.output), *bias, **SMALL.arguments)
+
+    torch.testing.assert_close(tangent(sparse), tangent(plain))
+    if pruned.output is pruned.grad_input:
+        for mine, other in zip(second(output), second(plain(*leaves)), strict=True):
+            torch.testing.assert_close(mine, other)
 
 
 def test_backward_twice_with_a_retained_graph():

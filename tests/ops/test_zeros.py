@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 import fst
 from fst.backends import Record, choice, registry
 from fst.ops import cpp
+from fst.ops.backends.zeros_weight import SMALL
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.operands import GradWeight, Zeros
 from tests.cases import CASES, Case, Operands, case, error, leaves_of, run, without_onednn
@@ -371,13 +372,15 @@ def test_every_backend_of_grad_weight_is_timed_with_the_grad_input_that_is_wante
     input, weight = torch.randn(2, 8, 6, 6).relu(), torch.randn(8, 8, 3, 3)
     grad_output, geometry = torch.randn(2, 8, 6, 6).relu(), Geometry((1, 1), (1, 1), (1, 1), 1)
     zeros = Zeros(input=0.5, grad_output=0.5)
-    operands = GradWeight(grad_output, input, weight, geometry, joint=joint, zeros=zeros)
+    operands = GradWeight(grad_output, weight, geometry, input, joint=joint, zeros=zeros)
     backend = registry.backend("grad_weight", name)
-    grad_input, grad_weight, _ = backend.run(operands)
-    expected = gradients(grad_output, input, weight, geometry, (True, True, False))
+    grad_input, grad_weight, _ = backend.plan(operands)(operands)
+    maps = grad_output, input, weight
+    expected = gradients(*maps, geometry, (True, True, False))(*maps)
     torch.testing.assert_close(grad_weight, expected[1], rtol=1e-4, atol=1e-4)
     assert (grad_input is not None) == joint
     if joint:
         torch.testing.assert_close(grad_input, expected[0], rtol=1e-4, atol=1e-4)
-        alone = operands._replace(joint=False)
-        assert name == "dense" or backend.work(alone) < backend.work(operands) < 1
+        alone = replace(operands, joint=False)
+        costs = backend.cost(alone) / SMALL, backend.cost(operands) / SMALL
+        assert name == "dense" or costs[0] < costs[1] < 1

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fst.api.selection import kept_dense, never_called
 from fst.backends import Decision, Record, prefer
-from fst.backends.choice import recording
+from fst.backends.choice import current_record, recording
 from fst.backends.timing import Function, Timing, compare
 from fst.layers.calls import LayerCall, each_call
 from fst.ops import cpp
 from fst.ops.arguments import padded_geometry
-from fst.ops.conv import Call, as_maps, convolve_pruned, linear_as_conv
+from fst.ops.conv import Call, as_maps, convolve_pruned, images_of_rows, rows_of_images
 from fst.ops.geometry import LINEAR, Geometry, output_shape
-from fst.ops.prune import PrunedWeight, prune_weight
+from fst.ops.plan import CallPlan, draws_of
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import GEMMS, Strategy
 
@@ -166,36 +166,41 @@ class _Layer:
         def convolution(x: Tensor, w: Tensor) -> Tensor:
             return F.conv2d(x, w, None, *self.geometry)
 
-        function = F.linear if self.linear else convolution
-        return self._gemms(function)
+        return self._gemms(lambda: F.linear if self.linear else convolution)
 
     def sparse(self, strategy: Strategy) -> dict[str, Function]:
         """GEMMs, and "pruning", under a strategy."""
-        groups, dtype = self.geometry.groups, self.weight.dtype
-        weight = self._as_conv(self.weight)
+        weight, record = self._as_conv(self.weight), current_record()
 
-        def prune() -> PrunedWeight:
-            return prune_weight(weight, strategy, groups, dtype)
+        def planned() -> CallPlan:
+            return CallPlan(strategy, self.geometry, self.weight.dtype, record, trains=True)
 
-        pruned = prune()
+        def made() -> Convolution:
+            plan = planned()
+            pruned = plan.prune(weight)
 
-        def convolution(x: Tensor, w: Tensor) -> Tensor:
-            return convolve_pruned(x, w, None, pruned, Call(self.geometry, strategy))
+            def convolution(x: Tensor, w: Tensor) -> Tensor:
+                call = Call(plan, pruned, draws_of(strategy, x))
+                if not self.linear:
+                    return convolve_pruned(x, w, None, call)
+                output = convolve_pruned(images_of_rows(x, w), self._as_conv(w), None, call)
+                return rows_of_images(output, x)
 
-        def linear(x: Tensor, w: Tensor) -> Tensor:
-            return linear_as_conv(x, w, lambda image: convolution(image, self._as_conv(w)))
+            return convolution
 
-        return {**self._gemms(linear if self.linear else convolution), PRUNING: prune}
+        pruning = planned()
+        return {**self._gemms(made), PRUNING: lambda: pruning.prune(weight)}
 
     def _as_conv(self, weight: Tensor) -> Tensor:
         return weight[:, :, None, None] if self.linear else weight
 
-    def _gemms(self, convolution: Convolution) -> dict[str, Function]:
+    def _gemms(self, made: Callable[[], Convolution]) -> dict[str, Function]:
         functions: dict[str, Function] = {}
         for gemm in GEMMS:
+            convolution = made()
             operands = [self.images.detach(), self.weight.detach()]
             if gemm == "output":
-                functions[gemm] = torch.no_grad()(lambda x=operands: convolution(*x))
+                functions[gemm] = torch.no_grad()(lambda x=operands, f=convolution: f(*x))
                 continue
             operand = operands[gemm == "grad_weight"].requires_grad_()
             output = convolution(*operands)

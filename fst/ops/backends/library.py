@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fst.backends.choice import DENSE
-from fst.backends.registry import Backend, NoGain, register_backend
+from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops.geometry import convolve, gradients, input_gradient
 from fst.ops.operands import (
     DrawnGradInput,
@@ -75,5 +75,5 @@ def all_kept(operands: Operands) -> str:
     """Says that a rule draws all positions of these operands; "" if it leaves some."""
     drawn = isinstance(operands, DrawnGradInput | DrawnGradWeight)
     if drawn and operands.kept == operands.positions:  # type: ignore[attr-defined]
-        return NoGain("all positions are kept")
+        return f"{NO_GAIN}all positions are kept"
     return ""

@@ -75,9 +75,7 @@ class ByLists(Backend, abc.ABC):
     def skipped(self, operands: Any) -> str:
         return share_of_positions(operands)
 
-    def drawn_grad_weight(
-        self, operands: DrawnGradWeight
-    ) -> Callable[[GradWeight], Gradients]:
+    def drawn_grad_weight(self, operands: DrawnGradWeight) -> Callable[[GradWeight], Gradients]:
         listed, geometry = listed_of(operands), operands.geometry
         maps = (operands.grad_output, operands.input, operands.weight)
         multiply = self.list_grad_weight(*maps, listed, geometry)
@@ -93,7 +91,7 @@ class ByLists(Backend, abc.ABC):
     def fixed_grad_weight(
         self, operands: FixedGradWeight
     ) -> Callable[[FixedGradWeight], Gradients]:
-        rule, geometry, weight = operands.rule, operands.geometry, operands.weight.to("meta")
+        rule, geometry = operands.rule, operands.geometry
         planned: dict[Lattice, tuple[Listed, ByList]] = {}
 
         def product(operands: FixedGradWeight, sums: Tensor, lattice: Lattice) -> Tensor:
@@ -105,7 +103,7 @@ class ByLists(Backend, abc.ABC):
                 listed = draw.fixed(lattice, len(input), size, input.device)
                 if rule.summed_block == (1, 1):
                     listed = listed._replace(source=None)
-                multiply = self.list_grad_weight(sums, input, weight, listed, geometry)
+                multiply = self.list_grad_weight(sums, input, operands.weight, listed, geometry)
                 planned[lattice] = listed, multiply
             listed, multiply = planned[lattice]
             return multiply(sums, input, listed)

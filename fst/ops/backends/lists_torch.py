@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fst.backends.registry import NoGain, register_backend
+from fst.backends.registry import NO_GAIN, register_backend
 from fst.ops.backends.lists import ByList, ByLists
 from fst.ops.backends.lists_cpp import LISTS_CPP
 from fst.ops.geometry import Geometry
@@ -21,7 +22,7 @@ class ListsByTorch(ByLists):
     def refuses(self, operands: Operands) -> str:
         drawn = not isinstance(operands, FixedGradWeight)
         if drawn and not LISTS_CPP.reason_against(operands):
-            return NoGain("the C++ kernels compute the same")
+            return f"{NO_GAIN}the C++ kernels compute the same"
         return super().refuses(operands)
 
     def cost(self, operands: Operands) -> float:
@@ -30,7 +31,7 @@ class ListsByTorch(ByLists):
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
     ) -> ByList:
-        like = weight.to("meta")
+        like = torch.empty_strided(weight.shape, weight.stride(), device="meta")
         return lambda grad_output, input, listed: products.grad_weight(
             grad_output, input, like, listed, geometry
         )

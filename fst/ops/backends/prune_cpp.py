@@ -63,9 +63,7 @@ class PruneByCpp(PruneByKernel):
     def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
         patterns = operands.strategy.weight_patterns
         assert patterns is not None  # not refused
-        prune = cpp.prune_weight.plan(
-            operands.weight, operands.groups, patterns, operands.dtype
-        )
+        prune = cpp.prune_weight.plan(operands.weight, operands.groups, patterns, operands.dtype)
         return from_kernel(operands, prune)
 
     def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fst.backends import sources
-from fst.backends.registry import NoGain, register_backend
+from fst.backends.registry import NO_GAIN, register_backend
 from fst.ops import triton
 from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel
 from fst.ops.operands import PruneMaps, PruneWeight
@@ -32,7 +32,7 @@ class PruneByTriton(PruneByKernel):
         if reason := super().refuses(operands) or self._refuses_form(operands):
             return reason
         on_gpu = operands.device.type == "cuda"
-        return "" if on_gpu else NoGain("Triton's interpreter saves no time")
+        return "" if on_gpu else f"{NO_GAIN}Triton's interpreter saves no time"
 
     def _refuses_form(self, operands: PruneWeight | PruneMaps) -> str:
         if isinstance(operands, PruneWeight):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fst.backends.registry import Backend, NoGain, register_backend
+from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
 from fst.ops.backends.library import all_kept, with_grad_input
 from fst.ops.backends.lists import listed_of, share_of_positions
@@ -52,7 +52,7 @@ class ZerosOfMaps(Backend):
             maps = (operands.input, weight)
         reason = cpp.refuses_maps(maps, weight.shape, operands.geometry.groups)
         few = self._share(operands) < LEAST_SHARE
-        return reason or (NoGain("few of its numbers are zero") if few else "")
+        return reason or (f"{NO_GAIN}few of its numbers are zero" if few else "")
 
     def cost(self, operands: Product) -> float:
         return cost_of(operands, SPEED[operands.operation], self._share(operands))
@@ -90,7 +90,7 @@ class ZerosOfInput(ZerosAnywhere):
         if reason := super().refuses(operands):
             return reason
         if isinstance(operands, Output) and operands.zeros.weight >= HALF:
-            return NoGain("half of the weight is zero, and its kernel is the faster one")
+            return f"{NO_GAIN}half of the weight is zero, and its kernel is the faster one"
         return ""
 
     def skipped(self, operands: Product) -> str:
@@ -98,9 +98,7 @@ class ZerosOfInput(ZerosAnywhere):
 
     def output(self, operands: Output) -> Callable[[Output], Tensor]:
         bias = _contiguous(operands.bias)
-        multiply = cpp.maps_output.plan(
-            operands.input, operands.weight, bias, *operands.geometry
-        )
+        multiply = cpp.maps_output.plan(operands.input, operands.weight, bias, *operands.geometry)
         if bias is None:
             return lambda o: multiply(o.input, o.weight, None)
         return lambda o: multiply(o.input, o.weight, _contiguous(o.bias))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fst.backends.registry import Backend, NoGain, register_backend
+from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
 from fst.ops.operands import GradInput, GradWeight, Output
 
@@ -45,7 +45,7 @@ class ZerosOfWeight(Backend):
             maps = (operands.grad_output, operands.weight, operands.geometry)
             reason = cpp.refuses_zeros(*maps, operands.input_shape)
         few = operands.zeros.weight < LEAST_SHARE
-        return reason or (NoGain("few weights are zero") if few else "")
+        return reason or (f"{NO_GAIN}few weights are zero" if few else "")
 
     def cost(self, operands: Output | GradInput) -> float:
         return cost_of(operands, SPEED, operands.zeros.weight)

@@ -194,10 +194,14 @@ def list_grad_weight(
         raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
     else:
         _check_source(source, index, rows)
-    like = _like_grad_weight(grad_output, weight_shape, channels_last).to("meta")
+    like = _like_grad_weight(grad_output, weight_shape, channels_last)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
     run, kind = kernel("fst_list_grad_weight"), KINDS[input.dtype]
-    last, shape, strides = (integers(*numbers), *channels, integers(*layouts)), like.shape, like.stride()
+    last, shape, strides = (
+        (integers(*numbers), *channels, integers(*layouts)),
+        like.shape,
+        like.stride(),
+    )
 
     def multiply(
         grad_output: Tensor,
@@ -260,15 +264,13 @@ def list_grad_input(
     numbers, channels = convolution(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
     check_list(index, list_weight, positions_of(grad_output))
-    like = _like_grad_input(grad_output, input_size).to("meta")
+    like = _like_grad_input(grad_output, input_size)
     run, kind = kernel("fst_list_grad_input"), KINDS[weight.dtype]
     layouts = (is_channels_last(grad_output), is_channels_last(weight))
     given, last = integers(*numbers), (*channels, integers(*layouts))
     shape, strides = like.shape, like.stride()
 
-    def multiply(
-        grad_output: Tensor, weight: Tensor, index: Tensor, list_weight: Tensor
-    ) -> Tensor:
+    def multiply(grad_output: Tensor, weight: Tensor, index: Tensor, list_weight: Tensor) -> Tensor:
         result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
         if not index.numel() or not result.numel():
             return result.zero_()

@@ -84,7 +84,7 @@ def maps_output(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+) -> Callable[..., Tensor]:
     """Y = W·X + bias without the zeros of X.
 
     Args:
@@ -99,7 +99,7 @@ def maps_output(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input.shape, weight.shape, geometry)
     check_plain(input.dtype, (len(weight),), bias=bias)
-    like = _like_output(input, weight, *geometry).to("meta")
+    like = _like_output(input, weight, *geometry)
     return _product(input, weight, False, like, numbers)
 
 
@@ -116,7 +116,7 @@ def maps_grad_input(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Callable[..., Tensor]:
     """dX = Wᵀ·dY without the zeros of dY.
 
     Args:
@@ -131,7 +131,7 @@ def maps_grad_input(
     geometry = geometry_of(stride, padding, dilation, groups)
     numbers = _numbers(input_size, weight.shape, geometry)
     check_map(grad_output, input_size, weight.shape, geometry)
-    like = _like_grad_input(grad_output, input_size).to("meta")
+    like = _like_grad_input(grad_output, input_size)
     return _product(grad_output, weight, True, like, numbers)
 
 
@@ -186,7 +186,7 @@ def maps_grad_weight(
         check_list(index, weight, positions_of(grad_output))
     check_plain(torch.float32, (input.shape[1],), mean=mean)
     check_plain(torch.float32, (weight_shape[0], *weight_shape[2:]), sums=sums)
-    like = _like_grad_weight(grad_output, weight_shape, channels_last).to("meta")
+    like = _like_grad_weight(grad_output, weight_shape, channels_last)
     layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
     run, last = kernel("fst_maps_grad_weight"), (*numbers, integers(*layouts))
     first = KINDS[input.dtype], zeros_of == "input"
@@ -249,7 +249,7 @@ def nonzeros(maps: Tensor, every: int) -> Callable[[Tensor], Tensor]:
 
 def _product(
     source: Tensor, weight: Tensor, backward: bool, like: Tensor, numbers: Numbers
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+) -> Callable[..., Tensor]:
     """A product of ``source`` and ``weight``, of the form of ``like``; only forms count."""
     layouts = (is_channels_last(source), is_channels_last(weight), is_channels_last(like))
     run, last = kernel("fst_maps_product"), (*numbers, integers(*layouts))

@@ -284,7 +284,9 @@ def _product(
     run, make = kernel("fst_zeros_product"), kernel("fst_zeros_lists")
     size, given = _list_size(numbers), integers(*numbers)
     kind, last = KINDS[maps.dtype], is_channels_last(weight)
-    layouts = integers(maps.is_contiguous(memory_format=LAST), like.is_contiguous(memory_format=LAST))
+    layouts = integers(
+        maps.is_contiguous(memory_format=LAST), like.is_contiguous(memory_format=LAST)
+    )
     shape, strides, dtype = like.shape, like.stride(), maps.dtype
 
     def multiply(
