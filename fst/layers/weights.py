@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fst.backends.record import Record
 from fst.basics.sharding import laid_out_as, several_ranks, whole
 from fst.layers.remembered import LayerState, PassingState, seeded
+from fst.ops.geometry import LINEAR
 from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
