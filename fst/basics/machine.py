@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import platform
 import re
 from pathlib import Path
-
-BUSY = 1.25  # threads that want to run, for each processor
 
 
 @functools.cache
@@ -22,15 +19,6 @@ def processor() -> str:
 def instructions() -> str:
     """The processor's sets of instructions, as far as the system names them."""
     return _of_first_core("flags|Features") or platform.machine()
-
-
-def is_overloaded() -> bool:
-    """True where others keep the processors busy too, so that times say little."""
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # not of this system, or not to be had
-        return False
-    return load > BUSY * (os.cpu_count() or 1)
 
 
 def keep_freed_memory() -> bool:

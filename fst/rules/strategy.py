@@ -227,12 +227,6 @@ class Strategy:
         return has_phase or self.is_random or self.has_memory
 
     @cached_property
-    def prunes_at_random(self) -> bool:
-        """True if a rule draws what it prunes, and not only output positions."""
-        rules = (self.rule(gemm) for gemm in GEMMS)
-        return any(r is not None and r.is_random and not isinstance(r, Sampled) for r in rules)
-
-    @cached_property
     def draws_masks(self) -> bool:
         """True if masks of the weight are drawn at random."""
         rules = (self.output, self.grad_input)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import fst
 from fst.rules.sampled import Sampled
@@ -105,3 +106,16 @@ def test_random_strategies_compile(id):
     leaves = leaves_of(operands)[:2]
     compiled(*leaves).sum().backward()
     assert all(leaf.grad.isfinite().all() and leaf.grad.any() for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", ["srste", "fst", "sdgp"])
+def test_two_layers_of_dynamic_shapes_compile(name):
+    """Numbers of one layer's graph must not reach the other's."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    fst.convert(net, name)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, dynamic=True, backend="aot_eager")
+    for size in (9, 12):
+        images = torch.randn(4, 8, size, size)
+        torch.testing.assert_close(compiled(images), net(images))

@@ -16,7 +16,6 @@ from torch._dynamo.backends.common import aot_autograd
 import fst
 from fst.backends import Record, choice, registry
 from fst.ops import cpp
-from fst.ops.backends.zeros_weight import SMALL
 from fst.ops.geometry import Geometry, gradients
 from fst.ops.operands import GradWeight, Zeros
 from tests.cases import CASES, Case, Operands, case, error, leaves_of, run, without_onednn
@@ -382,5 +381,4 @@ def test_every_backend_of_grad_weight_is_timed_with_the_grad_input_that_is_wante
     if joint:
         torch.testing.assert_close(grad_input, expected[0], rtol=1e-4, atol=1e-4)
         alone = replace(operands, joint=False)
-        costs = backend.cost(alone) / SMALL, backend.cost(operands) / SMALL
-        assert name == "dense" or costs[0] < costs[1] < 1
+        assert name == "dense" or backend.cost(alone) < backend.cost(operands)

@@ -12,7 +12,7 @@ from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
 from fst.ops.backends.library import all_kept, with_grad_input
 from fst.ops.backends.lists import listed_of, share_of_positions
-from fst.ops.backends.zeros_weight import LEAST_SHARE, cost_of
+from fst.ops.backends.zeros_weight import are_few, cost_of
 from fst.ops.geometry import is_channels_last
 from fst.ops.operands import (
     DrawnGradWeight,
@@ -24,9 +24,6 @@ from fst.ops.operands import (
 )
 from fst.ops.positions import draw
 
-HALF = 0.5
-SPEED = {"output": 0.6, "grad_input": 0.6, "grad_weight": 0.8}  # as in zeros_weight
-NEVER_UNTIMED = 1e3  # how much more a backend costs that only a measurement may choose
 Product = Output | GradInput | GradWeight
 
 
@@ -51,11 +48,12 @@ class ZerosOfMaps(Backend):
         else:
             maps = (operands.input, weight)
         reason = cpp.refuses_maps(maps, weight.shape, operands.geometry.groups)
-        few = self._share(operands) < LEAST_SHARE
+        few = are_few(self._share(operands))
         return reason or (f"{NO_GAIN}few of its numbers are zero" if few else "")
 
     def cost(self, operands: Product) -> float:
-        return cost_of(operands, SPEED[operands.operation], self._share(operands))
+        speed = 0.8 if operands.operation == "grad_weight" else 0.6
+        return cost_of(operands, speed, self._share(operands))
 
     def _share(self, operands: Product) -> float:
         share: float = getattr(operands.zeros, self.operand)
@@ -89,7 +87,7 @@ class ZerosOfInput(ZerosAnywhere):
     def refuses(self, operands: Product) -> str:
         if reason := super().refuses(operands):
             return reason
-        if isinstance(operands, Output) and operands.zeros.weight >= HALF:
+        if isinstance(operands, Output) and operands.zeros.weight >= 0.5:
             return f"{NO_GAIN}half of the weight is zero, and its kernel is the faster one"
         return ""
 
@@ -139,7 +137,7 @@ class ListedZeros(ZerosOfMaps):
         return super().refuses(operands) or all_kept(operands)
 
     def cost(self, operands: Product) -> float:
-        return NEVER_UNTIMED * super().cost(operands)
+        return 1e3 * super().cost(operands)  # only a measurement may choose it
 
     def skipped(self, operands: Product) -> str:
         return f"{share_of_positions(operands)}, {operands.zeros.input:.0%} zeros of X"

@@ -11,19 +11,25 @@ from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
 from fst.ops.operands import GradInput, GradWeight, Output
 
-LEAST_SHARE = 0.25  # of zeros, below which no measurement is worth its time
-LEAST_WORK = 2**24  # multiply-adds, below which a dense product is expected to be faster
-LEAST_LEFT = 0.05  # of the work, however many zeros there are
-SMALL = 100.0  # the cost of a small product, of which a dense one is expected to be faster
-SPEED = 0.7  # of the kernel's multiply-adds, relative to the library's
+
+# Numbers that decide in compiled code are literals: torch.compile(dynamic=True) makes symbols of a
+# module's numbers, and a symbol of one layer's graph cannot be compared in another's.
+def are_few(share: float) -> bool:
+    """True of a share of zeros below which no measurement is worth its time."""
+    return share < 0.25
 
 
 def cost_of(operands: Output | GradInput | GradWeight, speed: float, share: float) -> float:
-    """Predicted time, relative to the dense product, of a kernel that skips a share of zeros."""
-    cost = max(1 - share, LEAST_LEFT) / speed
+    """Predicted time, relative to the dense product, of a kernel that skips a share of zeros.
+
+    Args:
+        speed: of the kernel's multiply-adds, relative to the library's.
+    """
+    cost = max(1 - share, 0.05) / speed
     if isinstance(operands, GradWeight) and operands.joint:  # half of the work is a dense dX
         cost = (1 + cost) / 2
-    return cost if operands.multiply_adds >= LEAST_WORK else SMALL * cost
+    is_small = operands.multiply_adds < 2**24
+    return 100.0 * cost if is_small else cost
 
 
 class ZerosOfWeight(Backend):
@@ -44,11 +50,11 @@ class ZerosOfWeight(Backend):
         else:
             maps = (operands.grad_output, operands.weight, operands.geometry)
             reason = cpp.refuses_zeros(*maps, operands.input_shape)
-        few = operands.zeros.weight < LEAST_SHARE
+        few = are_few(operands.zeros.weight)
         return reason or (f"{NO_GAIN}few weights are zero" if few else "")
 
     def cost(self, operands: Output | GradInput) -> float:
-        return cost_of(operands, SPEED, operands.zeros.weight)
+        return cost_of(operands, 0.7, operands.zeros.weight)
 
     def skipped(self, operands: Output | GradInput) -> str:
         return f"zeros of W, {operands.zeros.weight:.0%}"
