@@ -159,8 +159,12 @@ class SparseProp:
         def backward() -> tuple[Tensor, ...]:
             return torch.autograd.grad(output, (given, layer.weight), dy, retain_graph=True)
 
-        grad_input, grad_weight, _ = gradients(dy, x, weight, geometry, NEEDED[BOTH])
-        expected = (convolve(x, weight, None, geometry), grad_input, grad_weight[weight != 0])
+        grad_input, grad_weight, _ = gradients(dy, x, weight, geometry, NEEDED[BOTH])(dy, x, weight)
+        expected = (
+            convolve(x, weight, geometry)(x, weight, None),
+            grad_input,
+            grad_weight[weight != 0],
+        )
         torch.testing.assert_close((output, *backward()), expected, **NEAR)
         return {"Y": torch.no_grad()(lambda: layer(x)), BOTH: backward}
 
@@ -174,10 +178,12 @@ def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[st
     geometry = Geometry((stride,) * 2, (kernel // 2,) * 2, (1, 1), 1)
     dense_x = _normal(batch, inside, size, size)
     x, weight = _without(dense_x, 0.5), _normal(out, inside, kernel, kernel)
-    dy = _normal(*convolve(x, weight, None, geometry).shape)
-    found: dict[str, Function] = {"Y": lambda: convolve(x, weight, None, geometry)}
+    multiply = convolve(x, weight, geometry)
+    dy = _normal(*multiply(x, weight, None).shape)
+    found: dict[str, Function] = {"Y": lambda: multiply(x, weight, None)}
     for product, needed in NEEDED.items():
-        found[product] = functools.partial(gradients, dy, x, weight, geometry, needed)
+        grads = gradients(dy, x, weight, geometry, needed)
+        found[product] = functools.partial(grads, dy, x, weight)
     found |= {f"{product}, {AGAIN}": program for product, program in found.items()}
 
     operands = {

@@ -319,7 +319,8 @@ class PruneWeight(Operands):
 
     @property
     def draws(self) -> bool:
-        return self.strategy.draws_masks
+        rules = (self.strategy.output, self.strategy.grad_input)
+        return any(r is not None and r.operand == "weight" and r.is_random for r in rules)
 
     @property
     def device(self) -> torch.device:

@@ -30,7 +30,7 @@ from fst.ops.positions.lists import Lists
 from fst.ops.prune import PrunedWeight, is_of_weight, maps_to_prune
 from fst.ops.zeros import counted, share_by_rule, share_of_zeros
 from fst.rules.rule import Lattice, Rule
-from fst.rules.sampled import Sampled
+from fst.rules.sampled import samples
 from fst.rules.strategy import GEMMS, Strategy
 
 TOO_SMALL = "the output map is too small for the rule"
@@ -118,8 +118,8 @@ class CallPlan:
         self._has_chosen = False
         of_input, of_weight = strategy.grad_input, strategy.grad_weight
         self._prunes_a_weight = strategy.output is not None or is_of_weight(of_input)
-        self._draws_input = of_input if isinstance(of_input, Sampled) else None
-        self._draws_weight = of_weight if isinstance(of_weight, Sampled) else None
+        self._draws_input = of_input if samples(of_input) else None
+        self._draws_weight = of_weight if samples(of_weight) else None
         self._prunes_input = _of_grad_output(of_input)
         self._prunes_weight = _of_grad_output(of_weight)
         rules = {"grad_input": self._prunes_input, "grad_weight": self._prunes_weight}

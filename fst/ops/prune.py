@@ -66,6 +66,22 @@ def is_of_weight(rule: Rule | None) -> TypeGuard[Rule]:
     return rule is not None and rule.operand == "weight"
 
 
+def prune_grad_output(
+    grad_output: Tensor,
+    rule: Rule,
+    gemm: str,
+    groups: int,
+    generator: torch.Generator | None,
+    memory: dict[str, Any] | None = None,
+) -> Tensor:
+    """`Rule.prune_grad_output` by the backend that is chosen."""
+    operands = maps_to_prune(rule, gemm, groups)
+    if operands is None:
+        return rule.prune_grad_output(grad_output, gemm, groups, generator, memory)
+    found: Tensor = compute(operands(grad_output, generator, memory))
+    return found
+
+
 def maps_to_prune(
     rule: Rule, gemm: str, groups: int
 ) -> Callable[[Tensor, torch.Generator | None, dict[str, Any] | None], PruneMaps] | None:

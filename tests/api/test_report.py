@@ -13,7 +13,7 @@ from fst.api.report import LAYERS, LONG, backends_table, describe_layer
 from fst.api.table import LayerTable
 from fst.backends import sources
 from fst.basics.text import table
-from fst.layers import modules, prepared
+from fst.layers import modules
 from fst.ops import cpp
 
 
@@ -146,13 +146,12 @@ def test_a_frozen_weight_is_pruned_in_each_call_and_never_decays(strategy, monke
     calls: list[int] = []
     convolve_pruned = modules.convolve_pruned
 
-    def counted(input, weight, bias, pruned, call):
-        assert torch.count_nonzero(pruned.output) * 2 == pruned.output.numel()
+    def counted(input, weight, bias, call):
+        assert torch.count_nonzero(call.pruned.output) * 2 == call.pruned.output.numel()
         calls.append(weight.data_ptr())
-        return convolve_pruned(input, weight, bias, pruned, call)
+        return convolve_pruned(input, weight, bias, call)
 
-    for module in (modules, prepared):
-        monkeypatch.setattr(module, "convolve_pruned", counted)
+    monkeypatch.setattr(modules, "convolve_pruned", counted)
     before = model[0].weight.clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):

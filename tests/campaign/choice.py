@@ -108,7 +108,7 @@ def _check_draw(draw: random.Random) -> None:
     assert error(weights, expected) <= 1e-6, f"not the reference's draw: {what}"
     if cpp.missing():
         return
-    kernel = drawing.choose(Sampled(), scores.float(), count, where)
+    kernel = drawing.choose(Sampled(), scores.float(), count, where, {})
     assert len(set(kernel.places.tolist())) == count, what
     both = weights[kernel.places.long()]
     # an end may lie a few of 2³¹ parts beside the other's: then a neighbour is drawn

@@ -16,6 +16,7 @@ from torch import Tensor
 from fst.basics.errors import UsageError
 from fst.ops import cpp
 from fst.ops.cpp import zeros_weight
+from fst.ops.geometry import geometry_of
 from tests.campaign.op import random_shape
 from tests.campaign.weights import Checks
 from tests.oracle.conv import output_size
@@ -164,37 +165,29 @@ def _maps_grad_weight(draw: random.Random) -> Arguments:
     return _named(names + "channels_last zeros_of", *values, draw.choice(("input", "grad_output")))
 
 
-def _zeros(draw: random.Random, grad_input: bool, listed: bool) -> Arguments:
-    """Of Y or dX of a weight with zeros, or of its lists."""
+def _zeros(draw: random.Random, grad_input: bool) -> Arguments:
+    """Of Y or dX of a weight with zeros."""
     c, lanes = _convolution(draw), draw.randint(0, 2)
     size, shape = list(c["input"].shape), list(c["weight"].shape)
     geometry = _named("stride padding dilation groups", *c["geometry"], c["groups"])
-    weight = c["weight"] * (torch.rand(shape) < draw.choice((0.0, 0.5, 1.0)))
-    source, rest = {"weight": weight}, {}
-    if listed:
-        lists = torch.zeros(9, dtype=torch.int64)
-        if not cpp.missing():
-            numbers = (*geometry.values(), grad_input, lanes)
-            lists = zeros_weight.zeros_lists(weight, size, *numbers)
-        source, rest = {"lists": lists}, {"weight_shape": shape}
+    source = {"weight": c["weight"] * (torch.rand(shape) < draw.choice((0.0, 0.5, 1.0)))}
     if grad_input:
         maps = {"grad_output": c["grad_output"]}
-        return maps | source | rest | {"input_size": size} | geometry | {"lanes": lanes}
+        return maps | source | {"input_size": size} | geometry | {"lanes": lanes}
     bias = torch.randn(shape[0]) if draw.random() < 0.5 else None
     added = {"bias": bias, "residual": None}
     last = {"activation": draw.randint(0, 4), "lanes": lanes}
-    return {"input": c["input"]} | source | added | rest | geometry | last
+    return {"input": c["input"]} | source | added | geometry | last
 
 
 def _kept(draw: random.Random) -> Arguments:
     """Of Y of a weight, with lists of it or without."""
-    given = _zeros(draw, grad_input=False, listed=False)
+    given = _zeros(draw, grad_input=False)
     lists = None
     if draw.random() < 0.5 and not cpp.missing():
-        names = ("stride", "padding", "dilation", "groups")
-        numbers = (*(given[name] for name in names), False, given["lanes"])
-        size = list(given["input"].shape)
-        lists = zeros_weight.zeros_lists(given["weight"], size, *numbers)
+        geometry = geometry_of(*(given[n] for n in ("stride", "padding", "dilation", "groups")))
+        where = given["input"].shape, given["weight"].shape, geometry, False, given["lanes"]
+        lists = zeros_weight.lists_of(given["weight"], zeros_weight.product_numbers(*where))
     first = {"input": given.pop("input"), "weight": given.pop("weight"), "lists": lists}
     return first | given
 
@@ -213,11 +206,9 @@ BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
     "maps_output_cpp": _maps_output,
     "maps_grad_input_cpp": _maps_grad_input,
     "maps_grad_weight_cpp": _maps_grad_weight,
-    "zeros_output_cpp": partial(_zeros, grad_input=False, listed=False),
-    "zeros_grad_input_cpp": partial(_zeros, grad_input=True, listed=False),
+    "zeros_output_cpp": partial(_zeros, grad_input=False),
+    "zeros_grad_input_cpp": partial(_zeros, grad_input=True),
     "kept_output_cpp": _kept,
-    "listed_output_cpp": partial(_zeros, grad_input=False, listed=True),
-    "listed_grad_input_cpp": partial(_zeros, grad_input=True, listed=True),
 }
 
 

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 import fst.api.export
-from fst.layers.modules import SparseLayer
 from fst.layers.remembered import FrozenBlock
+from fst.ops.plan import CallPlan
 from fst.ops.prune import prune_weight
 from fst.rules.sampled import Positions, Sampled
 from tests.campaign import __main__ as campaign
@@ -64,15 +64,15 @@ def test_campaign(kind):
 
 def test_a_stale_weight_is_seen_and_told(monkeypatch, tmp_path, capsys):
     """A layer that remembers S(W) as long as autograd's version counter stays is found out."""
-    prune, remembered = SparseLayer._prune, {}
+    prune, remembered = CallPlan.prune, {}
 
-    def remember(self, weight, dtype, *, trains):
-        key = id(self), weight.data_ptr(), weight._version, dtype
+    def remember(self, weight, *options):
+        key = weight.data_ptr(), weight._version, self.dtype
         if key not in remembered:
-            remembered[key] = prune(self, weight, dtype, trains=trains)
+            remembered[key] = prune(self, weight, *options)
         return remembered[key]
 
-    monkeypatch.setattr(SparseLayer, "_prune", remember)
+    monkeypatch.setattr(CallPlan, "prune", remember)
     (tmp_path / "page.md").write_text(f"a\n{campaign.MARK}old{campaign.MARK}b\n")
     files = ["--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "page.md")]
     assert campaign.main(["--only", "weights/data-copy-0", *files]) == 1

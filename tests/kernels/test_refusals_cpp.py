@@ -69,7 +69,7 @@ def test_the_numbers_of_a_convolution_are_checked(changed, message):
 
 def test_shapes_are_checked():
     geometry = ((1, 1), (1, 1), (1, 1))
-    with pytest.raises(ValueError, match=r"kernel=\(3,\) must be two numbers"):
+    with pytest.raises(ValueError, match=r"kernel_size=\(3,\) must be two numbers"):
         cpp.measure_positions(GRADS, (5, 5), (3,), *geometry, True)
     with pytest.raises(ValueError, match=r"input_size=\(5,\) must be two"):
         cpp.measure_positions(GRADS, (5,), (3, 3), *geometry, True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fst.ops import cpp
 from fst.ops.cpp import zeros_weight as zeros
-from fst.ops.geometry import Geometry, convolve, input_gradient
+from fst.ops.geometry import Geometry, convolve, geometry_of, input_gradient, is_channels_last
 from tests.kernels.values import with_threads
 from tests.oracle.geometry import Windows
 
@@ -82,6 +82,28 @@ def assert_as_exact(found: Tensor, exact: Tensor, same: Tensor) -> None:
     assert (found.double() - exact).norm() <= allowed
 
 
+def dense(input: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    return convolve(input, weight, geometry)(input, weight, None)
+
+
+def lists_of(weight: Tensor, size, geometry: Geometry, lanes: int = 0) -> Tensor:
+    """The compressed weight of Y, for inputs of this size."""
+    numbers = zeros.product_numbers(size, weight.shape, geometry, False, lanes)
+    return zeros.lists_of(weight, numbers)
+
+
+def by_lists(input: Tensor, lists: Tensor, shape, geometry: Geometry, lanes: int = 0) -> Tensor:
+    """Y of a compressed weight of this shape."""
+    numbers = zeros.product_numbers(input.shape, shape, geometry, False, lanes)
+    like = dense(input, torch.empty(shape, dtype=input.dtype), geometry)
+    like = torch.empty_like(like, memory_format=memory_of(input))
+    return zeros._multiply(input, lists, numbers, like, None, None, 0)
+
+
+def memory_of(maps: Tensor) -> torch.memory_format:
+    return torch.channels_last if is_channels_last(maps) else torch.contiguous_format
+
+
 def output(input: Tensor, weight: Tensor, geometry: Geometry = PLAIN, *, lanes: int = 0) -> Tensor:
     return zeros.zeros_output(input, weight, None, None, *geometry, 0, lanes)
 
@@ -101,7 +123,7 @@ def test_output(c):
     assert found.is_contiguous() or found.is_contiguous(memory_format=torch.channels_last)
     if not input.is_contiguous():
         assert found.is_contiguous(memory_format=torch.channels_last)
-    assert_as_exact(found, oracle(input, weight, geometry), convolve(input, weight, None, geometry))
+    assert_as_exact(found, oracle(input, weight, geometry), dense(input, weight, geometry))
 
 
 @pytest.mark.each_isa
@@ -114,7 +136,9 @@ def test_grad_input(c):
     if not grad_output.is_contiguous():
         assert found.is_contiguous(memory_format=torch.channels_last)
     exact = oracle(grad_output, weight, geometry, size)
-    assert_as_exact(found, exact, input_gradient(grad_output, weight, geometry, size))
+    assert_as_exact(
+        found, exact, input_gradient(grad_output, weight, geometry, size)(grad_output, weight)
+    )
 
 
 @pytest.mark.each_isa
@@ -123,7 +147,7 @@ def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
     input, weight, geometry = c["input"], c["weight"], c["geometry"]
     exact, same = (
         oracle(input, weight, geometry),
-        convolve(input.float(), weight.float(), None, geometry),
+        dense(input.float(), weight.float(), geometry),
     )
     bias = torch.randn(len(weight)) if with_bias else None
     residual = (
@@ -144,19 +168,12 @@ def test_bias_residual_and_activation(c, activation, with_bias, with_residual):
 @given(products())
 def test_lists_serve_many_calls(c):
     input, weight, geometry, lanes = c["input"], c["weight"], c["geometry"], c["lanes"]
-    arguments = (weight, input.shape, *geometry)
-    lists = with_threads(c["threads"], zeros.zeros_lists, *arguments, False, lanes)
+    lists = with_threads(c["threads"], lists_of, weight, input.shape, geometry, lanes)
     wanted = output(input, weight, geometry, lanes=lanes)
-    shape = weight.shape
     for _ in range(2):
-        found = zeros.listed_output(input, lists, None, None, shape, *geometry, 0, lanes)
-        assert torch.equal(found, wanted)
-    lists = zeros.zeros_lists(*arguments, True, lanes)
-    grad_output = c["grad_output"]
-    wanted = gradient(grad_output, weight, input.shape, geometry, lanes=lanes)
-    arguments = (grad_output, lists, shape, input.shape, *geometry, lanes)
-    found = with_threads(c["threads"], zeros.listed_grad_input, *arguments)
-    assert torch.equal(found, wanted)
+        assert torch.equal(by_lists(input, lists, weight.shape, geometry, lanes), wanted)
+        kept = zeros.kept_output(input, weight, lists, None, None, *geometry, 0, lanes)
+        assert torch.equal(kept, wanted)
 
 
 @pytest.mark.parametrize("memory", FORMATS)
@@ -170,7 +187,7 @@ def test_many_blocks_of_channels_and_strips(channels, samples, memory):
     for stride in ((1, 1), (2, 2), (3, 2)):
         geometry = PLAIN._replace(stride=stride)
         exact = oracle(input, weight, geometry)
-        grad_output = torch.empty_like(convolve(input, weight, None, geometry)).normal_()
+        grad_output = torch.empty_like(dense(input, weight, geometry)).normal_()
         exact_gradient = oracle(grad_output, weight, geometry, input.shape)
         for lanes in (1, 2):
             found = output(input, weight, geometry, lanes=lanes)
@@ -253,26 +270,28 @@ def test_results_do_not_depend_on_threads(samples):
 
 def test_lists_of_another_product_are_refused():
     input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
-    arguments = ((8, 8, 3, 3), *PLAIN)
-    lists = zeros.zeros_lists(weight, input.shape, *PLAIN)
+    lists = lists_of(weight, input.shape, PLAIN)
     runs = lists.clone()
     runs[9] = len(weight.flatten()) + 1
-    backward = zeros.zeros_lists(weight, input.shape, *PLAIN, True)
-    for wrong in (lists[:-1], lists[:0], torch.zeros_like(lists), runs, backward):
+    backward = zeros.product_numbers(input.shape, weight.shape, PLAIN, True)
+    others = (lists[:-1], lists[:0], torch.zeros_like(lists), runs)
+    for wrong in (*others, zeros.lists_of(weight, backward)):
         with pytest.raises(ValueError, match="describe no operands"):
-            zeros.listed_output(input, wrong, None, None, *arguments)
-    with pytest.raises(ValueError, match="must come from zeros_lists"):
-        zeros.listed_output(input, lists.int(), None, None, *arguments)
+            by_lists(input, wrong, weight.shape, PLAIN)
+        kept = zeros.kept_output(input, weight, wrong, None, None, *PLAIN)  # it makes its own
+        assert torch.equal(kept, output(input, weight))
+    with pytest.raises(ValueError, match="must come from lists_of"):
+        by_lists(input, lists.int(), weight.shape, PLAIN)
 
 
 @pytest.mark.each_isa
 def test_lists_with_any_offsets_read_nothing_outside():
     """A list from a damaged file gives other numbers, and no fault."""
     input, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
-    lists = zeros.zeros_lists(weight, input.shape, *PLAIN)
+    lists = lists_of(weight, input.shape, PLAIN)
     size = weight.numel() * 6 // 8
     lists[-size // 3 :] = -1
-    found = zeros.listed_output(input, lists, None, None, weight.shape, *PLAIN)
+    found = by_lists(input, lists, weight.shape, PLAIN)
     assert found.shape == (2, 8, 9, 9)
 
 
@@ -334,10 +353,8 @@ def test_operators_agree_with_their_declarations():
 
         check("zeros_output", input, weight, bias, grad_output, *geometry, 1)
         check("zeros_grad_input", grad_output, weight, [2, 8, 7, 5], *geometry)
-        lists = zeros.zeros_lists(weight, input.shape, *geometry)
-        check("listed_output", input, lists, None, None, [6, 4, 3, 3], *geometry)
-        lists = zeros.zeros_lists(weight, input.shape, *geometry, True)
-        check("listed_grad_input", grad_output, lists, [6, 4, 3, 3], [2, 8, 7, 5], *geometry)
+        lists = lists_of(weight, input.shape, geometry_of(*geometry))
+        check("kept_output", input, weight, lists, None, None, *geometry)
 
 
 def test_compiled_graphs_take_them():

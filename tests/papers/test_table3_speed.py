@@ -73,10 +73,10 @@ def test_multiply_adds_that_a_backend_does(script, gemm, backend, kept):
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3))
     fst.convert(model, "fst_sampled")
     record = model[0].state.record
-    record.shares.update(weight=(1, 4), transposed=(1, 6), input=(1, 2))
-    record.decisions[gemm] = Decision(gemm, "", backend, "", {}, "something")
+    record.shares.update(weight=4, transposed=6, input=2)
+    record.decisions[gemm] = Decision(gemm, backend, "", {}, "something")
     assert script["_kept"](model[0], gemm) == kept
-    record.decisions[gemm] = Decision(gemm, "", "dense", "", {})
+    record.decisions[gemm] = Decision(gemm, "dense", "", {})
     assert script["_kept"](model[0], gemm) == 1
 
 
