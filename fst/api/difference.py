@@ -1,4 +1,4 @@
-"""How far outputs are from those that are expected."""
+"""The distance of outputs from those that are expected."""
 
 from __future__ import annotations
 

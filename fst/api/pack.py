@@ -269,7 +269,7 @@ def _in_bfloat16(
     state: State,
     times: dict[str, Timing],
 ) -> str:
-    """How fast the model is in bfloat16, in words, where few calls of it take long; adds a time."""
+    """The speed in bfloat16, in words, where few calls of the model take long; adds a time."""
     advice = "fst.pack(..., dtype=torch.bfloat16)"
     if times[PACKED].median > QUICK:
         return f"bfloat16 was not tried, as a call takes more than {QUICK:.0f} ms: {advice}."

@@ -1,4 +1,4 @@
-"""What a layer knows for the choice of its backends: measured times, and shares of zeros."""
+"""The knowledge by which a layer chooses its backends: measured times, and shares of zeros."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Record:
     moved: bool = False
     counting: bool = True
 
-    def counts_in(self, step: int) -> bool:
-        """True if zeros are counted in this step.
+    def begin(self, step: int) -> None:
+        """Say whether zeros are counted in this step.
 
         An operand that was wholly zero, as gradients in a residual branch are in the first step
         where its last batch norm begins at zero, is counted again in the next step.
         """
-        return step % COUNTED == 0 or STEPS in self.shares.values()
+        self.counting = step % COUNTED == 0 or STEPS in self.shares.values()
 
     def count(self, operand: str, share: float) -> None:
         """Take note of an operand's share of zeros.

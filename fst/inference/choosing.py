@@ -104,7 +104,7 @@ class Choice:
 
 
 def _distance(form: Form, other: Form) -> float:
-    """How far two inputs differ in size; the batch counts twice."""
+    """The distance of two inputs in size; the batch counts twice."""
 
     def apart(a: float, b: float) -> float:
         return abs(math.log(max(a, 1) / max(b, 1)))

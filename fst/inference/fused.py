@@ -57,7 +57,7 @@ def fuse(model: nn.Module, graph: fx.Graph, prefix: str = "") -> None:
 
 
 def _compute_in_channels_last(graph: fx.Graph) -> None:
-    """What sees the results finds the memory format of the inputs."""
+    """Users of the results find the memory format of the inputs."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     output = graph.output_node()
     with graph.inserting_before(output):

@@ -1,4 +1,4 @@
-"""What a packed layer has made of its tensors, and how it sees that they have changed."""
+"""Things that a packed layer has made of its tensors; it sees when these have changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Folded(NamedTuple):
 
 @dataclass(eq=False)
 class Known:
-    """What was made of a layer's tensors, for as long as nothing of it changes.
+    """Things made of a layer's tensors, for as long as nothing of it changes.
 
     Attributes:
         numbers: of the layer and its batch norm.

@@ -132,7 +132,7 @@ class PackedLayer(nn.Module):
             )
 
     def known(self, input: Tensor) -> Known:
-        """What is made of the layer's tensors and the batch norm's, as they are now."""
+        """Things made of the layer's tensors and the batch norm's, as they are now."""
         numbers, norm, known = self._numbers(), self.norm, self._known
         tensors: list[Tensor | None] = [*self._parameters.values()]
         if norm is not None:

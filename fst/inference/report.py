@@ -25,7 +25,7 @@ BFLOAT16 = "packed, bfloat16"
 
 @dataclass(frozen=True)
 class PackedRow:
-    """How a layer of a packed model runs for the example input, or layers in one go.
+    """The way in which a layer of a packed model runs for the example input, or layers in one go.
 
     Attributes:
         name: in the model; of several layers joined by " + ".

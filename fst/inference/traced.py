@@ -27,7 +27,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Seen:
-    """What a trace has seen of a model, on which its graph depends.
+    """The facts that a trace has seen of a model, on which its graph depends.
 
     Attributes:
         hooks: of the modules within the model.
@@ -206,7 +206,7 @@ def _name_of(node: fx.Node, modules: dict[str, nn.Module]) -> str:
 
 
 def _attributes(model: nn.Module) -> dict[str, tuple[Any, str]]:
-    """What a model's code may write, with what is in containers."""
+    """The values that a model's code may write, with those in containers."""
     return {
         f"{name}.{key}": (value, repr(value) if isinstance(value, list | dict | set) else "")
         for name, module in model.named_modules()

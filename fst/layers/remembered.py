@@ -20,7 +20,7 @@ Frozen = dict[Any, PrunedWeight]
 
 
 class LayerPlan(NamedTuple):
-    """How a layer computes calls of one form.
+    """The way in which a layer computes calls of one form.
 
     Attributes:
         plan: of the op.
@@ -72,7 +72,7 @@ class LayerState:
     def end_step(self, calls: int) -> None:
         """Count a step of the optimizer that had ``calls`` training calls."""
         self.step += 1
-        self.record.counting = self.record.counts_in(self.step)
+        self.record.begin(self.step)
         if self.memories:
             self.memories = {call: kept for call, kept in self.memories.items() if call < calls}
 
@@ -93,7 +93,7 @@ class LayerState:
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
         other = self.record.restore(saved.get("record", {}), device)
-        self.record.counting = self.record.counts_in(self.step)
+        self.record.begin(self.step)
         return other
 
 

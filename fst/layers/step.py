@@ -280,7 +280,11 @@ def held_by(optimizer: Optimizer) -> Layers:
     if are_sharded(parameters):
         _check_resharded(layers, optimizer, parameters)
     held = set(map(id, parameters))
-    return [layer for layer in layers if id(_weight_of(layer)) in held]
+    return [
+        layer
+        for layer in layers
+        if id(layer._parameters.get("weight")) in held or id(_weight_of(layer)) in held
+    ]
 
 
 def _check_resharded(layers: Layers, optimizer: Optimizer, parameters: list[Tensor]) -> None:

@@ -170,7 +170,7 @@ class PrunableWeight(nn.Module):
 
 
 def identity_of(weight: Tensor) -> tuple[Any, ...]:
-    """What tells a weight and its values from others, as long as it lives.
+    """A key that tells a weight and its values from others, as long as the weight lives.
 
     Tensors that were made in inference mode have no version, and cannot be saved for a backward
     pass.

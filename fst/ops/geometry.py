@@ -50,10 +50,13 @@ def geometry_of(
     """The geometry whose pairs a registered operator got as lists.
 
     Raises:
-        ValueError: one of them has not two numbers.
+        ValueError: one of them has not two numbers, or a stride is below 1.
     """
+    strides = pair_of("stride", stride)
+    if min(strides) < 1:
+        raise ValueError(f"stride={strides} must be at least 1.")
     return Geometry(
-        pair_of("stride", stride),
+        strides,
         pair_of("padding", padding),
         pair_of("dilation", dilation),
         groups,

@@ -112,8 +112,8 @@ def planned(
 
 
 def surroundings() -> tuple[bool, ...]:
-    """Whether modes, transforms, a tracer or a profiler want to see operators; and whether
-    algorithms must be deterministic. No Python call is made for it.
+    """True for each of modes, transforms, a tracer and a profiler that want to see operators; and
+    where algorithms must be deterministic. No Python call is made for it.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0,

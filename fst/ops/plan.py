@@ -80,7 +80,7 @@ def draws_of(
 
 
 class CallPlan:
-    """How calls of one form are computed; it keeps no value of any tensor.
+    """The computation of calls of one form; it keeps no value of any tensor.
 
     Backends are chosen in the first call, and in its backward pass. Zeros that are counted later
     change no plan: the layer makes a new one after the step.

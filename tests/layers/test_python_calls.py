@@ -14,13 +14,13 @@ from fst.ops import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {  # strategy -> calls of a layer in rows "small" and "wide" of python_calls.py
-    "dense": {"small": 27, "wide": 28},
-    "srste": {"small": 114, "wide": 562},
-    "fst_w": {"small": 162, "wide": 586},
-    "sdgp": {"small": 169, "wide": 376},
-    "fst": {"small": 556, "wide": 697},
-    "sampled": {"small": 519, "wide": 512},
-    "fst_sampled": {"small": 657, "wide": 801},
+    "dense": {"small": 15, "wide": 16},
+    "srste": {"small": 35, "wide": 63},
+    "fst_w": {"small": 58, "wide": 63},
+    "sdgp": {"small": 53, "wide": 51},
+    "fst": {"small": 83, "wide": 86},
+    "sampled": {"small": 86, "wide": 86},
+    "fst_sampled": {"small": 101, "wide": 105},
 }
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
