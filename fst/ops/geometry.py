@@ -54,7 +54,7 @@ def geometry_of(
     """
     strides = pair_of("stride", stride)
     if min(strides) < 1:
-        raise ValueError(f"stride={strides} must be at least 1.")
+        raise ValueError(f"stride={strides} must be two numbers from 1.")
     return Geometry(
         strides,
         pair_of("padding", padding),
