@@ -55,6 +55,8 @@ nitpick_ignore = [
     ("py:class", "fst.backends.timing.Samples"),
     ("py:class", "fst.backends.choice.Operands"),
     ("py:class", "Records"),
+    ("py:class", "Times"),
+    ("py:class", "CallPlan"),
 ]
 suppress_warnings = ["myst.header"]  # reports of commands begin their tables at the third level
 autodoc_inherit_docstrings = False

@@ -105,7 +105,7 @@ def test_own_loop_tells_schedules_what_they_need(strategy, monkeypatch, capsys) 
 
 
 def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
-    options = ["--epochs", "2", "--seeds", "0", "--repeats", "1", "--strategies", "fst", "sdgp"]
+    options = ["--epochs", "3", "--seeds", "0", "--repeats", "1", "--strategies", "fst", "sdgp"]
     command = [sys.executable, "tools/demo.py", *options, "--out", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -118,7 +118,7 @@ def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
         rows[cells[0]] = cells[1:]
     assert rows["fst"][2:] == ["99.9 %", "weight 50 %", "weight 50 %", "input 50 %"]
     assert rows["sdgp"][2:] == ["nothing", "dense", "grad_output 50 %", "dense"]
-    assert float(rows["fst"][0]) > 30
+    assert float(rows["fst"][0]) > 40
     assert 0.2 < float(re.match(r"([\d.]+) x \(", rows["fst"][1])[1]) < 5
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 

@@ -62,6 +62,7 @@ PAGES = {
 }
 DATA = {
     "fst.__version__": "The version, as in `pip show fst-train`.",
+    "fst.backends.NO_GAIN": "Begins the reason of a backend that can compute and saves nothing.",
     "fst.backends.OPERATIONS": "Name of each operation that has several backends -> what it is.",
 }
 TITLES = {

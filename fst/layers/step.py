@@ -43,7 +43,8 @@ def decay(layer: SparseLayer, weight: Tensor, strategy: Strategy, scale: Tensor 
     mask = None
     if layer.passing.decay_mask is not None:
         of, version, remembered = layer.passing.decay_mask
-        if of is weight and version == weight._version:  # else it is the mask of other values
+        # Else it is the mask of other values; FSDP gathers a weight of its own for each call.
+        if is_managed(layer) or (of is weight and version == weight._version):
             mask = remembered
     mask = layer.output_mask() if mask is None else mask
     assert mask is not None  # a decay needs a rule of the weight
