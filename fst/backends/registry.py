@@ -244,7 +244,8 @@ def parse(text: str, source: str) -> dict[str, str]:
 
 def _check_operation(operation: str) -> None:
     if operation not in OPERATIONS:
-        raise ValueError(f"operation={operation!r} is unknown.{suggest(operation, OPERATIONS)}")
+        hint = suggest(operation, OPERATIONS) if OPERATIONS else " import fst.ops registers all."
+        raise ValueError(f"operation={operation!r} is unknown.{hint}")
 
 
 def _check_usable(operation: str, name: str) -> None:

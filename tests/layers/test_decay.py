@@ -343,3 +343,18 @@ def test_a_compiled_model_trains_as_the_eager_one():
     net.zero_grad()
     torch.compile(net, fullgraph=True, backend="aot_eager")(batch()).sum().backward()
     assert_close(stepped_gradients(net), expected)
+
+
+def test_a_weight_that_changed_since_its_call_decays_by_its_own_mask():
+    """Of values that a call has not seen, the mask of that call says nothing."""
+    layer = nn.Conv2d(8, 4, 1, bias=False)
+    fst.convert(layer, fst.get_strategy("srste", decay=0.5))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.randn(2, 8, 3, 3)).sum().backward()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn_like(layer.weight))
+    before, gradient = layer.weight.detach().clone(), layer.weight.grad.clone()
+    kept = layer.output_mask()
+    optimizer.step()
+    expected = before - 0.1 * (gradient + 0.5 * before * ~kept)
+    torch.testing.assert_close(layer.weight.detach(), expected)

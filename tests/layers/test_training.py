@@ -372,3 +372,15 @@ def test_averaged_model():
         net[0].weight.normal_()
     averaged.update_parameters(net)
     torch.testing.assert_close(averaged(batch()), fst.fold(averaged.module).eval()(batch()))
+
+
+def test_a_weight_that_changes_inside_frozen_is_pruned_anew():
+    layer = nn.Sequential(nn.Conv2d(8, 8, 3))
+    fst.convert(layer, "srste")
+    images = torch.randn(2, 8, 6, 6)
+    with torch.no_grad(), fst.frozen(layer):
+        layer(images)
+        layer[0].weight.copy_(torch.randn_like(layer[0].weight))
+        found = layer(images)
+    with torch.no_grad():
+        torch.testing.assert_close(found, layer(images))
