@@ -88,6 +88,8 @@ class SparseLayer(PrunableWeight):
             return self.dense_class.forward(self, input)
         weight: Any = parameters["weight"] if "weight" in parameters else self.weight
         bias = parameters["bias"] if "bias" in parameters else self.bias
+        if not isinstance(input, Tensor):
+            check_tensors(input, weight, bias, 1)  # which says what it is
         form = (
             *(type(input), input.shape, input.stride(), input.dtype, input.device),
             *(input.requires_grad, type(weight), weight.shape, weight.stride(), weight.dtype),
@@ -291,7 +293,10 @@ class SparseConv2d(SparseLayer, nn.Conv2d):
         return int(self.groups)  # of NumPy's integers too
 
     def _window(self) -> tuple[Any, ...]:
-        return self.stride, self.padding, self.dilation, self.groups, self.padding_mode
+        where = self.stride, self.padding, self.dilation
+        if list in (type(where[0]), type(where[1]), type(where[2])):  # which has no hash
+            where = tuple(map(str, where))  # type: ignore[assignment]
+        return where, self.groups, self.padding_mode
 
     def _geometry(self, input: Tensor, weight: Tensor) -> tuple[Tensor, Geometry]:
         padding: Any = self.padding

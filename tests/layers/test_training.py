@@ -384,3 +384,14 @@ def test_a_weight_that_changes_inside_frozen_is_pruned_anew():
         found = layer(images)
     with torch.no_grad():
         torch.testing.assert_close(found, layer(images))
+
+
+def test_a_stride_in_a_list_and_an_input_that_is_no_tensor():
+    layer = nn.Conv2d(8, 8, 3)
+    fst.convert(layer, "srste")
+    images = torch.randn(2, 8, 6, 6)
+    expected = layer(images)
+    layer.stride = [1, 1]
+    assert torch.equal(layer(images), expected)
+    with pytest.raises(TypeError, match="input='x' must be a torch.Tensor"):
+        layer("x")
