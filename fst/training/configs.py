@@ -92,7 +92,10 @@ def is_detector(config: Config) -> bool:
 
 def _read(path: str) -> Config:
     try:
-        return Config.fromfile(path)
+        try:
+            return Config.fromfile(path)
+        except SystemError:  # CPython before 3.12 mistakes what another thread parses meanwhile
+            return Config.fromfile(path)
     except (ModuleNotFoundError, AssertionError) as error:  # of `_base_ = "package::..."`
         if "mmdet" in str(error) and importlib.util.find_spec("mmdet") is None:
             raise _no_mmdet(path) from error

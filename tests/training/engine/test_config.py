@@ -115,6 +115,18 @@ def test_a_config_that_cannot_be_read_is_named(capsys, tmp_path, name, content):
     assert message.count("\n") == 1
 
 
+def test_a_config_is_read_again_where_threads_confused_python_s_parser(write_config, monkeypatch):
+    read, answers = Config.fromfile, [SystemError("AST constructor recursion depth mismatch")]
+
+    def fromfile(path):
+        if answers:
+            raise answers.pop()
+        return read(path)
+
+    monkeypatch.setattr(Config, "fromfile", fromfile)
+    assert load_config(write_config()).sparsity.strategy
+
+
 def test_a_work_dir_that_is_no_folder(capsys, tmp_path, write_config):
     (tmp_path / "file").touch()
     for wrong in ("file", "file/within"):
