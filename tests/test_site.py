@@ -34,9 +34,8 @@ API = (
     "patterns",
     "report",
     "state",
-    "table",
 )
-MODULES = tuple(f"api/{name}" for name in (*API, "verify"))
+MODULES = (*(f"api/{name}" for name in (*API, "verify")), "layers/table")
 
 
 class Page(HTMLParser):

@@ -37,7 +37,7 @@ PAGES = {
         "fst.api.patterns",
         "fst.api.attach",
         "fst.api.verify",
-        "fst.api.table",
+        "fst.layers.table",
         "fst.api.metrics",
         "fst.api.hold",
         "fst.layers.coverage",

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from fst.api.difference import relative_difference
 from fst.api.fold import fold
-from fst.api.table import LayerRow, LayerTable
 from fst.api.verify import check_records, check_weight
 from fst.basics.sharding import LOAD, refuse_sharded
 from fst.basics.text import counted_as, suggest
@@ -28,6 +27,7 @@ from fst.files.options import Inputs, Options
 from fst.files.records import records_of
 from fst.files.weights import read_stored
 from fst.layers.modules import folded_to_another_class, sparse_layers
+from fst.layers.table import LayerRow, LayerTable
 from fst.rules.rule import WeightGroups
 
 LARGEST_DIFFERENCE = 1e-3  # of an output, relative to its largest value

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fst.api.table import WEIGHTS, Columns, GemmReport, LayerRow, LayerTable
 from fst.backends import Decision
 from fst.backends.choice import DENSE
 from fst.basics.text import table
 from fst.layers.coverage import NOT_CALLED, gemm_weights, shape_of
 from fst.layers.modules import SparseLayer, sparse_layers
+from fst.layers.table import WEIGHTS, Columns, GemmReport, LayerRow, LayerTable
 from fst.ops import cpp
 from fst.rules.rule import Pattern, Rule
 from fst.rules.strategy import GEMMS, Strategy
@@ -23,8 +23,6 @@ NOT_COMPUTED = "not computed"
 MAY_BE = "may be accelerated"
 NO_CHOICE = "nothing to choose so far"
 LONG = 30  # layers; in longer reports similar ones share a row
-
-
 LAYERS: Columns = {
     "layer": lambda row: row.layer,
     "weight": WEIGHTS["shape"],

@@ -11,7 +11,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fst.api.table import LayerRow, LayerTable
 from fst.api.targets import Target, Weight, target_of
 from fst.basics.errors import UsageError
 from fst.basics.selectors import Selector, selected
@@ -21,6 +20,7 @@ from fst.basics.values import check_has_values, check_number, one_of
 from fst.files.records import records_of
 from fst.layers.coverage import NOT_CALLED, multiply_adds
 from fst.layers.modules import SparseLayer
+from fst.layers.table import LayerRow, LayerTable
 from fst.rules.masks import check_pattern
 from fst.rules.nm import GROUP_ORDERS
 from fst.rules.rule import WeightGroups

@@ -10,10 +10,10 @@ from torch import nn
 
 import fst
 from fst.api.report import LAYERS, LONG, backends_table, describe_layer
-from fst.api.table import LayerTable
 from fst.backends import sources
 from fst.basics.text import table
 from fst.layers import modules
+from fst.layers.table import LayerTable
 from fst.ops import cpp
 
 
