@@ -35,6 +35,9 @@ def sparsity_state(model: nn.Module) -> dict[str, Any]:
 def load_sparsity_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Restore what `sparsity_state` returned. Call it between two steps, also within a run.
 
+    Random rules draw from the seed that the state was saved with, if `seed_random_rules` had set
+    one, and on from its step.
+
     Warns where backends were chosen on another machine: they are chosen anew.
 
     Raises:
@@ -81,6 +84,7 @@ def _check_entry(name: str, layer: SparseLayer, entry: Mapping[str, Any]) -> Non
     fits = {
         "step": (_is_count(step), "0, 1, 2, ..."),
         "calls": (_is_count(entry.get("calls", 0)), "0, 1, 2, ..."),
+        "seed": (type(entry.get("seed")) in (int, type(None)), "None or an integer"),
         "kept_mask": (mask is None or is_mask, f"None or a mask of the weight's {size} elements"),
     }
     for field in ("schedule_state", "memories"):
@@ -127,7 +131,8 @@ def seed_random_rules(model: nn.Module, seed: int, rank: int = 0) -> None:
     """Draw random rules from (seed, layer, step) instead of torch's default generator.
 
     Masks of the weight are equal on all ranks; masks of grad_output and input differ. Without this
-    call several ranks draw a layer's masks from its weights, and so alike too.
+    call several ranks draw a layer's masks from its weights, and so alike too. `sparsity_state`
+    holds the seed, not the rank: a resumed process keeps its own.
 
     Raises:
         TypeError: ``seed`` or ``rank`` is no integer.

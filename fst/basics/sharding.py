@@ -87,6 +87,11 @@ def several_ranks() -> bool:
     return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
+def own_rank() -> int:
+    """The rank of this process in `torch.distributed`; 0 where it is the only one."""
+    return torch.distributed.get_rank() if several_ranks() else 0
+
+
 def reshard(model: nn.Module) -> None:
     """Leave each rank its part of all of ``model``, outside its forward and backward pass."""
     for module in model.modules():

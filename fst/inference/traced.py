@@ -95,17 +95,18 @@ def run_graph(
     code = trace.graph.python_code("self")
     definition, body = code.src[code.src.index("def forward") :].split("\n", 1)
     signature = inspect.signature(type(model).forward)
-    own, *names = signature.parameters
+    _, *parameters = signature.parameters.values()  # fx calls the first one self
+    names = [p.name for p in parameters]
     given = [
         f"{p.name}={p.name}"
         if p.kind is p.KEYWORD_ONLY
         else str(p.replace(annotation=p.empty, default=p.empty))
-        for p in signature.parameters.values()
+        for p in parameters
     ]
     source = (
         f"{definition}\n"
-        f"    if not {own}._is_as_traced(({', '.join([*names, ''])})):\n"
-        f"        return own_forward({', '.join(given)})\n{body}"
+        f"    if not self._is_as_traced(({', '.join([*names, ''])})):\n"
+        f"        return own_forward({', '.join(['self', *given])})\n{body}"
     )
     modules = {n: v.__name__ for n, v in code.globals.items() if isinstance(v, types.ModuleType)}
     values = {n: v for n, v in code.globals.items() if n not in modules}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fst.backends.record import Record
+from fst.basics.sharding import own_rank
 from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
@@ -56,7 +57,7 @@ class LayerState:
         kept_mask: mask of the weight, as a convolution's, if it is kept for several steps.
         schedule_state: what the strategy's schedule remembers of this layer, by name.
         memories: what a rule of grad_output remembers, by the call's number within a step.
-        seed: (seed, rank) of random rules; the caller's to set, so not part of checkpoints.
+        seed: (seed, rank) of random rules; the rank is the process's, and not part of checkpoints.
         mask_step: the step for which the kept mask was chosen, if that step is under way.
         record: which backends were chosen, and why.
     """
@@ -83,6 +84,7 @@ class LayerState:
             "kept_mask": _moved(self.kept_mask, "cpu"),
             "schedule_state": _moved(self.schedule_state, "cpu"),
             "memories": _moved(self.memories, "cpu"),
+            "seed": self.seed and self.seed[0],
             "record": self.record.saved(),
         }
 
@@ -92,6 +94,8 @@ class LayerState:
         self.kept_mask, self.mask_step = _moved(saved["kept_mask"], device), None
         self.schedule_state = _moved(saved.get("schedule_state", {}), device)
         self.memories = _moved(saved.get("memories", {}), device)
+        if (seed := saved.get("seed")) is not None:
+            self.seed = seed, self.seed[1] if self.seed else own_rank()
         other = self.record.restore(saved.get("record", {}), device)
         self.record.begin(self.step)
         return other

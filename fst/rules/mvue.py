@@ -66,7 +66,7 @@ def _uniform(groups: Tensor, count: int, generator: torch.Generator | None) -> T
     """Numbers from [0, 1), ``count`` for each group of (m, groups, ...): (count, groups, ...)."""
     device = groups.device if generator is None else generator.device
     shape = (*groups.shape[2:], groups.shape[1], count)
-    draws = torch.rand(shape, generator=generator, device=device, dtype=groups.dtype)
+    draws = torch.empty(shape, device=device, dtype=groups.dtype).uniform_(generator=generator)
     return draws.to(groups.device).movedim((-1, -2), (0, 1))
 
 

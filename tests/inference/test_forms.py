@@ -184,6 +184,11 @@ class Branching(nn.Module):
         return x if features is True else x.mean((2, 3))
 
 
+class NotSelf(Branching):
+    def forward(module, x: Tensor) -> Tensor:
+        return Branching.forward(module, x)
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -203,8 +208,8 @@ def test_calls_of_another_form_than_the_example(by_zeros: None) -> None:
         for given in ((x,), (x, mask), (x, None, True), (x, mask, True)):
             assert relative(packed(*given), model(*given)) < 1e-5
         assert relative(packed(features=True, x=x), model(x, features=True)) < 1e-5
-    model = keep(Twice())
-    assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
+    for model in (keep(Twice()), keep(NotSelf())):
+        assert relative(fst.pack(model, x)(x), model(x)) < 1e-5
 
 
 class Heads(nn.Module):

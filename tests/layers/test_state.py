@@ -184,6 +184,19 @@ def test_a_seed_is_an_integer(wrong):
     assert net[0].state.seed == (3, 0) and type(net[0].state.seed[0]) is int
 
 
+def test_a_process_that_resumes_keeps_its_rank():
+    net, other = small_net(), small_net()
+    for one in (net, other):
+        fst.convert(one, "sampled")
+    fst.seed_random_rules(net, 3, rank=0)
+    fst.seed_random_rules(other, 4, rank=1)
+    fst.load_sparsity_state(other, fst.sparsity_state(net))
+    assert other[0].state.seed == (3, 1)
+    fst.seed_random_rules(other, 4, rank=1)
+    fst.load_sparsity_state(net, fst.sparsity_state(other))
+    assert net[0].state.seed == (4, 0)
+
+
 def test_random_gradient_masks_differ_between_ranks_and_calls():
     def masks(rank):
         torch.manual_seed(0)

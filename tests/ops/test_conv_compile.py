@@ -108,7 +108,7 @@ def test_random_strategies_compile(id):
     assert all(leaf.grad.isfinite().all() and leaf.grad.any() for leaf in leaves)
 
 
-@pytest.mark.parametrize("name", ["srste", "fst", "sdgp"])
+@pytest.mark.parametrize("name", ["srste", "fst", "sdgp", "mvue"])
 def test_two_layers_of_dynamic_shapes_compile(name):
     """Numbers of one layer's graph must not reach the other's."""
     torch.manual_seed(0)

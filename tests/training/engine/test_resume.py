@@ -22,7 +22,7 @@ class Stopped(Exception):
 
 
 STRATEGIES = [
-    'dict(strategy="fst", log_interval=2)',
+    'dict(strategy="fst_sampled", log_interval=2)',
     'dict(strategy="fst", phase="random", decay_mode="decoupled", log_interval=3)',
     'dict(strategy="sdgp", rule="random", log_interval=1)',
     'dict(strategy="tsm", interval=3, log_interval=1)',
