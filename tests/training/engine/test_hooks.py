@@ -254,7 +254,52 @@ def test_the_dense_end_of_a_training_is_evaluated_as_it_is(train, write_config, 
     assert "holds no sparsity state" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("until", [0, 1, 1.5, "half"])
-def test_a_bad_until_is_refused(until, train):
-    with pytest.raises(ValueError, match=f"until={until!r} must be a number"):
-        train(sparsity=f'dict(strategy="srste", until={until!r})')
+@pytest.mark.parametrize("strategy", ["srste", "tsm", "sampled"])
+@pytest.mark.parametrize("start", [0.3, 0.5, 0.7])
+def test_start_begins_in_dense_training_also_after_a_stop(
+    train, train_with_stop, assert_same_state, strategy, start
+):
+    """Two epochs, sparse from the first one on, from the begin of the second one or within it."""
+    sparsity = f'dict(strategy="{strategy}", start={start}, log_interval=1)'
+    whole, parts = train("whole", sparsity=sparsity), train_with_stop("parts", sparsity=sparsity)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+    dense = train("dense", sparsity='dict(strategy="dense")')
+    (first, last), (same, other) = (
+        [load_checkpoint_safely(run / f"epoch_{n}.pth") for n in (1, 2)] for run in (whole, dense)
+    )
+    assert bool(first["sparsity"]) == (start < 0.5) and last["sparsity"]
+    equal = [
+        all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+        for a, b in ((first, same), (last, other))
+    ]
+    assert equal == [start >= 0.5, False]
+
+
+def test_a_training_can_be_sparse_in_its_middle_alone(train, train_with_stop, assert_same_state):
+    sparsity = 'dict(strategy="srste", start=0.3, until=0.7)'
+    whole, parts = train("whole", sparsity=sparsity), train_with_stop("parts", sparsity=sparsity)
+    assert_same_state(whole / "epoch_2.pth", parts / "epoch_2.pth")
+    first, last = (load_checkpoint_safely(whole / f"epoch_{n}.pth") for n in (1, 2))
+    assert first["sparsity"] and last["sparsity"] == {}
+    log = "".join(path.read_text() for path in whole.glob("*/*.log"))
+    assert log.index("sparse from here on") < log.index("dense from here on")
+
+
+def test_a_schedule_that_starts_later_has_the_steps_that_are_left(tmp_path):
+    hook = dict(type="SparsityHook", strategy="rigl", include="backbone", start=0.3)
+    runner = stock_runner(tmp_path, "later", custom_hooks=[hook])  # eight steps, three of them dense
+    runner.train()
+    (hook,) = (hook for hook in runner.hooks if type(hook).__name__ == "SparsityHook")
+    assert hook._attached[0]._run.total_steps == 5
+
+
+@pytest.mark.parametrize("share", [0, 1, 1.5, "half"])
+@pytest.mark.parametrize("option", ["start", "until"])
+def test_a_bad_start_or_end_is_refused(option, share, train):
+    with pytest.raises(ValueError, match=f"{option}={share!r} must be a number"):
+        train(sparsity=f'dict(strategy="srste", {option}={share!r})')
+
+
+def test_a_start_behind_the_end_is_refused(train):
+    with pytest.raises(ValueError, match="start=0.7 must be less than until=0.3"):
+        train(sparsity='dict(strategy="srste", start=0.7, until=0.3)')

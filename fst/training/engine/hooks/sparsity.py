@@ -55,6 +55,8 @@ class SparsityHook(Hook):
         log_interval: Iterations between two looks.
         from_scratch: What to do when a strategy that prunes a trained model (asp) is not given one
             by `load_from`: "warn", "error", or "allow" where the model comes trained otherwise.
+        start: Share of the iterations that are dense training, before the model is converted: with
+            0.7 the last 30 % are sparse. None: converted from the first iteration on.
         until: Share of the iterations after which the model is dense again, as `fst.unconvert`
             makes it: with 0.7 the last 30 % are dense training. None: never.
         **overrides: Arguments of the strategy, such as n, m, decay, or tsm's interval.
@@ -71,14 +73,18 @@ class SparsityHook(Hook):
         patterns: Mapping[str, str] | None = None,
         log_interval: int = 50,
         from_scratch: str = "warn",
+        start: float | None = None,
         until: float | None = None,
         **overrides: Any,
     ) -> None:
         check_integer("log_interval", log_interval, 1)
         one_of("from_scratch", from_scratch, FROM_SCRATCH)
-        if until is not None:
-            check_number("until", until, "(0, 1)")
-        self.from_scratch, self.until = from_scratch, until
+        for name, share in (("start", start), ("until", until)):
+            if share is not None:
+                check_number(name, share, "(0, 1)")
+        if start is not None and until is not None and start >= until:
+            raise ValueError(f"start={start!r} must be less than until={until!r}.")
+        self.from_scratch, self.start, self.until = from_scratch, start, until
         self.strategy = fst.get_strategy(strategy, **overrides)
         check_layers(layers, include)
         check_patterns(patterns)
@@ -110,12 +116,20 @@ class SparsityHook(Hook):
             self._check_parameters_may_change(runner)
         if self._attached or not wrappers:  # no training, or a run after it, such as a test
             return
+        if self.start is None:
+            self._begin(runner)
+            if runner._load_from is None and not runner._resume:
+                self._warn_untrained(runner, "load_from=None")
+
+    def _begin(self, runner: Any) -> None:
+        """Convert the model, and attach the strategy to the optimizers of a training."""
         self._convert(runner)
-        if runner._load_from is None and not runner._resume:
-            self._warn_untrained(runner, "load_from=None")
+        if self._attached:
+            return
+        wrappers = built_wrappers(runner.optim_wrapper)
         for wrapper in [w for w in wrappers if held_by(w.optimizer)] or wrappers:
             wrapper.optimizer.register_step_pre_hook(partial(self._look, runner))
-            lengths = _lengths(runner, wrapper)
+            lengths = _lengths(runner, wrapper, self.start or 0)
             self._attached.append(fst.attach(self.root(runner), wrapper.optimizer, **lengths))
 
     def _convert(self, runner: Any) -> None:
@@ -170,7 +184,7 @@ class SparsityHook(Hook):
             ValueError: the checkpoint is of no sparse run, or none of its weights fits.
         """
         state = checkpoint.get("sparsity") if isinstance(checkpoint, dict) else None
-        if runner._resume and (state is None if self.until else not state):
+        if runner._resume and (state is None if self.start or self.until else not state):
             raise ValueError(
                 f"cannot resume with strategy {self.strategy.name!r}: the checkpoint comes from a "
                 "run without sparsity. To start from its weights use load_from without resume."
@@ -182,10 +196,10 @@ class SparsityHook(Hook):
                 layer.passing.has_loaded_state = True  # a new training, which needs no warning
             return
         if state:
-            self._convert(runner)
-        elif runner._resume:
+            self._begin(runner)
+        elif runner._resume and self._layers:
             self._end(runner)
-        else:
+        elif not runner._resume:
             runner.logger.info("The checkpoint has no sparsity: its weights are used as they are")
         if self.strategy.replaces_parameters:
             optimizers = [wrapper.optimizer for wrapper in wrappers]
@@ -231,7 +245,11 @@ class SparsityHook(Hook):
     before_test_epoch, after_test_epoch = before_val_epoch, after_val_epoch
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Decide whether the next optimizer step is looked at."""
+        """Become sparse or dense if it is time; decide whether the next step is looked at."""
+        if self.start and not self._attached and runner.iter >= self.start * runner.max_iters:
+            self._begin(runner)
+            self.before_train(runner)
+            runner.logger.info(f"start={self.start}: the layers are sparse from here on")
         if self.until and self._layers and runner.iter >= self.until * runner.max_iters:
             self._end(runner)
         self._is_due |= self.every_n_train_iters(runner, self.log_interval)
@@ -272,10 +290,11 @@ class SparsityHook(Hook):
             runner.logger.info(f"{count:,} parameters after the epoch")
 
 
-def _lengths(runner: Any, wrapper: OptimWrapper) -> dict[str, float]:
-    """Optimizer steps of the whole training and of an epoch, for `fst.attach`."""
+def _lengths(runner: Any, wrapper: OptimWrapper, start: float) -> dict[str, float]:
+    """Optimizer steps of the training after ``start``, and of an epoch, for `fst.attach`."""
     loop, accumulated = runner.train_loop, wrapper._accumulative_counts
+    sparse_iters = loop.max_iters - math.ceil(start * loop.max_iters)
     return {
-        "total_steps": math.ceil(loop.max_iters / accumulated),
+        "total_steps": math.ceil(sparse_iters / accumulated),
         "steps_per_epoch": len(loop.dataloader) / accumulated,
     }
