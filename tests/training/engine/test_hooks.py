@@ -287,8 +287,8 @@ def test_a_training_can_be_sparse_in_its_middle_alone(train, train_with_stop, as
 
 def test_a_schedule_that_starts_later_has_the_steps_that_are_left(tmp_path):
     hook = dict(type="SparsityHook", strategy="rigl", include="backbone", start=0.3)
-    runner = stock_runner(tmp_path, "later", custom_hooks=[hook])  # eight steps, three of them dense
-    runner.train()
+    runner = stock_runner(tmp_path, "later", custom_hooks=[hook])
+    runner.train()  # eight steps, three of them dense
     (hook,) = (hook for hook in runner.hooks if type(hook).__name__ == "SparsityHook")
     assert hook._attached[0]._run.total_steps == 5
 
