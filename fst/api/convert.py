@@ -94,7 +94,7 @@ def convert(
             strategy asks for stay dense, and so do layers whose weight needs no gradient.
         patterns: name pattern -> "n:m", for layers whose weights have another N:M than the
             strategy's (`fst.patterns` makes them for a budget). The last pattern that matches
-            counts.
+            counts. What the strategy prunes of other operands stays as it is.
         example_input: one batch (N, ...), or a tuple of inputs, for the report: its multiply-adds,
             and which GEMMs run accelerated for it. The model runs on it once, dense, in eval mode.
             Then each layer that may be accelerated is called forwards and backwards on random

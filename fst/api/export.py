@@ -89,6 +89,7 @@ class ExportReport:
         return f"{LayerTable(self.weights).text()}\n\n{verdict}"
 
 
+@torch.inference_mode(False)
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -225,7 +226,8 @@ def _several(example_input: Tensor | Inputs | None) -> Inputs:
         if isinstance(inputs, tuple | list):
             kinds += f" of {', '.join(type(x).__name__ for x in inputs)}"
         raise TypeError(f"example_input is a {kinds}; it must be a tensor, or a tuple of tensors.")
-    return tuple(value.detach().cpu() for value in inputs)
+    # a copy: exporters refuse tensors of inference mode
+    return tuple(value.detach().cpu().clone() for value in inputs)
 
 
 def _weights(plain: nn.Module, stored: dict[str, Tensor]) -> tuple[LayerRow, ...]:

@@ -401,6 +401,14 @@ def test_other_heights_and_widths(suffix, options, batch, tmp_path):
     assert fst.verify(path).ok
 
 
+@pytest.mark.parametrize("file", ["m.onnx", "m.pt2"])
+def test_an_example_of_inference_mode(converted, tmp_path, file):
+    with torch.inference_mode():
+        images = torch.randn(2, 4, 8, 8)
+        within = fst.export(converted, tmp_path / file, images)
+    assert max(within.difference, fst.export(converted, tmp_path / file, images).difference) < 1e-5
+
+
 def test_a_model_of_one_size_is_no_dynamic_file(tmp_path):
     with pytest.raises(ValueError, match="does not compute it with 32 rows and 64 columns more"):
         model = nn.Sequential(nn.Flatten(), nn.Linear(256, 4))
