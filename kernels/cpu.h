@@ -40,7 +40,7 @@ const char* arguments(int (*)(A...)) {
   return text;
 }
 
-enum Status { DONE, NO_MEMORY, NOT_ASCENDING, BAD_NUMBERS };
+enum Status { DONE, NO_MEMORY, NOT_ASCENDING, BAD_NUMBERS, NOT_FINITE };
 enum Kind { SINGLE, BRAIN, HALF };  // of elements, as fst/ops/cpp numbers them
 
 // Numbers are handled as their bits.

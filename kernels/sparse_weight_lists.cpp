@@ -19,13 +19,14 @@ struct Phase {
 };
 
 // Appends what is not zero and returns how much it is. Up to `room` numbers of `to` are written,
-// `count` or more.
+// `count` or more. A lane of `odd` becomes NaN if a number is infinite or NaN.
 template <class T>
 int64_t append_nonzeros(const typename T::Int* values, const uint16_t* offsets, int64_t count,
-                        Entries to, int64_t room) {
+                        Entries to, int64_t room, vec& odd) {
   int64_t found = 0, i = 0;
   const auto append = [&](int64_t from, int64_t done) {  // V numbers, but for the first `done`
     const vec x = load<T>(values + from);
+    odd += x * 0.0f;
     const uint32_t kept = nonzeros(x) >> done << done;
     const shorts all = *reinterpret_cast<const shorts*>(offsets + from);
     const ints own = compress(__builtin_convertvector(all, ints), kept);
@@ -41,6 +42,7 @@ int64_t append_nonzeros(const typename T::Int* values, const uint16_t* offsets, 
   for (; i < count; ++i) {
     to.values[found] = T::wide(values[i]);
     to.offsets[found] = offsets[i];
+    odd[0] += T::wide(values[i]) * 0.0f;
     found += (values[i] & T::MAGNITUDE) != 0;
   }
   return found;
@@ -152,7 +154,9 @@ struct Lists {
       const int64_t b = f < p.phases() ? 0 : p.blocks - 1;
       find_offsets(phases.data[f % p.phases()], p.channels_of(b), offsets.data + f * length);
     }
+    bool finite = true;
     in_parallel(threads, [&](Team team) {
+      vec odd{};
       float* values = rows.data + team.rank * V * pitch;
       const int64_t begin = team.first(across) * step;
       const int64_t end = std::min(team.last(across) * step, p.results);
@@ -179,8 +183,9 @@ struct Lists {
             const auto* row = reinterpret_cast<const int32_t*>(values + i * pitch);
             const int64_t room = limit[u] - at[u];
             const int64_t some =
-                is_whole(phase) ? append_nonzeros<T>(from + i * result_stride, own, size, to, room)
-                                : append_nonzeros<Single>(row, own, size, to, room);
+                is_whole(phase)
+                    ? append_nonzeros<T>(from + i * result_stride, own, size, to, room, odd)
+                    : append_nonzeros<Single>(row, own, size, to, room, odd);
             runs[(g * units + u) * p.results + result + i] = {at[u], at[u] + some};
             at[u] += some;
           }
@@ -196,8 +201,11 @@ struct Lists {
           }
         }
       }
+      for (int i = 0; i < V; ++i) {
+        if (odd[i] != 0.0f) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+      }
     });
-    return DONE;
+    return p.backward && !finite ? NOT_FINITE : DONE;
   }
 };
 
@@ -213,7 +221,8 @@ FST_EXPORT int fst_zeros_lists_size(const int64_t* numbers, int64_t* bytes, int6
 FST_ARGUMENTS(fst_zeros_lists_size)
 
 // weight (groups * out, in, kh, kw), channels_last or not, whose zeros are left out. lists: of as
-// many bytes as fst_zeros_lists_size says.
+// many bytes as fst_zeros_lists_size says. For dX it must be finite: products multiply it by zeros
+// where its taps meet no output.
 FST_EXPORT int fst_zeros_lists(const void* weight, int64_t kind, int64_t last,
                                const int64_t* numbers, void* lists, int64_t bytes,
                                int64_t threads) {

@@ -228,6 +228,24 @@ def test_what_is_not_finite_reaches_what_a_weight_connects(value, lanes, dtype):
     assert not found[:, 5].isfinite().any() and found[:, 4].isfinite().all()
 
 
+@pytest.mark.each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("memory", FORMATS)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_weight_that_is_not_finite_adds_nothing_where_its_tap_meets_no_output(
+    value, memory, dtype
+):
+    grad_output = torch.randn(9, 7, 5, 6).to(dtype).contiguous(memory_format=memory)
+    weight = torch.randn(7, 6, 3, 3).to(dtype)
+    weight[2, 3, 0, 0] = value
+    for lanes in LANES:
+        found = gradient(grad_output, weight, (9, 6, 5, 6), lanes=lanes)
+        is_reached = torch.zeros(9, 6, 5, 6, dtype=torch.bool)
+        is_reached[:, 3, :-1, :-1] = True
+        assert torch.equal(found.isfinite(), ~is_reached)
+        assert found.is_contiguous(memory_format=memory)
+
+
 @pytest.mark.parametrize("lanes", LANES)
 def test_signed_zeros_are_left_out_and_subnormal_weights_are_not(lanes):
     input, weight = torch.full((3, 1, 4, 4), float("inf")), torch.zeros(2, 1, 1, 1)

@@ -113,6 +113,7 @@ def kernel(name: str) -> Callable[..., None]:
         MemoryError: it found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map; or a number is
             none that it can index with.
+        FloatingPointError: it takes finite weights alone.
     """
     if reason := missing():
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
@@ -132,6 +133,8 @@ def kernel(name: str) -> Callable[..., None]:
             raise ValueError("index must be ascending positions of the output map")
         if status == 3:
             raise ValueError(f"{name}: its numbers describe no operands that it could read.")
+        if status == 4:
+            raise FloatingPointError(f"{name}: a weight is infinite or NaN")
 
     return run
 

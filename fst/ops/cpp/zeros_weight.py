@@ -1,7 +1,8 @@
 """Y and dX of a convolution that leave out the zeros of the weight, by the C++ kernels.
 
 The products are those of the dense kernels up to the order of their sums. A zero of the weight is
-not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are numbers like others.
+not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are numbers like others,
+and dX of such a weight is the dense product.
 
 ``lanes`` says what a vector of the processor runs over: 0 a rule decides, 1 images of the batch,
 2 pixels.
@@ -32,7 +33,14 @@ from fst.ops.cpp.library import (
     pointer,
     refuses_operands,
 )
-from fst.ops.geometry import Geometry, empty_maps, geometry_of, is_channels_last, output_shape
+from fst.ops.geometry import (
+    Geometry,
+    empty_maps,
+    geometry_of,
+    input_gradient,
+    is_channels_last,
+    output_shape,
+)
 
 ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/activation.h numbers them
 LEAST_CHANNELS = 4  # of a group, where there are groups
@@ -236,7 +244,18 @@ def zeros_grad_input(
     numbers = product_numbers(input_size, weight.shape, geometry, True, lanes)
     check_dtypes(grad_output=grad_output, weight=weight)
     check_map(grad_output, input_size, weight.shape, geometry)
-    return _product(grad_output, weight, numbers, _like_grad_input(grad_output, input_size))
+    like = _like_grad_input(grad_output, input_size)
+    product = _product(grad_output, weight, numbers, like)
+    dense = input_gradient(grad_output, weight, geometry, like.shape)
+
+    def multiply(grad_output: Tensor, weight: Tensor) -> Tensor:
+        try:
+            return product(grad_output, weight)
+        except FloatingPointError:  # 0 · inf where a tap meets no output
+            result = _like_grad_input(grad_output, like.shape)
+            return result.copy_(dense(grad_output, weight))
+
+    return multiply
 
 
 def product_numbers(
