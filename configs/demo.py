@@ -4,12 +4,13 @@ _base_ = "demo_digits.py"
 
 model = dict(
     architecture=dict(width=32),
-    data_preprocessor=dict(mean=[36.0], std=[59.0], translate=2),
+    data_preprocessor=dict(mean=[36.0], std=[59.0]),
 )
 sparsity = dict(strategy="srste")
 
 clutter = dict(type="ClutteredDigits", size=24, fragments=2, side=4, noise=32)
-train_dataloader = dict(dataset=clutter)
+shifts = [dict(type="RandomCrop", size=24, padding=2)]
+train_dataloader = dict(dataset=dict(**clutter, transforms=shifts))
 val_dataloader = dict(dataset=dict(**clutter, scenes=2))
 test_dataloader = val_dataloader
 

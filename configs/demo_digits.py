@@ -6,7 +6,7 @@ model = dict(
     type="Classifier",
     architecture=dict(source="fst", name="digits_net", num_classes=10),
     loss=dict(label_smoothing=0.1),
-    data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[81.0], translate=1),
+    data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[81.0]),
     channels_last=True,
 )
 sparsity = dict(strategy="fst")
@@ -16,7 +16,12 @@ train_dataloader = dict(
     num_workers=0,
     drop_last=True,
     sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(type="Digits", split="train", size=16),
+    dataset=dict(
+        type="Digits",
+        split="train",
+        size=16,
+        transforms=[dict(type="RandomCrop", size=16, padding=1)],
+    ),
 )
 val_dataloader = dict(
     batch_size=359,

@@ -18,7 +18,12 @@ train_dataloader = dict(
     batch_size=32,
     num_workers=0,
     persistent_workers=False,
-    dataset=dict(transforms=[dict(type="RandomResizedCrop", size=96)]),
+    dataset=dict(
+        transforms=[
+            dict(type="RandomResizedCrop", size=96),
+            dict(type="RandomHorizontalFlip"),
+        ]
+    ),
 )
 val_dataloader = dict(
     batch_size=50,

@@ -20,7 +20,12 @@ train_dataloader = dict(
     batch_size=32,
     num_workers=2,
     pin_memory=False,
-    dataset=dict(transforms=[dict(type="RandomResizedCrop", size=train_size)]),
+    dataset=dict(
+        transforms=[
+            dict(type="RandomResizedCrop", size=train_size),
+            dict(type="RandomHorizontalFlip"),
+        ]
+    ),
 )
 val_dataloader = dict(
     batch_size=32,

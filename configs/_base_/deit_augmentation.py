@@ -13,7 +13,6 @@ _base_ = ["imagenet.py", "runtime.py"]
 model = dict(
     loss=dict(_delete_=True, type="SoftTargetCrossEntropy"),
     data_preprocessor=dict(
-        flip=0.0,  # RandAugment's transform flips
         mixup=dict(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1),
         random_erasing=dict(probability=0.25, mode="pixel"),
     ),

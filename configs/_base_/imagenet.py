@@ -10,7 +10,6 @@ model = dict(
         type="ImagePreprocessor",
         mean=[123.675, 116.28, 103.53],
         std=[58.395, 57.12, 57.375],
-        flip=0.5,
     ),
 )
 
@@ -24,7 +23,10 @@ train_dataloader = dict(
     dataset=dict(
         type="ImageFolder",
         split="train",
-        transforms=[dict(type="RandomResizedCrop", size=224)],
+        transforms=[
+            dict(type="RandomResizedCrop", size=224),
+            dict(type="RandomHorizontalFlip"),
+        ],
     ),
 )
 val_dataloader = dict(

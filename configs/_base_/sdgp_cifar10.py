@@ -16,10 +16,7 @@ As its published script runs, which is not always what its configurations ask fo
 
 _base_ = ["cifar10.py", "runtime.py"]
 
-model = dict(
-    initialisation="kaiming_uniform",
-    data_preprocessor=dict(cutout_mode="inside"),
-)
+model = dict(initialisation="kaiming_uniform")
 
 train_cfg = dict(by_epoch=True, max_epochs=150, val_interval=1)
 optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.5, momentum=0.9, weight_decay=5e-4))

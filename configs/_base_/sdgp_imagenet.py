@@ -29,7 +29,8 @@ train_dataloader = dict(
                 max_size=192,
                 start_epoch=65,
                 end_epoch=76,
-            )
+            ),
+            dict(type="RandomHorizontalFlip"),
         ],
     ),
 )

@@ -27,8 +27,6 @@ def train() -> argparse.ArgumentParser:
     )
     add("--resume", nargs="?", const=NEWEST, metavar="PATH", help=again)
     add("--epochs", type=positive, help="length of the training and of its schedules")
-    broken = "skip images in folders that cannot be read, or are there in part; count them"
-    add("--skip-broken", action="store_true", help=broken)
     mixed = "mixed precision, bfloat16 unless the config says float16"
     add("--amp", action="store_true", help=mixed)
     return parser

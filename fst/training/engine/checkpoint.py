@@ -1,31 +1,26 @@
-"""The checkpoints of a run: which is the newest, whether it can go on, where mmengine finds others.
+"""The checkpoints of a run: which is the newest, and whether it can go on.
 
-Importing this module replaces mmengine's loaders (through their public registry): those fall back
-to an unrestricted unpickler, with a mere warning, when a file needs one.
+Importing this module lets mmengine's loaders read by `load_checkpoint_safely`: on their own they
+fall back to an unrestricted unpickler, with a mere warning, when a file needs one.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import mmengine.runner.checkpoint
 import torch
 from mmengine.logging import print_log
-from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop
-from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
+from mmengine.runner import EpochBasedTrainLoop
 
 from fst.basics.values import is_integer
-from fst.files.checkpoint import load_checkpoint_safely, replacing, state_dict_of
-
-LOCK = "training.lock"
+from fst.files.checkpoint import load_checkpoint_safely, state_dict_of
 
 
 def checkpoint_files(work_dir: str | os.PathLike[str]) -> list[tuple[int, Path]]:
@@ -171,46 +166,13 @@ def check_sparsity(checkpoint: Any, path: object, is_sparse: bool) -> None:
         )
 
 
-@contextmanager
-def sole_run(work_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep other runs out of a folder, as long as this process lives and the body runs.
-
-    Raises:
-        ValueError: another process trains there.
-    """
-    # lockf, not flock: data loading workers, which may outlive a killed run, do not inherit it
-    with open(Path(work_dir) / LOCK, "w", encoding="utf-8") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            raise ValueError(
-                f"work_dir={str(work_dir)!r}: another process is training there. Wait for its end, "
-                "or give this run a --work-dir of its own."
-            ) from error
-        yield
-
-
-def load_from_anywhere(source: str, map_location: Any = "cpu", **_: Any) -> Any:
-    """A checkpoint of a path, an address, or a name of torchvision's or OpenMMLab's lists."""
-    scheme, _, name = source.partition("://")
-    if not name:
-        return load_checkpoint_safely(source, map_location)
-    if scheme not in ("http", "https"):
-        models = get_external_models() if "mmlab" in scheme else get_torchvision_models()
-        if name not in models:
-            raise ValueError(
-                f"checkpoint {source!r}: neither a local file, nor an address (https://), nor a "
-                "name of torchvision:// or open-mmlab:// that MMEngine knows."
-            )
-        source = models[name]
-    path = Path(torch.hub.get_dir()) / "checkpoints" / source.rpartition("/")[2]
+def _from_address(url: str, map_location: Any = "cpu", **_: Any) -> Any:
+    path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
-        with replacing(path) as partial:
-            torch.hub.download_url_to_file(source, str(partial), progress=os.isatty(0))
+        torch.hub.download_url_to_file(url, str(path), progress=os.isatty(0))
     return load_checkpoint_safely(path, map_location)
 
 
-CheckpointLoader.register_scheme(tuple(CheckpointLoader._schemes), load_from_anywhere, force=True)
+mmengine.runner.checkpoint._safe_torch_load = load_checkpoint_safely
+mmengine.runner.checkpoint.load_url = _from_address

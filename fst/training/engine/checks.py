@@ -12,8 +12,8 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
-from fst.training.engine.data import ImageDataset, ImageFolder, is_own
-from fst.training.engine.data_root import LOADERS, datasets_of
+from fst.training.engine.data import ImageDataset, is_own
+from fst.training.engine.data_root import datasets_of
 
 # The keys that MMEngine asks a config for by name: it ignores all others.
 READ = {
@@ -27,14 +27,14 @@ _CONSTRUCTOR = "DefaultOptimWrapperConstructor"
 
 
 def check_config(config: Config, dataloaders: Sequence[str]) -> None:
-    """Check what can be checked without building anything: ignored keys, missing files.
+    """Check what can be checked without building anything: ignored keys, files.
 
     Args:
         config: The whole config.
         dataloaders: Which of its dataloaders are going to be used.
 
     Raises:
-        FileNotFoundError: the folder of a data set, or a checkpoint, does not exist.
+        FileNotFoundError: the folder of a data set, its images, or a checkpoint do not exist.
         ValueError: anything else.
     """
     if config.get("model") is None:
@@ -53,36 +53,6 @@ def check_config(config: Config, dataloaders: Sequence[str]) -> None:
         raise FileNotFoundError(
             f"checkpoint {str(source)!r} (load_from or --resume) does not exist or is no file."
         )
-
-
-def check_images(config: Config, dataloaders: Sequence[str]) -> None:
-    """Read the headers of all images in folders that these dataloaders use.
-
-    Raises:
-        FileNotFoundError: a class has no image.
-        ValueError: an image cannot be read.
-    """
-    names = ("data_root", "split", "skip_broken")
-    folders = {
-        tuple(dataset.get(name) for name in names): kind
-        for kind, dataset in _own_datasets(config, dataloaders)
-        if issubclass(kind, ImageFolder)
-    }
-    for values, kind in folders.items():
-        kind.check_images(**dict(zip(names, values, strict=True)))
-
-
-def skip_broken_images(config: Config) -> None:
-    """Let every ImageFolder of a config leave out what cannot be read.
-
-    Raises:
-        ValueError: there is none.
-    """
-    folders = [d for kind, d in _own_datasets(config, LOADERS) if issubclass(kind, ImageFolder)]
-    if not folders:
-        raise ValueError("--skip-broken changes nothing: no data set of the config is ImageFolder.")
-    for dataset in folders:
-        dataset["skip_broken"] = True
 
 
 def _own_datasets(

@@ -25,7 +25,7 @@ from fst.layers.coverage import gemm_weights
 from fst.layers.modules import folded_to_another_class
 from fst.training.configs import is_detector
 from fst.training.engine.checkpoint import check_unused, checkpoint_files
-from fst.training.engine.checks import check_config, check_images, skip_broken_images
+from fst.training.engine.checks import check_config
 from fst.training.engine.config import load_config
 from fst.training.engine.model import sparse_root
 from fst.training.engine.runner import Runner
@@ -74,10 +74,7 @@ def train(arguments: argparse.Namespace) -> int:
                 raise ValueError(f"config {arguments.config!r} has no {key}.")
         if arguments.amp:
             _use_mixed_precision(config)
-        if arguments.skip_broken:
-            skip_broken_images(config)
         check_config(config, ("train_dataloader", "val_dataloader"))
-        check_images(config, ("train_dataloader", "val_dataloader"))
         _run(config, Runner.train)
     return 0
 
@@ -125,7 +122,6 @@ def test(arguments: argparse.Namespace) -> int:
         if config[f"test_{part}"] is None:
             raise ValueError(f"config {arguments.config!r} has neither test_{part} nor val_{part}.")
     check_config(config, ("test_dataloader",))
-    check_images(config, ("test_dataloader",))
     _run(config, _test)
     return 0
 

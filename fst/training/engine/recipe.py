@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from timm.data import Mixup
-from timm.data.random_erasing import RandomErasing
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import nn
 
@@ -46,45 +45,26 @@ def build_loss(config: Mapping[str, Any] | None, mixed: bool) -> nn.Module:
         reason = "is mixed by mixup" if mixed else "is not mixed (data_preprocessor.mixup)"
         names = ", ".join(kind.__name__ for kind in fitting)
         raise ValueError(f"loss type {name!r} does not fit: the data {reason}; use {names}.")
-    loss = _built("loss", LOSSES[name], config)
     smoothing = config.get("label_smoothing") or config.get("smoothing")
     if mixed and smoothing:
         raise ValueError(
             f"loss smoothing={smoothing!r}: with mixup, labels are smoothed there; set "
             "data_preprocessor.mixup.label_smoothing, and 0 here."
         )
-    return loss
+    return built("loss", LOSSES[name], config)
 
 
-def build_mixup(config: Mapping[str, Any] | None) -> Mixup | None:
-    """timm's mixup and cutmix of a batch; None without arguments.
-
-    Raises:
-        ValueError: an unknown argument, or a value out of range.
-    """
-    if not config:
-        return None
-    mixup = _built("mixup", Mixup, config)
-    one_of("mixup mode", mixup.mode, ("batch", "pair", "elem"))
-    return mixup
-
-
-def build_random_erasing(config: Mapping[str, Any] | None) -> RandomErasing | None:
-    """timm's random erasing of normalised images; None without arguments.
-
-    It draws on the CPU, whose generators are seeded for each batch.
+def built(option: str, kind: type, config: Mapping[str, Any], **fixed: Any) -> Any:
+    """An object of torch's or timm's ``kind``, from an ``option`` of a config.
 
     Raises:
         ValueError: an unknown argument, or a value out of range.
     """
-    return _built("random_erasing", RandomErasing, config, device="cpu") if config else None
-
-
-def _built(option: str, kind: type, config: Mapping[str, Any], **fixed: Any) -> Any:
-    known: Collection[str] = inspect.signature(kind).parameters.keys() - set(REFUSED)
-    refuse_unknown(option, config, sorted(known))
+    refuse_unknown(option, config, sorted(inspect.signature(kind).parameters.keys() - {*REFUSED}))
     for name in SHARES:
         check_number(f"{option} {name}", config.get(name, 0.0), "[0, 1]")
+    if kind is Mixup:
+        one_of("mixup mode", config.get("mode", "batch"), ("batch", "pair", "elem"))
     try:
         return kind(**config, **fixed)
     except (AssertionError, AttributeError, TypeError, ValueError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import mmengine.runner
@@ -14,7 +13,7 @@ from mmengine.dist import is_distributed, is_main_process
 from mmengine.hooks import EMAHook, Hook, SyncBuffersHook
 from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper
-from mmengine.runner import BaseLoop
+from mmengine.runner import BaseLoop, CheckpointLoader
 from mmengine.runner.checkpoint import _load_checkpoint_to_model
 from mmengine.visualization import Visualizer
 from torch import nn
@@ -26,15 +25,12 @@ from fst.training.engine.checkpoint import (
     check_resumable,
     check_sparsity,
     check_unused,
-    load_from_anywhere,
     newest_checkpoint,
-    sole_run,
     training_position,
 )
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import sparsity_hook
 from fst.training.engine.data import ImageFolder, build_dataloader
-from fst.training.engine.epochs import schedule_mismatch
 from fst.training.engine.hooks import RandomStateHook, SparsityHook
 from fst.training.engine.model import unwrapped
 
@@ -185,23 +181,20 @@ class Runner(mmengine.runner.Runner):
                 exactly.
         """
         _set_console(self.logger, self._log_level)
-        with sole_run(self.work_dir) if is_main_process() else nullcontext():
-            if mismatch := schedule_mismatch(self.cfg):
-                self.logger.warning(mismatch)
-            is_named = self._load_from is not None
-            if self._resume and not is_named:
-                self._load_from = newest_checkpoint(self.work_dir)
-                self._resume = self._load_from is not None
-                if not self._resume:
-                    self.logger.warning(f"Nothing to resume in {self.work_dir}: a new training.")
-            position = None
-            if self._resume:
-                checkpoint = load_checkpoint_safely(self._load_from)
-                position = training_position(checkpoint, self._load_from)
-                self._adopt_seed(position)
-            if is_named or not self._resume:
-                check_unused(self.work_dir, position)
-            return super().train()
+        is_named = self._load_from is not None
+        if self._resume and not is_named:
+            self._load_from = newest_checkpoint(self.work_dir)
+            self._resume = self._load_from is not None
+            if not self._resume:
+                self.logger.warning(f"Nothing to resume in {self.work_dir}: a new training.")
+        position = None
+        if self._resume:
+            checkpoint = load_checkpoint_safely(self._load_from)
+            position = training_position(checkpoint, self._load_from)
+            self._adopt_seed(position)
+        if is_named or not self._resume:
+            check_unused(self.work_dir, position)
+        return super().train()
 
     def _adopt_seed(self, position: dict[str, Any]) -> None:
         own, seed = self._randomness_cfg.get("seed"), position.get("seed")
@@ -229,7 +222,7 @@ class Runner(mmengine.runner.Runner):
     ) -> dict[str, Any]:
         """Load weights: all of them to resume or evaluate, those that fit to start training."""
         # to the CPU always: MMEngine resumes on the device, where model and checkpoint may not fit
-        checkpoint = load_from_anywhere(filename)
+        checkpoint = CheckpointLoader.load_checkpoint(filename, "cpu")
         state_dict = state_dict_of(checkpoint, filename)
         if "state_dict" not in checkpoint:
             checkpoint = {"state_dict": state_dict}

@@ -25,15 +25,16 @@ CONFIG = """
 model = dict(
     type="Classifier",
     architecture=dict(source="fst", name="tiny_net", num_classes=10),
-    data_preprocessor=dict(
-        type="ImagePreprocessor", mean=[78.0], std=[96.0], translate=1, flip=0.3
-    ),
+    data_preprocessor=dict(type="ImagePreprocessor", mean=[78.0], std=[96.0]),
 )
 sparsity = {sparsity}
 train_dataloader = dict(
     batch_size=64,
     sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(type="Digits", split="train", subset=256),
+    dataset=dict(
+        type="Digits", split="train", subset=256,
+        transforms=[dict(type="RandomCrop", size=8, padding=1)],
+    ),
 )
 val_dataloader = dict(batch_size=128, dataset=dict(type="Digits", split="test"))
 val_evaluator = dict(type="Accuracy", topk=(1, 3))

@@ -17,9 +17,7 @@ from torch.utils.data import DataLoader
 from fst.files.checkpoint import load_checkpoint_safely
 from fst.layers.modules import SparseConv2d
 from fst.training.engine import Classifier, ClutteredDigits, cli
-from fst.training.engine.hooks.monitor import LossMonitorHook
 from fst.training.engine.metrics import Accuracy
-from fst.training.engine.preprocessor import ImagePreprocessor
 
 
 @HOOKS.register_module(force=True)
@@ -209,9 +207,7 @@ def test_sparsity_hook_in_the_stock_runner(tmp_path):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: LossMonitorHook(interval=True),
         lambda: Accuracy(topk=True),
-        lambda: ImagePreprocessor([100.0], [50.0], translate=True),
         lambda: ClutteredDigits(split="train", noise=True),
     ],
 )

@@ -1,15 +1,13 @@
-"""Image files as users have them: 16 bits, bombs, pipes, folders that link to themselves."""
+"""Image files as users have them: 16 bits, bombs, pipes, parts of files."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 
 from fst.training.engine import ImageFolder
-from fst.training.engine.data.images import faults, opened
+from fst.training.engine.data.images import opened
 
 WIDE = np.array([[0, 128, 129, 257], [32767, 32896, 65278, 65535]], dtype=np.uint16)
 EIGHT = np.array([[0, 0, 1, 1], [127, 128, 254, 255]], dtype=np.uint8)  # of value / 257, rounded
@@ -31,7 +29,6 @@ def test_modes_without_a_scale_are_refused(tmp_path, dtype, mode):
     Image.fromarray(np.ones((2, 2), dtype)).save(path)
     with pytest.raises(ValueError, match=f"wide.tif' cannot be read: its mode '{mode}'"):
         opened(path)
-    assert f"mode '{mode}'" in faults([path], "")[path]
 
 
 def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
@@ -40,42 +37,28 @@ def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match="bomb.png' cannot be read: .* decompression bomb"):
         opened(path)
-    assert faults([path], "").keys() == {path}
 
 
 def test_a_pipe_is_no_image(tmp_path):
     path = str(tmp_path / "pipe.jpg")
     os.mkfifo(path)
-    assert "no regular file" in faults([path], "")[path]
     with pytest.raises(ValueError, match="pipe.jpg' cannot be read: it is no regular file"):
         opened(path)
 
 
-KINDS = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm")
-
-
-def test_whole_files_and_parts_of_files(tmp_path):
-    """Of nothing but the header, of a half, and of all but the end."""
+@pytest.mark.parametrize("kind", ["jpg", "png", "bmp", "gif", "webp", "tif", "ppm"])
+def test_parts_of_files_are_named(tmp_path, kind):
+    """Nothing but the begin is found before a training, by its header; a half when it is read."""
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a" / f"0.{kind}"
     pixels = np.random.default_rng(0).integers(0, 255, (60, 50, 3), dtype=np.uint8)
-    whole = [str(tmp_path / f"{n}.{kind}") for n, kind in enumerate(KINDS)]
-    parts = []
-    for path in whole:
-        Image.fromarray(pixels).save(path)
-        written = Path(path).read_bytes()
-        for length in (6, len(written) // 2, len(written) - 8):
-            parts.append(f"{path}-{length}")
-            Path(parts[-1]).write_bytes(written[:length])
-    assert faults(whole, "") == {}
-    assert list(faults(parts, "")) == parts
-
-
-def test_what_follows_an_image_is_no_fault(tmp_path, monkeypatch):
-    """Padding, and the films behind the pictures of telephones; those files alone are decoded."""
-    paths = [str(tmp_path / name) for name in ("plain.jpg", "padded.jpg", "film.jpg")]
-    for path, behind in zip(paths, (b"", bytes(40), b"film" * 99), strict=True):
-        Image.new("RGB", (9, 8)).save(path)
-        with open(path, "ab") as file:
-            file.write(behind)
-    decoded, load = [], JpegImageFile.load
-    monkeypatch.setattr(JpegImageFile, "load", lambda i: decoded.append(i.filename) or load(i))
-    assert faults(paths, "") == {} and set(decoded) == {paths[2]}
+    Image.fromarray(pixels).save(path)
+    ImageFolder.check(data_root=str(tmp_path))
+    assert ImageFolder(str(tmp_path))[0]["inputs"].shape == (3, 60, 50)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"0.{kind}' cannot be read"):
+        ImageFolder(str(tmp_path))[0]
+    path.write_bytes(whole[:6])
+    with pytest.raises(ValueError, match=f"0.{kind}' cannot be read"):
+        ImageFolder.check(data_root=str(tmp_path))

@@ -1,8 +1,6 @@
 """Two epochs equal one epoch, a stop, and one more: bit for bit."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -351,24 +349,3 @@ def test_what_a_kill_left_is_removed_at_the_start(train, tmp_path, monkeypatch):
     assert len(list((tmp_path / "run").glob("epoch_*.pth"))) == 2
     work_dir = train("run", "--resume", extra=keep_one)
     assert [path.name for path in work_dir.glob("epoch_*.pth")] == ["epoch_2.pth"]
-
-
-LOCK = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_second_run_in_a_work_dir_is_refused(train, tmp_path):
-    (tmp_path / "run").mkdir()
-    command = [sys.executable, "-c", LOCK, str(tmp_path / "run" / "training.lock")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
-        assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(ValueError, match="another process is training there"):
-            train("run")
-        other.kill()
-    assert (train("run") / "epoch_2.pth").exists(), "a dead run holds no lock"

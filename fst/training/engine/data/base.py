@@ -1,27 +1,35 @@
-"""Base of the image datasets: batched access, keys for augmentation, class-balanced subsets."""
+"""Base of the image datasets: items, keys for augmentation, class-balanced subsets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fst.basics.values import is_integer, one_of
+from fst.basics.values import is_integer
 from fst.training.engine.data.sampler import Sample
-from fst.training.engine.random_state import sample_keys
+from fst.training.engine.data.transforms import as_bytes, build_transforms
+from fst.training.engine.random_state import isolated, mixed_seed, seed_all
 
 
 class ImageDataset(Dataset):
-    """Whole batches: ``inputs`` uint8 (N, C, H, W), ``labels`` int64 (N), ``keys`` int64 (N).
+    """Items: ``inputs`` uint8 (C, H, W), ``labels`` and ``keys``.
 
-    A subclass sets ``labels`` and ``classes`` and has `load_images`.
+    A subclass has `image`.
+
+    Args:
+        labels: int64 (N).
+        classes: Class names.
+        transforms: See `fst.training.engine.data.transforms`; they draw from the item's key.
     """
 
-    labels: torch.Tensor
-    classes: Sequence[str]
+    def __init__(
+        self, labels: torch.Tensor, classes: Sequence[str], transforms: Sequence[dict[str, Any]]
+    ) -> None:
+        self.labels, self.classes = labels, classes
+        self.transforms = build_transforms(transforms)
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -32,40 +40,39 @@ class ImageDataset(Dataset):
     def check(cls, **config: Any) -> None:
         """Refuse, before any work, data that is not there and arguments that make none."""
 
-    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """The images at ``indices``, augmented as ``keys`` say."""
+    def image(self, index: int) -> Any:
+        """A PIL image, or a tensor uint8 (C, H, W)."""
         raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, samples: Sequence[Sample | int]) -> dict[str, torch.Tensor]:
-        indices, epochs, seeds = zip(
-            *(s if isinstance(s, Sample) else Sample(int(s)) for s in samples), strict=True
-        )
-        keys = sample_keys(seeds[0], epochs, indices)
-        return {
-            "inputs": self.load_images(indices, epochs[0], keys),
-            "labels": self.labels[rows_on(indices, self.labels.device)],
-            "keys": torch.from_numpy(keys.view(np.int64)),
-        }
+    def __getitem__(self, sample: Sample | int) -> dict[str, Any]:
+        return self.__getitems__([sample])[0]
 
-    def __getitem__(self, sample: Sample | int) -> dict[str, torch.Tensor]:
-        return {name: value[0] for name, value in self.__getitems__([sample]).items()}
+    def __getitems__(self, samples: Sequence[Sample | int]) -> list[dict[str, Any]]:
+        with isolated():
+            return [self._item(*(s if isinstance(s, Sample) else Sample(int(s)))) for s in samples]
+
+    def _item(self, index: int, epoch: int, seed: int) -> dict[str, Any]:
+        image, key = self.image(index), mixed_seed(seed, epoch, index)
+        seed_all(key)
+        for step in self.transforms:
+            if hasattr(step, "set_epoch"):
+                step.set_epoch(epoch)
+            image = step(image)
+        return {"inputs": as_bytes(image), "labels": int(self.labels[index]), "keys": key}
 
 
 class InMemoryDataset(ImageDataset):
-    """Images held as one uint8 tensor, on the GPU if wanted.
+    """Images held as one uint8 tensor.
 
     Args:
         images: uint8 (N, C, H, W).
-        labels: int64 (N).
-        classes: Class names.
+        labels, classes, transforms: See `ImageDataset`.
         subset: Keep only this many images, the first ones of each class.
         skip: Leave out the images that ``subset=skip`` keeps: a validation split for choices is
             taken from the training data behind the images that are trained on.
-        device: "cpu", "cuda", or "auto" (the GPU if there is one). Batches from the GPU never pass
-            through workers, so the dataloader needs num_workers=0.
     """
 
     def __init__(
@@ -73,27 +80,17 @@ class InMemoryDataset(ImageDataset):
         images: torch.Tensor,
         labels: torch.Tensor,
         classes: Sequence[str],
+        transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
-        device: str = "cpu",
         skip: int = 0,
     ) -> None:
-        one_of("device", device, ("cpu", "cuda", "auto"))
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device='cuda', but torch finds no GPU; use device='auto' or 'cpu'.")
-        self.classes = classes
         rows = balanced_subset(labels, subset, skip)
-        self.images, self.labels = images[rows].to(device), labels[rows].to(device)
+        super().__init__(labels[rows], classes, transforms)
+        self.images = images[rows]
 
-    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Gather the batch in one indexing operation; the preprocessor augments it."""
-        return self.images[rows_on(indices, self.images.device)]
-
-
-def rows_on(indices: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Indices on a device, without waiting for the work queued there."""
-    return torch.tensor(indices).to(device, non_blocking=True)
+    def image(self, index: int) -> torch.Tensor:
+        """The image at ``index``."""
+        return self.images[index]
 
 
 def balanced_subset(labels: torch.Tensor, size: int | None, skip: int = 0) -> torch.Tensor:

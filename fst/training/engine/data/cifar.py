@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ class CIFAR10(InMemoryDataset):
             row).
         split: "train" or "test".
         download: Let torchvision download the original files (170 MB) if they are missing.
-        device: See `InMemoryDataset`.
-        subset, skip: See `InMemoryDataset`.
+        transforms, subset, skip: See `InMemoryDataset`.
     """
 
     original = torchvision.datasets.CIFAR10
@@ -40,7 +40,7 @@ class CIFAR10(InMemoryDataset):
         data_root: str,
         split: str = "train",
         download: bool = False,
-        device: str = "cpu",
+        transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
         skip: int = 0,
     ) -> None:
@@ -50,7 +50,7 @@ class CIFAR10(InMemoryDataset):
             images, labels, classes = *_packed(root, split), self.names
         else:
             images, labels, classes = self._downloaded(root, split, download)
-        super().__init__(images, labels, classes, subset, device, skip)
+        super().__init__(images, labels, classes, transforms, subset, skip)
 
     @classmethod
     def check(cls, **config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from fst.basics.values import check_integer, is_integer, one_of
 from fst.training.engine.data.base import InMemoryDataset
-from fst.training.engine.random_state import sample_keys, uniform
+from fst.training.engine.random_state import splitmix64
 
 SPLITS = ("train", "test")
 SIDE = 8  # of the bundled images
@@ -33,8 +34,7 @@ class Digits(InMemoryDataset):
         split: "train" (1,438 images) or "test" (359).
         size: Height and width to scale the images to; None keeps 8.
         channels: 1, or 3 to repeat the grey channel for models of colour images.
-        device: See `InMemoryDataset`.
-        subset, skip: See `InMemoryDataset`.
+        transforms, subset, skip: See `InMemoryDataset`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Digits(InMemoryDataset):
         split: str = "train",
         size: int | None = None,
         channels: int = 1,
-        device: str = "cpu",
+        transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
         skip: int = 0,
     ) -> None:
@@ -52,7 +52,7 @@ class Digits(InMemoryDataset):
         if size is not None:
             images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
         images = images.round().to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
-        super().__init__(images, labels, CLASSES, subset, device, skip)
+        super().__init__(images, labels, CLASSES, transforms, subset, skip)
 
     @classmethod
     def check(cls, **config: Any) -> None:
@@ -78,8 +78,7 @@ class ClutteredDigits(InMemoryDataset):
         side: Height and width of a fragment, 1 to 8.
         noise: Largest value added to a pixel, 0 to 255.
         scenes: Images of each digit, with other surroundings in each.
-        device: See `InMemoryDataset`.
-        subset, skip: See `InMemoryDataset`.
+        **others: transforms, subset, skip, see `InMemoryDataset`.
     """
 
     def __init__(
@@ -90,20 +89,16 @@ class ClutteredDigits(InMemoryDataset):
         side: int = 5,
         noise: int = 64,
         scenes: int = 1,
-        device: str = "cpu",
-        subset: int | None = None,
-        skip: int = 0,
+        **others: Any,
     ) -> None:
         self.check(
             split=split, size=size, fragments=fragments, side=side, noise=noise, scenes=scenes
         )
         digits, labels = _bundled(split)
         count = len(digits) * scenes
-        keys = sample_keys(0, SPLITS.index(split), range(count))
-        draws = iter(uniform(keys, 2 + 5 * fragments + size * size))
+        draws = iter(_uniform(SPLITS.index(split), count, 2 + 5 * fragments + size * size))
         own = np.arange(count) % len(digits)
         images = np.zeros((count, size, size), dtype=np.float32)
-        zero = np.zeros(count, dtype=np.int64)
 
         def draw(bound: int) -> np.ndarray:
             return (next(draws) * bound).astype(np.int64)
@@ -112,12 +107,13 @@ class ClutteredDigits(InMemoryDataset):
             other = (own + 1 + draw(len(digits) - 1)) % len(digits)
             corner = draw(SIDE + 1 - side), draw(SIDE + 1 - side)
             place = draw(size + 1 - side), draw(size + 1 - side)
-            _paste(images, place, digits, other, corner, side)
+            squares = zip(other, *corner, strict=True)
+            _paste(images, place, [digits[n, y : y + side, x : x + side] for n, y, x in squares])
         place = draw(size + 1 - SIDE), draw(size + 1 - SIDE)
-        _paste(images, place, digits, own, (zero, zero), SIDE)
+        _paste(images, place, digits[own])
         images += noise * np.stack(list(draws), axis=1).reshape(images.shape)
         pixels = torch.from_numpy(images).clamp_(0, 255).round().to(torch.uint8)[:, None]
-        super().__init__(pixels, labels.repeat(scenes), CLASSES, subset, device, skip)
+        super().__init__(pixels, labels.repeat(scenes), CLASSES, **others)
 
     @classmethod
     def check(cls, **config: Any) -> None:
@@ -140,18 +136,18 @@ def _bundled(split: str) -> tuple[np.ndarray, torch.Tensor]:
     return images[rows], torch.from_numpy(data.target.astype(np.int64))[rows]
 
 
+def _uniform(split: int, images: int, count: int) -> np.ndarray:
+    """``count`` independent numbers in [0, 1) for each image: float32 (count, images)."""
+    keys = splitmix64(splitmix64(splitmix64(0) ^ split) ^ np.arange(images, dtype=np.uint64))
+    streams = splitmix64(np.arange(1, count + 1, dtype=np.uint64) * 0x9E3779B97F4A7C15)
+    bits = splitmix64(keys ^ streams[:, None])
+    return (bits >> 40).astype(np.float32) * np.float32(2**-24)
+
+
 def _paste(
-    images: np.ndarray,
-    place: tuple[np.ndarray, np.ndarray],
-    source: np.ndarray,
-    rows: np.ndarray,
-    corner: tuple[np.ndarray, np.ndarray],
-    side: int,
+    images: np.ndarray, place: tuple[np.ndarray, np.ndarray], squares: Iterable[np.ndarray]
 ) -> None:
-    """Lay a square of ``source[rows]``, from ``corner`` on, over each image; the brighter shows."""
-    steps = np.arange(side)
-    down, right = (start[:, None] + steps for start in place)
-    target = np.arange(len(images))[:, None, None], down[:, :, None], right[:, None, :]
-    down, right = (start[:, None] + steps for start in corner)
-    square = source[rows[:, None, None], down[:, :, None], right[:, None, :]]
-    images[target] = np.maximum(images[target], square)
+    """Draw a square over each image, rows and columns from ``place`` on; the brighter shows."""
+    for image, y, x, square in zip(images, *place, squares, strict=True):
+        part = image[y : y + len(square), x : x + len(square)]
+        np.maximum(part, square, out=part)

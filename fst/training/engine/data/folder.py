@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from mmengine.logging import print_log
 from mmengine.registry import DATASETS
+from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from fst.training.engine.data.base import ImageDataset, balanced_subset
-from fst.training.engine.data.images import faults, opened
-from fst.training.engine.data.transforms import Transforms
+from fst.training.engine.data.images import header, opened
 
 NAMED = 20  # classes whose images are counted one by one in the log
 EXTENSIONS = (*IMG_EXTENSIONS, ".gif")
@@ -34,7 +31,6 @@ class ImageFolder(ImageDataset):
             `fst.training.engine.data.transforms`. They must end with images of one size; conversion
             to uint8 tensors is added, normalisation is the preprocessor's.
         subset, skip: See `InMemoryDataset`.
-        skip_broken: Leave out images whose header cannot be read, and count them in the log.
     """
 
     def __init__(
@@ -44,54 +40,25 @@ class ImageFolder(ImageDataset):
         transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
         skip: int = 0,
-        skip_broken: bool = False,
     ) -> None:
-        self.check(data_root=data_root, split=split)
         self.root = _root(data_root, split)
-        self.classes, found = _listed(self.root)
-        if skip_broken:
-            found = self._whole(found)
+        classes, found = _listed(self.root)
         labels = torch.tensor([label for _, label in found])
         rows = balanced_subset(labels, subset, skip)
+        super().__init__(labels[rows], classes, transforms)
         self.paths = [found[row][0] for row in rows.tolist()]
-        self.labels = labels[rows]
-        self.transforms = Transforms(transforms)
 
     @classmethod
     def check(cls, **config: Any) -> None:
-        """Raise FileNotFoundError unless the folder is there."""
-        root = _root(config.get("data_root", ""), config.get("split"))
-        if not root.is_dir():
-            raise FileNotFoundError(
-                f"no image folder at {str(root)!r} (data_root={config.get('data_root')!r}, "
-                f"split={config.get('split')!r}): expected <class>/<image> in it. Your own images: "
-                "sort them into data_root/train/<class>/ and data_root/val/<class>/. ImageNet: get "
-                "ILSVRC2012 from https://image-net.org/download.php, sorted the same way."
-            )
+        """Read the headers of all images.
 
-    @classmethod
-    def check_images(cls, **config: Any) -> None:
-        """Raise ValueError, with its name, if the header of an image cannot be read."""
-        root = _root(config["data_root"], config.get("split"))
-        _, found = _listed(root)
-        if config.get("skip_broken"):
-            return
-        broken = list(faults([path for path, _ in found], str(root)).values())
-        if broken:
-            others = f" And {len(broken) - 1} more." if len(broken) > 1 else ""
-            raise ValueError(f"{broken[0]}{others} --skip-broken leaves such images out.")
-
-    def _whole(self, found: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        broken = faults([path for path, _ in found], str(self.root))
-        if broken:
-            first = next(iter(broken.values()))
-            message = f"{self.root}: {len(broken)} of {len(found)} images left out. {first}"
-            print_log(message, logger="current", level=logging.WARNING)
-        whole = [(path, label) for path, label in found if path not in broken]
-        if empty := set(range(len(self.classes))) - {label for _, label in whole}:
-            names = ", ".join(self.classes[label] for label in sorted(empty))
-            raise FileNotFoundError(f"{self.root}: no image of {names} can be read.")
-        return whole
+        Raises:
+            FileNotFoundError: there is no such folder, or a class without images.
+            ValueError: an image cannot be read.
+        """
+        _, found = _listed(_root(config.get("data_root", ""), config.get("split")))
+        with ThreadPool() as pool:
+            pool.map(_check, [path for path, _ in found])
 
     def __str__(self) -> str:
         """Describe the data set: its folder, the number of images of each class, and their size."""
@@ -106,10 +73,9 @@ class ImageFolder(ImageDataset):
             f"{channels} x {height} x {width} after the transforms"
         )
 
-    def load_images(self, indices: Sequence[int], epoch: int, keys: np.ndarray) -> torch.Tensor:
-        """Read, decode and transform the images."""
-        readers = [partial(opened, self.paths[index]) for index in indices]
-        return self.transforms.batch(readers, epoch, keys, str(self.root))
+    def image(self, index: int) -> Image.Image:
+        """The decoded image at ``index``, in RGB."""
+        return opened(self.paths[index]).convert("RGB")
 
 
 def class_folders(data_root: str, split: str | None = None) -> list[str]:
@@ -118,8 +84,20 @@ def class_folders(data_root: str, split: str | None = None) -> list[str]:
     return find_classes(str(root))[0] if root.is_dir() else []
 
 
+def _check(path: str) -> None:
+    with header(path):
+        pass
+
+
 def _listed(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
     """The classes, and of each image the path and the number of its class, sorted."""
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"no image folder at {str(root)!r} (data_root and split): expected <class>/<image> in "
+            "it. Your own images: sort them into data_root/train/<class>/ and "
+            "data_root/val/<class>/. ImageNet: get ILSVRC2012 from "
+            "https://image-net.org/download.php, sorted the same way."
+        )
     try:
         classes, numbers = find_classes(str(root))
         return classes, make_dataset(str(root), numbers, EXTENSIONS)

@@ -8,33 +8,38 @@ from typing import Any
 
 import mmengine.runner
 import torch
-from mmengine.registry import DATA_SAMPLERS, DATASETS
-from torch.utils.data import DataLoader
+from mmengine.registry import DATASETS
+from torch.utils.data import DataLoader, default_collate
 
 from fst.training.engine.data.base import ImageDataset
 from fst.training.engine.data.sampler import EpochSampler
 from fst.training.engine.random_state import seed_worker
 
+IN_ORDER = {"type": "DefaultSampler", "shuffle": False}
+
 
 def build_dataloader(
     dataloader: DataLoader | dict[str, Any], seed: int | None = None, diff_rank_seed: bool = False
 ) -> DataLoader:
-    """As mmengine's, with batched access to FST's datasets and randomness that never repeats.
+    """As mmengine's, with randomness that never repeats.
 
     Every loader draws its workers' seeds from a generator of its own, so that neither validation
     nor a restart shifts the global one. Workers of other packages' datasets never persist.
     """
     if isinstance(dataloader, DataLoader):
         return dataloader
-    config = dict(dataloader)
+    config = {"worker_init_fn": {"type": seed_worker}, **dataloader}
     if is_own(config.get("dataset")):
-        loader = _image_dataloader(config, None if diff_rank_seed else seed)
+        sampler = dict(config.get("sampler") or IN_ORDER)
+        if sampler["type"] == "DefaultSampler" and not sampler.get("shuffle", True):
+            sampler.setdefault("round_up", False)  # no image is evaluated twice
+        config["sampler"] = {"type": EpochSampler, "sampler": sampler}
+        config.setdefault("collate_fn", {"type": collate})
     else:
-        config.setdefault("worker_init_fn", {"type": seed_worker})
         config.pop("disable_subprocess_warning", None)  # of the default worker_init_fn only
         # the generators of a worker that persists depend on epochs that a resumed run has not run
         config["persistent_workers"] = False
-        loader = mmengine.runner.Runner.build_dataloader(config, seed, diff_rank_seed)
+    loader = mmengine.runner.Runner.build_dataloader(config, seed, diff_rank_seed)
     loader.generator = torch.Generator()
     if seed is not None:
         loader.generator.manual_seed(seed)
@@ -55,21 +60,16 @@ def is_own(dataset: Any) -> bool:
     return inspect.isclass(kind) and issubclass(kind, ImageDataset)
 
 
-def _image_dataloader(config: dict[str, Any], seed: int | None) -> DataLoader:
-    dataset = DATASETS.build(config.pop("dataset"))
-    if config.get("num_workers") and dataset.labels.is_cuda:
+def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch of the items of an `ImageDataset`.
+
+    Raises:
+        ValueError: the images have several sizes.
+    """
+    sizes = sorted({tuple(item["inputs"].shape) for item in items})
+    if len(sizes) > 1:
         raise ValueError(
-            f"num_workers={config['num_workers']} with a dataset on the GPU: batches are gathered "
-            "there, set num_workers=0."
+            f"the transforms of a data set give images of several sizes, such as {sizes[:2]}; "
+            "end them with a Resize or a crop."
         )
-    sampler = dict(config.pop("sampler", {"type": "DefaultSampler", "shuffle": False}))
-    if sampler["type"] == "DefaultSampler" and not sampler.get("shuffle", True):
-        sampler.setdefault("round_up", False)  # no image is evaluated twice
-    sampler = DATA_SAMPLERS.build(sampler, default_args={"dataset": dataset, "seed": seed})
-    config.setdefault("worker_init_fn", seed_worker)
-    # `__getitems__` makes a batch already
-    return DataLoader(dataset, sampler=EpochSampler(sampler), collate_fn=_same, **config)
-
-
-def _same(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return batch
+    return default_collate(items)

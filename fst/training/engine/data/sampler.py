@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import Sampler
+from mmengine.registry import DATA_SAMPLERS
+from torch.utils.data import Dataset, Sampler
 
 
 class Sample(NamedTuple):
@@ -20,12 +21,17 @@ class EpochSampler(Sampler):
     """One of mmengine's samplers, whose indices become `Sample`s.
 
     The epoch travels with the index because nothing else reaches a worker that lives across epochs.
+
+    Args:
+        dataset, seed: As mmengine gives them to a sampler.
+        sampler: The config of mmengine's.
     """
 
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
+    def __init__(self, dataset: Dataset, seed: int | None, sampler: dict[str, Any]) -> None:
+        given = {"dataset": dataset, "seed": seed}
+        self.sampler = DATA_SAMPLERS.build(sampler, default_args=given)
         self._start = 0
-        if hasattr(sampler, "skip"):  # mmengine looks for the name
+        if hasattr(self.sampler, "skip"):  # mmengine looks for the name
             self.skip = self._skip
 
     def __iter__(self) -> Iterator[Sample]:

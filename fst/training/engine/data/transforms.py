@@ -9,14 +9,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, v2
 
 from fst.basics.text import nearest
-from fst.training.engine.random_state import isolated
 
 _ELSEWHERE = {  # what the data preprocessor does
     **dict.fromkeys(("ToTensor", "ToImage", "ToDtype", "Normalize"), "mean and std"),
@@ -84,50 +82,20 @@ def timm_transform(**options: Any) -> Callable[[Any], Any]:
     return create_transform(**options, use_prefetcher=True)
 
 
-class Transforms:
-    """The transforms that a dataset's ``transforms`` argument names, for one image after another.
+def as_bytes(image: Any) -> torch.Tensor:
+    """What transforms gave, as a tensor uint8 (C, H, W).
 
-    Args:
-        configs: dicts with a ``type`` and the arguments of that transform.
+    Raises:
+        ValueError: it is none.
     """
-
-    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
-        self.steps = build_transforms(configs)
-
-    def batch(
-        self, readers: Sequence[Callable[[], Any]], epoch: int, keys: np.ndarray, source: str
-    ) -> torch.Tensor:
-        """Read and transform images into a batch (N, C, H, W); an error names ``source``."""
-        for step in self.steps:
-            if hasattr(step, "set_epoch"):
-                step.set_epoch(epoch)
-        images = [self(read, int(key)) for read, key in zip(readers, keys, strict=True)]
-        sizes = sorted({tuple(image.shape) for image in images})
-        if len(sizes) > 1:
-            raise ValueError(
-                f"the transforms of {source} give images of several sizes, such as {sizes[:2]}; "
-                "end them with a Resize or a crop."
-            )
-        return torch.stack(images)
-
-    def __call__(self, read: Callable[[], Any], key: int) -> torch.Tensor:
-        """Transform the PIL image that ``read()`` returns into a uint8 tensor (C, H, W).
-
-        Reading and transforms draw from generators that ``key`` seeds.
-        """
-        with isolated(key):
-            image = read().convert("RGB")
-            for step in self.steps:
-                image = step(image)
-        if isinstance(image, Image.Image):
-            image = v2.functional.pil_to_tensor(image)
-        image = torch.as_tensor(image)
-        if image.dtype != torch.uint8 or image.dim() != 3:
-            raise ValueError(
-                f"the transforms gave a {image.dtype} tensor of shape {tuple(image.shape)}; they "
-                "must give a uint8 image (C, H, W)."
-            )
-        return image
+    is_file = isinstance(image, Image.Image)
+    image = v2.functional.pil_to_tensor(image) if is_file else torch.as_tensor(image)
+    if image.dtype != torch.uint8 or image.dim() != 3:
+        raise ValueError(
+            f"the transforms gave a {image.dtype} tensor of shape {tuple(image.shape)}; they "
+            "must give a uint8 image (C, H, W)."
+        )
+    return image
 
 
 def build_transforms(configs: Sequence[dict[str, Any]]) -> list[Callable[[Any], Any]]:
