@@ -240,7 +240,13 @@ class Runner(mmengine.runner.Runner):
                         f"cannot resume {with_} {key}: {filename!r} comes from a run {without} it. "
                         "To start from its weights use load_from without resume."
                     )
-        self._check_overlap(checkpoint["state_dict"], filename)
+        entries = model.state_dict().keys()
+        if not entries & checkpoint["state_dict"].keys():
+            raise ValueError(
+                f"{filename!r} belongs to another model: none of its entries "
+                f"({', '.join(sorted(checkpoint['state_dict'])[:3])}, ...) is one of the model's "
+                f"({', '.join(sorted(entries)[:3])}, ...)."
+            )
         if not self._is_training:
             check_sparsity(checkpoint, filename, is_sparse)
         if self._resume or not self._is_training:
@@ -251,25 +257,12 @@ class Runner(mmengine.runner.Runner):
                     self._check_classes(loop.dataloader.dataset, trained or ())
         self.call_hook("after_load_checkpoint", checkpoint=checkpoint)
         try:
-            _load_checkpoint_to_model(model, checkpoint, strict, revise_keys=list(revise_keys))
+            _load_checkpoint_to_model(model, checkpoint, strict, "current", list(revise_keys))
         except RuntimeError as error:
             raise ValueError(f"{filename!r} does not fit the model: {error}") from error
         self._has_loaded = True
         self.logger.info(f"Loaded checkpoint {filename}")
         return checkpoint
-
-    def _check_overlap(self, state_dict: dict[str, Any], filename: str) -> None:
-        own = unwrapped(self.model).state_dict()
-        common = state_dict.keys() & own.keys()
-        if not common:
-            raise ValueError(
-                f"{filename!r} belongs to another model: none of its {len(state_dict)} entries "
-                f"({', '.join(sorted(state_dict)[:3])}, ...) is one of the model's "
-                f"({', '.join(sorted(own)[:3])}, ...)."
-            )
-        if self._is_training and not self._resume:
-            fitting = sum(state_dict[name].shape == own[name].shape for name in common)
-            self.logger.info(f"{fitting} of the model's {len(own)} entries fit {filename}")
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Write to a temporary file first; every rank must call it."""

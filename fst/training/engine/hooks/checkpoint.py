@@ -32,27 +32,15 @@ class CrashSafeCheckpointHook(CheckpointHook):
     def before_train(self, runner: Any) -> None:
         """Also removes what a killed run left half-written or had no time to remove."""
         super().before_train(runner)
-        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         if is_main_process():
             Path(self.out_dir).mkdir(parents=True, exist_ok=True)
             discard_unfinished(self.out_dir)
             self._remove_outdated(runner.epoch if self.by_epoch else runner.iter)
         if runner._resume and runner.val_loop is not None:
-            self._make_up_validation(runner, by_epoch)
-        name = "epoch_{}.pth" if by_epoch else "iter_{}.pth"
-        is_whole = self.save_optimizer and self.save_param_scheduler
-        is_found = Path(self.out_dir) == Path(runner.work_dir) and self.filename_tmpl == name
-        if not (is_whole and is_found):
-            runner.logger.warning(
-                f"--resume needs {name} in {runner.work_dir} with all states, and this "
-                f"CheckpointHook has by_epoch={self.by_epoch}, "
-                f"filename_tmpl={self.filename_tmpl!r}, out_dir={self.out_dir!r}, "
-                f"save_optimizer={self.save_optimizer}, "
-                f"save_param_scheduler={self.save_param_scheduler}."
-            )
+            self._make_up_validation(runner)
 
     @staticmethod
-    def _make_up_validation(runner: Any, by_epoch: bool) -> None:
+    def _make_up_validation(runner: Any) -> None:
         """Validate where the checkpoint was written just before a validation.
 
         What a validation changes is not in such a checkpoint: learning rates that wait for a
@@ -60,7 +48,9 @@ class CrashSafeCheckpointHook(CheckpointHook):
         """
         loop = runner.train_loop
         loop._decide_current_val_interval()
-        step, last = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
+        step, last = loop.iter, loop.max_iters
+        if isinstance(loop, EpochBasedTrainLoop):
+            step, last = loop.epoch, loop.max_epochs
         if step >= loop.val_begin and (step % loop.val_interval == 0 or step == last):
             runner.val_loop.run()
 

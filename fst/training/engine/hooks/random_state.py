@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from mmengine.dist import all_gather_object, get_rank, get_world_size
@@ -9,7 +10,12 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from fst.training.engine.checkpoint import restored_settings
-from fst.training.engine.random_state import get_random_state, mixed_seed, set_random_state
+from fst.training.engine.random_state import (
+    get_random_state,
+    isolated,
+    mixed_seed,
+    set_random_state,
+)
 
 _PLAIN = (int, float, str, bool)
 
@@ -24,13 +30,13 @@ class RandomStateHook(Hook):
     priority = "LOWEST"
 
     def __init__(self) -> None:
-        self._before_validation: dict[str, Any] | None = None
+        self._validation = ExitStack()
         self._collected: list[dict[str, Any]] = []
         self._to_restore: list[dict[str, Any]] = []
 
     def collect(self) -> None:
         """Gather the states of all ranks, which each of them must call; a save follows."""
-        self._collected = all_gather_object(self._before_validation or get_random_state())
+        self._collected = all_gather_object(get_random_state())
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the states and settings; keep of the message hub what is plain, such as scores."""
@@ -65,11 +71,9 @@ class RandomStateHook(Hook):
             generator.manual_seed(mixed_seed(runner.seed, runner.iter, get_rank()))
 
     def before_val(self, runner: Any) -> None:
-        """Save the states."""
-        self._before_validation = get_random_state()
+        """Keep the states."""
+        self._validation.enter_context(isolated())
 
     def after_val(self, runner: Any) -> None:
         """Restore them."""
-        if self._before_validation is not None:
-            set_random_state(self._before_validation)
-            self._before_validation = None
+        self._validation.close()
