@@ -12,8 +12,7 @@ from mmdet.models.dense_heads import RPNHead, SSDHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmengine.config import ConfigDict
-
-from tests.training.detection import references
+from torchvision.ops import roi_align
 
 
 @pytest.mark.usefixtures("mmdet_scope")
@@ -71,7 +70,7 @@ def test_regions_keep_their_place_in_bfloat16():
     """The features' value is the distance in cells from column 250: small, so exact."""
     ramp = (torch.arange(320.0) - 250).clamp(-16, 16).expand(1, 1, 8, 320).contiguous()
     features = ramp.bfloat16().requires_grad_()
-    exact = references.roi_align(ramp.double(), ROI.double(), (7, 7), 0.25, 2, True)
+    exact = roi_align(ramp.double(), ROI.double(), (7, 7), 0.25, 2, True)
     layer = {"type": "RoIAlign", "output_size": 7, "sampling_ratio": 2}
     extractor = SingleRoIExtractor(layer, 1, [4])
 
