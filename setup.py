@@ -1,7 +1,7 @@
 """The packages: fst, and the kernels' folder as fst.kernels with its C++ compiled for CPUs.
 
 The C++ kernels are plain libraries, none of Python's extensions: one for each set of instructions,
-of which a process loads one (fst/ops/cpp). Where no C++ compiler works, FST is installed without
+of which a process loads one (fst/ops/cpp.py). Where no C++ compiler works, FST is installed without
 them. All else is in setup.cfg.
 """
 

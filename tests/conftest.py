@@ -23,7 +23,7 @@ from fst.backends import backend
 from fst.backends.sources import cpp_library
 from fst.basics.arguments import STOP_SIGNALS
 from fst.ops import cpp
-from fst.ops import triton as ops
+from fst.ops.backends import prune_triton as ops
 from tests.stand_in import PruneWeight, stand_ins
 
 COMPILERS = ("c++", "g++", "clang++")

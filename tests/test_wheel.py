@@ -30,9 +30,10 @@ optim_wrapper = dict(optimizer=dict(lr=0.05))
 PRUNED = """
 import torch
 from fst.ops import cpp, prune
+from fst.ops.positions.draw import measure_positions
 assert cpp.missing() == "", cpp.missing()
 one, none = (1, 1), (0, 0)
-scores, _ = cpp.measure_positions(torch.ones(1, 4, 3, 3), (3, 3), one, one, none, one, False)
+scores, _ = measure_positions(torch.ones(1, 4, 3, 3), (3, 3), one, one, none, one, False)
 print(scores.tolist())
 """
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fst.backends.timing import Function
-from fst.ops import cpp
+from fst.ops.backends.zeros_maps import maps_grad_input, maps_grad_weight
+from fst.ops.backends.zeros_weight import zeros_grad_input, zeros_output
 from fst.ops.geometry import Geometry, convolve, gradients
 from fst.rules.masks import nm_mask
 
@@ -199,15 +200,15 @@ def programs(layer: Layer, batch: int, sparseprop: SparseProp | None) -> dict[st
     def grad_weight(x: Tensor) -> Tensor:
         no_list = (None, None, None, None)
         rest = (weight.shape, *geometry, True, "input")
-        return cpp.maps_grad_weight(dy, x, *no_list, *rest)
+        return maps_grad_weight(dy, x, *no_list, *rest)
 
     kernels = {
-        ("Y", "W"): lambda w: cpp.zeros_output(x, w, None, None, *geometry),
-        ("dX", "W"): lambda w: cpp.zeros_grad_input(dy, w, x.shape, *geometry),
-        ("dX", "dY"): lambda dy: cpp.maps_grad_input(dy, weight, x.shape, *geometry),
+        ("Y", "W"): lambda w: zeros_output(x, w, None, None, *geometry),
+        ("dX", "W"): lambda w: zeros_grad_input(dy, w, x.shape, *geometry),
+        ("dX", "dY"): lambda dy: maps_grad_input(dy, weight, x.shape, *geometry),
         ("dW", "X"): grad_weight,
         (BOTH, "W"): lambda w: (
-            cpp.zeros_grad_input(dy, w, x.shape, *geometry),
+            zeros_grad_input(dy, w, x.shape, *geometry),
             grad_weight(x),
         ),
     }

@@ -32,7 +32,7 @@ from fst import NM, Strategy
 from fst.backends import cache, sources
 from fst.backends.timing import compare, geometric_mean
 from fst.basics.text import table
-from fst.ops import triton as ops
+from fst.ops.backends import prune_triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
 
 SHAPES = ((64, 112), (64, 56), (128, 28), (256, 14), (512, 7))  # channels, height = width

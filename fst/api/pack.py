@@ -33,7 +33,7 @@ from fst.inference.report import (
 from fst.inference.traced import State, Trace, python_state, restore, run_graph, trace
 from fst.layers.calls import LayerCall, called_on, each_call
 from fst.layers.modules import sparse_layers
-from fst.ops.cpp.library import KINDS, missing
+from fst.ops.cpp import KINDS, missing
 
 REPEATS, MOST_MS = 7, 4_000.0  # of the whole model's timing
 LARGEST_DIFFERENCE = {  # of an output, relative to its largest value

@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst.ops.cpp.library import (
+from fst.ops.backends.zeros_weight import MOST_TAPS, lists_of, product_numbers
+from fst.ops.cpp import (
     KINDS,
     LAST,
-    call,
-    check_dtypes,
+    check_operands,
     check_plain,
     convolution,
     integers,
-    missing,
+    kernel,
     pointer,
-    refuses_operands,
+    refuses,
 )
-from fst.ops.cpp.zeros_weight import MOST_TAPS, lists_of, product_numbers
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, output_shape
 
 LEAST_CHANNELS = 16  # the widest vector
@@ -62,7 +61,7 @@ def refuses_depthwise(input: Tensor, channels: int, weight: Tensor, geometry: Ge
         channels: that the first of the layers takes.
         weight: (C, 1, kh, kw) of the depthwise one.
     """
-    if reason := missing() or refuses_operands(input, weight.detach()):
+    if reason := refuses(input, weight.detach()):
         return reason
     if not input.is_contiguous(memory_format=LAST) or not input.numel():
         return "its input is not channels_last, or empty"
@@ -103,7 +102,7 @@ class PreparedDepthwise:
             TypeError, ValueError: layers that do not follow each other, or that the kernel does not
                 take.
         """
-        check_dtypes(input=input)
+        check_operands(input=input)
         check_plain(torch.float32, layer.weight.shape[:1], bias=layer.bias)
         images, channels, height, width = input.shape
         if before is not None:
@@ -129,7 +128,7 @@ class PreparedDepthwise:
         """The result for an input of the given form; a residual has the form of ``like``."""
         result = torch.empty_strided(*self._form, dtype=input.dtype)
         given = (*self._fixed, pointer(residual), result.data_ptr())
-        call("fst_depthwise", input.data_ptr(), *given)
+        kernel("fst_depthwise")(input.data_ptr(), *given)
         return result
 
 

@@ -19,12 +19,12 @@ from fst.inference.checks import is_watched, refuses_padding
 from fst.inference.choosing import Choice, Plan, Ways
 from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
 from fst.inference.known import Folded, Known, versions_of
-from fst.ops.cpp.zeros_weight import ACTIVATIONS, PreparedOutput, kept_output, refuses_zeros
+from fst.ops.backends.zeros_weight import ACTIVATIONS, PreparedOutput, kept_output, refuses_zeros
 from fst.ops.geometry import LINEAR, Geometry, empty_maps, is_channels_last, output_shape
 
 LIBRARY, DEPTHWISE = "library", "depthwise kernel"
 IMAGES, PIXELS = "zeros, over images", "zeros, over pixels"  # what a vector runs over
-LANES = {IMAGES: 1, PIXELS: 2}  # as fst.ops.cpp.zeros_weight numbers them
+LANES = {IMAGES: 1, PIXELS: 2}  # as fst.ops.backends.zeros_weight numbers them
 NUMBERS = (int, float, torch.SymInt)  # a tuple, which compilers of torch 2.7 and 2.8 know
 LEAST_IMAGES = 4  # of a batch that can fill the lanes of a vector
 ONEDNN: dict[str, tuple[str, list[float]]] = {  # its maximum would make 0 of NaN in ReLU and ReLU6

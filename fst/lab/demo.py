@@ -41,7 +41,7 @@ from fst.lab.document import Document, Table, made_with, markdown
 from fst.lab.macs import count_step, total
 from fst.lab.model import Training, from_config
 from fst.layers.modules import sparse_layers
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from fst.rules.strategy import GEMMS, Strategy
 from fst.training.engine.checkpoint import newest_checkpoint
 from fst.training.engine.config import load_config

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fst.backends.choice import compute
 from fst.ops import cpp
@@ -34,11 +35,33 @@ def add_residual(
         scale: one number on any device, which is not waited for; None: 1.
     """
     weight = weight.detach()
-    if scale is None and cpp.adds_residual(target, weight, mask):
-        cpp.add_residual(target, weight, mask, factor)
+    if scale is None and _kernel_adds(target, weight, mask):
+        if target.numel():
+            pointers = (weight.data_ptr(), mask.data_ptr(), target.data_ptr())
+            number = ctypes.c_double(factor)
+            cpp.kernel("fst_add_residual")(*pointers, target.numel(), ctypes.addressof(number))
+        torch.autograd.graph.increment_version(target)
         return
     pull = remove_kept(weight, mask)
     target.add_(pull if scale is None else pull * scale.to(pull.device), alpha=factor)
+
+
+def _kernel_adds(target: Tensor, weight: Tensor, mask: Tensor) -> bool:
+    """True if the C++ kernel takes these: float32 and bool, in one order of their elements.
+
+    It is no operator, so no compiler can take it.
+    """
+    if torch.compiler.is_compiling() or cpp.missing():
+        return False
+    first = torch.contiguous_format if target.is_contiguous() else cpp.LAST
+    if first is cpp.LAST and target.dim() != 4:
+        return False
+    for x, dtype in ((target, torch.float32), (weight, torch.float32), (mask, torch.bool)):
+        if not (x.is_cpu and x.dtype == dtype and type(x) in (Tensor, nn.Parameter)):
+            return False
+        if not x.is_contiguous(memory_format=first):
+            return False
+    return True
 
 
 def prune_weight(

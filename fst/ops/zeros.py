@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from fst.backends.record import STEPS, Record, nearest_eighth
 from fst.ops import cpp
+from fst.ops.cpp import operator
 from fst.rules.strategy import Strategy
 
 BLOCKS = 16  # of 4096 numbers, which a count looks at
 
 
+@operator(like=lambda maps: maps.new_empty(2, dtype=torch.int64), tensors=1)
+def nonzeros(maps: Tensor, every: int) -> Callable[[Tensor], Tensor]:
+    """Count the numbers that are not zero, and those that were looked at: (2,) int64.
+
+    Args:
+        maps: (N, C, H, W), contiguous or channels_last.
+        every: 1 looks at all numbers, n at every n-th block of 4096 neighbours.
+    """
+    cpp.check_operands(maps=maps)
+    if every < 1:
+        raise ValueError(f"every={every} must be at least 1.")
+    run, form = cpp.kernel("fst_count_nonzeros"), (cpp.KINDS[maps.dtype], maps.numel(), every)
+
+    def count(maps: Tensor) -> Tensor:
+        result = torch.empty(2, dtype=torch.int64)
+        run(maps.data_ptr(), *form, result.data_ptr())
+        return result
+
+    return count
+
+
 def counted(tensor: Tensor) -> float:
     """The share of zeros of (N, C, H, W), by a sample; 0 where no kernel can use them."""
-    if not tensor.numel() or cpp.missing() or cpp.refuses_lists(tensor):
+    if not tensor.numel() or cpp.refuses(tensor):
         return 0.0
     every = max(1, tensor.numel() // (BLOCKS * 4096))
-    kept, seen = cpp.nonzeros.plan(tensor, every)(tensor).tolist()
+    kept, seen = nonzeros.plan(tensor, every)(tensor).tolist()
     return 1 - kept / seen
 
 

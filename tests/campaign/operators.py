@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fst.basics.errors import UsageError
 from fst.ops import cpp
-from fst.ops.cpp import zeros_weight
+from fst.ops.backends import zeros_weight
 from fst.ops.geometry import geometry_of
 from tests.campaign.op import random_shape
 from tests.campaign.weights import Checks

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import fst
 from fst.inference.packed import IMAGES, LIBRARY, PIXELS, packed_layers
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from tests.campaign.weights import Checks
 
 TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}

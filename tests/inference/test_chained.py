@@ -15,7 +15,7 @@ from fst.basics.errors import UsageError
 from fst.inference.chained import APART, TOGETHER
 from fst.inference.depthwise import PreparedDepthwise
 from fst.inference.packed import DEPTHWISE, PackedLayer
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from tests.inference.ranks import BY_ZEROS, rank
 from tests.networks import keep, relative
 

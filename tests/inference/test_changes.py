@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector, parametrize, prune, vector_to_p
 
 import fst
 from fst.basics.errors import UsageError
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from tests.inference.ranks import BY_ZEROS, rank
 from tests.networks import keep
 

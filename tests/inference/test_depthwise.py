@@ -15,8 +15,7 @@ from torch import Tensor
 from fst.inference import depthwise
 from fst.inference.depthwise import Layer, PreparedDepthwise, refuses_depthwise
 from fst.ops import cpp
-from fst.ops.cpp import library
-from fst.ops.cpp.zeros_weight import ACTIVATIONS
+from fst.ops.backends.zeros_weight import ACTIVATIONS
 from fst.ops.geometry import LINEAR, Geometry
 from tests.cases import without_onednn
 from tests.kernels.values import with_threads
@@ -238,15 +237,15 @@ def test_the_kernel_refuses_numbers_that_do_not_belong_together():
     product = PreparedDepthwise(c["input"], middle, c["geometry"], before, behind)
     result = torch.empty_strided(*product._form)
     good = (c["input"].data_ptr(), *product._fixed, None, result.data_ptr())
-    library.call("fst_depthwise", *good)
+    cpp.kernel("fst_depthwise")(*good)
     for place, value in ((1, 9), (3, 16), (6, 99), (9, 8), (11, -1), (14, 8), (16, 9)):
         bad = [*good]
         bad[place] = value
         with pytest.raises(ValueError, match="fst_depthwise"):
-            library.call("fst_depthwise", *bad)
+            cpp.kernel("fst_depthwise")(*bad)
     numbers = list(product._fixed[1])
     for place, value in ((0, 0), (1, -1), (3, 7), (5, 99), (7, 0)):
         changed = [*numbers]
         changed[place] = value
         with pytest.raises(ValueError, match="fst_depthwise"):
-            library.call("fst_depthwise", *good[:2], library.integers(*changed), *good[3:])
+            cpp.kernel("fst_depthwise")(*good[:2], cpp.integers(*changed), *good[3:])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fst
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from tests.networks import Block, keep, relative
 
 pytestmark = [

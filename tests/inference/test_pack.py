@@ -18,8 +18,8 @@ from fst.basics.errors import UsageError
 from fst.inference import choosing
 from fst.inference.packed import LIBRARY, PackedLayer, pack_layer
 from fst.inference.report import NOTHING_GAINED
-from fst.ops.cpp.library import missing
-from fst.ops.cpp.zeros_weight import PreparedOutput
+from fst.ops.backends.zeros_weight import PreparedOutput
+from fst.ops.cpp import missing
 from tests.inference.ranks import rank
 from tests.networks import Block, keep, relative
 
@@ -383,7 +383,7 @@ def test_inductor_and_another_process(by_zeros: None, tmp_path: Path) -> None:
     )
     torch.save(x, tmp_path / "x.pt")
     code = (
-        "import sys, torch, fst.ops.cpp.zeros_weight\n"
+        "import sys, torch, fst.ops\n"
         "model = torch._inductor.aoti_load_package(sys.argv[1] + '/packed.pt2')\n"
         "torch.save(model(torch.load(sys.argv[1] + '/x.pt')), sys.argv[1] + '/y.pt')\n"
     )

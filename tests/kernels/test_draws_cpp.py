@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fst.ops import cpp
+from fst.ops.positions.draw import draw_positions
 from tests.kernels.values import with_threads
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
@@ -67,7 +68,7 @@ def test_draw_is_the_literal_one(values, data):
     n = data.draw(st.integers(1, len(values) - 1))
     scores = torch.tensor(values, dtype=torch.float32)
     start = data.draw(st.floats(0, 1, exclude_max=True))
-    index, weight = cpp.draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
+    index, weight = draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
     assert len(index) == len(weight) == n
     infinite = (~scores.isfinite()).nonzero().flatten()
     if len(infinite) >= n:
@@ -94,7 +95,7 @@ def test_all_starts_keep_each_position_as_often_as_its_weight_says():
     n = 1200
 
     def draw(start: float) -> tuple[Tensor, Tensor]:
-        return cpp.draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
+        return draw_positions(scores, n, torch.tensor(start, dtype=torch.float64))
 
     grid = 4096
     often = torch.zeros(5000)
@@ -111,7 +112,7 @@ def test_all_starts_keep_each_position_as_often_as_its_weight_says():
 
 def test_draws_do_not_depend_on_threads():
     scores, start = torch.rand(40_000).square(), torch.tensor(0.4, dtype=torch.float64)
-    found = [with_threads(t, cpp.draw_positions, scores, 9_999, start) for t in (1, 2, 7)]
+    found = [with_threads(t, draw_positions, scores, 9_999, start) for t in (1, 2, 7)]
     assert (found[0][0].diff() > 0).all()
     for index, weight in found[1:]:
         assert torch.equal(index, found[0][0]) and torch.equal(weight, found[0][1])
@@ -120,11 +121,11 @@ def test_draws_do_not_depend_on_threads():
 def test_draws_at_their_ends():
     start = torch.tensor(0.99, dtype=torch.float64)
     for scores, n in ((torch.rand(5), 5), (torch.rand(5), 9), (torch.empty(0), 0)):
-        index, weight = cpp.draw_positions(scores, n, start)
+        index, weight = draw_positions(scores, n, start)
         assert index.tolist() == list(range(len(scores))) and (weight == 1).all()
     for scores in (torch.zeros(6), torch.full((6,), 3.0)):
-        assert torch.equal(cpp.draw_positions(scores, 2, start)[1], torch.full((2,), 3.0))
-    index, _ = cpp.draw_positions(torch.rand(5), 0, start)
+        assert torch.equal(draw_positions(scores, 2, start)[1], torch.full((2,), 3.0))
+    index, _ = draw_positions(torch.rand(5), 0, start)
     assert len(index) == 0
 
 
@@ -132,15 +133,16 @@ WITHOUT_MEMORY = """
 import resource, torch
 from pathlib import Path
 from fst.ops import cpp
+from fst.ops.positions.draw import draw_positions
 from tests.kernels.values import with_threads
 assert cpp.missing() == ""
 scores, start = torch.ones(8_000_000), torch.tensor(0.5, dtype=torch.float64)
-cpp.draw_positions(scores[:100], 10, start)
+draw_positions(scores[:100], 10, start)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + 2**25  # the kernel wants 64 MB
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
-    cpp.draw_positions(scores, 10, start)
+    draw_positions(scores, 10, start)
 except MemoryError as error:
     print(error)
 """

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fst.ops import cpp
+from fst.ops.backends.lists_cpp import list_grad_input, list_grad_weight
+from fst.ops.positions.draw import draw_positions, measure_positions
 from tests.cases import without_onednn
 from tests.kernels.values import with_threads
 
@@ -102,7 +104,7 @@ def test_grad_weight(c, centred, last):
     sums = torch.randn(len(weight), *weight.shape[2:]) if centred else None
     arguments = (grad_output, input, c["index"], c["scale"], None, mean, sums, weight.shape)
     found = with_threads(
-        c["threads"], cpp.list_grad_weight, *arguments, *c["geometry"], c["groups"], last
+        c["threads"], list_grad_weight, *arguments, *c["geometry"], c["groups"], last
     )
     assert found.shape == weight.shape and found.dtype == weight.dtype
     assert found.is_contiguous(memory_format=FORMATS[last])
@@ -124,7 +126,7 @@ def test_grad_weight(c, centred, last):
 def test_grad_input(c):
     grad_output, weight, size = c["grad_output"], c["weight"], c["input"].shape
     arguments = (grad_output, weight, c["index"], c["scale"], size, *c["geometry"], c["groups"])
-    found = with_threads(c["threads"], cpp.list_grad_input, *arguments)
+    found = with_threads(c["threads"], list_grad_input, *arguments)
     assert found.shape == size and found.dtype == weight.dtype
     if not grad_output.is_contiguous():
         assert found.is_contiguous(memory_format=torch.channels_last)
@@ -144,7 +146,7 @@ def test_grad_input(c):
 def test_scores_and_sums(c):
     grad_output, weight, (samples, _, *size) = c["grad_output"], c["weight"], c["input"].shape
     arguments = (grad_output, size, weight.shape[2:], *c["geometry"])
-    scores, sums = with_threads(c["threads"], cpp.measure_positions, *arguments, True)
+    scores, sums = with_threads(c["threads"], measure_positions, *arguments, True)
     exact = grad_output.double().square().sum(1).sqrt().flatten()
     torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=0)
     stride, padding, dilation = c["geometry"]
@@ -154,7 +156,7 @@ def test_scores_and_sums(c):
     exact = torch.einsum("nrspq,ncpq->crs", inside, grad_output.double())
     single = torch.einsum("nrspq,ncpq->ncrspq", inside.float(), grad_output.float())
     assert_as_exact(sums, exact, single.sum((0, 4, 5)))
-    alone, none = with_threads(c["threads"], cpp.measure_positions, *arguments, False)
+    alone, none = with_threads(c["threads"], measure_positions, *arguments, False)
     torch.testing.assert_close(alone, scores, rtol=1e-6, atol=0)
     assert none.shape == (0,)
 
@@ -162,7 +164,7 @@ def test_scores_and_sums(c):
 @pytest.mark.parametrize("memory", FORMATS)
 def test_long_sums_are_as_exact_as_torch(memory):
     grad_output = (torch.rand(24, 24, 56, 56) + 1).contiguous(memory_format=memory)
-    _, sums = cpp.measure_positions(grad_output, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1), True)
+    _, sums = measure_positions(grad_output, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1), True)
     exact = grad_output.double().sum((0, 2, 3))
     error = (sums.flatten() - exact).abs().max()
     assert error <= 2 * (grad_output.sum((0, 2, 3)) - exact).abs().max() + 1e-7 * exact.max()
@@ -195,12 +197,12 @@ def test_long_lists(channels, threads, memory):
         *geometry,
         1,
     )
-    found = with_threads(threads, cpp.list_grad_weight, *arguments, False)
+    found = with_threads(threads, list_grad_weight, *arguments, False)
     rows = spread(grad_output.double(), index, scale)
     exact = torch.nn.grad.conv2d_weight(input.double(), weight.shape, rows, padding=1)
     assert (found - exact).norm() < 1e-6 * exact.norm()
     arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
-    found = with_threads(threads, cpp.list_grad_input, *arguments)
+    found = with_threads(threads, list_grad_input, *arguments)
     exact = torch.nn.grad.conv2d_input(input.shape, weight.double(), rows, padding=1)
     assert (found - exact).norm() < 1e-6 * exact.norm()
 
@@ -216,7 +218,7 @@ def test_tiles_of_a_row_of_the_kernel(channels, memory):
     index = torch.arange(2 * 5 * 70, dtype=torch.int32)
     mean, shape, geometry = torch.randn(channels), (5, channels, 3, 3), ((1, 1), (1, 1), (1, 1))
     operands = (grad_output, input, index, torch.ones(len(index)), None, mean, None)
-    found = cpp.list_grad_weight(*operands, shape, *geometry, 1, False)
+    found = list_grad_weight(*operands, shape, *geometry, 1, False)
     less = input.double() - mean.view(-1, 1, 1)
     exact = torch.nn.grad.conv2d_weight(less, shape, grad_output.double(), padding=1)
     assert (found - exact).norm() < 1e-6 * exact.norm()
@@ -246,7 +248,7 @@ def test_rows_of_a_smaller_map():
             1,
             False,
         )
-        found = cpp.list_grad_weight(*arguments)
+        found = list_grad_weight(*arguments)
         wide = torch.zeros_like(grad_output)
         wide[..., 0::2] = folded
         exact = torch.nn.grad.conv2d_weight(input, shape, wide, padding=1)
@@ -261,16 +263,16 @@ def test_what_is_not_finite_comes_out(value, dtype):
     weight = torch.randn(5, 3, 3, 3).to(dtype)
     grad_output[1, 2, 3, 0] = value
     geometry = ((1, 1), (1, 1), (1, 1))
-    scores, sums = cpp.measure_positions(grad_output, (4, 4), (3, 3), *geometry, True)
+    scores, sums = measure_positions(grad_output, (4, 4), (3, 3), *geometry, True)
     assert not scores[28].isfinite() and not sums[2].isfinite().all() and sums[0].isfinite().all()
-    index, scale = cpp.draw_positions(scores, 3, torch.tensor(0.9, dtype=torch.float64))
+    index, scale = draw_positions(scores, 3, torch.tensor(0.9, dtype=torch.float64))
     assert 28 in index and scale[index == 28] == 1
     shape = weight.shape
     arguments = (grad_output, input, index, scale, None, None, None, shape, *geometry, 1)
-    found = cpp.list_grad_weight(*arguments, False)
+    found = list_grad_weight(*arguments, False)
     assert not found[2].isfinite().all() and found[0].isfinite().all()
     arguments = (grad_output, weight, index, scale, input.shape, *geometry, 1)
-    assert not cpp.list_grad_input(*arguments)[1].isfinite().all()
+    assert not list_grad_input(*arguments)[1].isfinite().all()
 
 
 def test_empty_lists_and_batches():
@@ -279,7 +281,7 @@ def test_empty_lists_and_batches():
     none, nothing = torch.empty(0, dtype=torch.int32), torch.empty(0)
     for samples in (0, 2):
         grad_output, input = torch.randn(samples, 4, 5, 5), torch.randn(samples, 3, 5, 5)
-        found = cpp.list_grad_weight(
+        found = list_grad_weight(
             *(
                 grad_output,
                 input,
@@ -295,11 +297,9 @@ def test_empty_lists_and_batches():
             )
         )
         assert torch.equal(found, torch.zeros(4, 3, 3, 3))
-        found = cpp.list_grad_input(
-            *(grad_output, weight, none, nothing, input.shape, *geometry, 1)
-        )
+        found = list_grad_input(*(grad_output, weight, none, nothing, input.shape, *geometry, 1))
         assert torch.equal(found, torch.zeros(samples, 3, 5, 5))
-    scores, sums = cpp.measure_positions(grad_output[:0], (5, 5), (3, 3), *geometry, True)
+    scores, sums = measure_positions(grad_output[:0], (5, 5), (3, 3), *geometry, True)
     assert len(scores) == 0 and torch.equal(sums, torch.zeros(4, 3, 3))
 
 
@@ -309,7 +309,7 @@ def test_an_empty_list_leaves_the_share_of_the_mean():
     mean, sums, shape = torch.randn(6), torch.randn(4, 3, 3), (4, 3, 3, 3)
     geometry = ((1, 1), (1, 1), (1, 1))
     operands = (torch.randn(2, 4, 5, 5), torch.randn(2, 6, 5, 5), none, nothing, None)
-    found = cpp.list_grad_weight(*operands, mean, sums, shape, *geometry, 2, False)
+    found = list_grad_weight(*operands, mean, sums, shape, *geometry, 2, False)
     wanted = torch.einsum("oc,ohw->ochw", mean.view(2, 3).repeat_interleave(2, 0), sums)
     torch.testing.assert_close(found, wanted)
 
@@ -325,7 +325,7 @@ def test_wrong_arguments_are_named():
 
     def run(**changed):
         given = dict(g=grad_output, x=input, i=index, s=scale, r=None, m=None, t=None) | changed
-        return cpp.list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
+        return list_grad_weight(*given.values(), weight.shape, *geometry, 1, False)
 
     for changed, reason in (
         ({"i": torch.tensor([7, 3], dtype=torch.int32)}, "index must be ascending"),
@@ -346,14 +346,14 @@ def test_wrong_arguments_are_named():
             run(**changed)
     assert run().shape == weight.shape
     with pytest.raises(ValueError, match=r"scores torch.float64"):
-        cpp.draw_positions(torch.ones(3).double(), 2, torch.tensor(0.0, dtype=torch.float64))
+        draw_positions(torch.ones(3).double(), 2, torch.tensor(0.0, dtype=torch.float64))
 
 
 def test_what_does_not_fit_is_refused():
     values = torch.ones(2, 4, 3, 3)
-    assert not cpp.refuses_lists(values, values.contiguous(memory_format=torch.channels_last))
-    assert cpp.refuses_lists(values.double())
-    assert cpp.refuses_lists(values, values.half())
-    assert cpp.refuses_lists(values[:, ::2])
-    assert cpp.refuses_lists(values[0])
-    assert cpp.refuses_lists(values.to("meta"))
+    assert not cpp.refuses(values, values.contiguous(memory_format=torch.channels_last))
+    assert cpp.refuses(values.double())
+    assert cpp.refuses(values, values.half())
+    assert cpp.refuses(values[:, ::2])
+    assert cpp.refuses(values[0])
+    assert cpp.refuses(values.to("meta"))

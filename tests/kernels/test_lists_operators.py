@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fst.ops import cpp
+from fst.ops.backends.lists_cpp import list_grad_input, list_grad_weight
+from fst.ops.positions.draw import draw_positions, measure_positions
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -38,13 +40,13 @@ def test_operators_agree_with_their_declarations():
 def test_compiled_graphs_take_them():
     def gradients(grad_output: Tensor, input: Tensor, weight: Tensor, start: Tensor):
         geometry = ((1, 1), (1, 1), (1, 1))
-        scores, sums = cpp.measure_positions(grad_output, (6, 6), (3, 3), *geometry, True)
-        index, scale = cpp.draw_positions(scores, 20, start)
+        scores, sums = measure_positions(grad_output, (6, 6), (3, 3), *geometry, True)
+        index, scale = draw_positions(scores, 20, start)
         arguments = (grad_output, input, index, scale, None, None, None, weight.shape)
         return (
             sums,
-            cpp.list_grad_weight(*arguments, *geometry, 1, False),
-            cpp.list_grad_input(grad_output, weight, index, scale, input.shape, *geometry, 1),
+            list_grad_weight(*arguments, *geometry, 1, False),
+            list_grad_input(grad_output, weight, index, scale, input.shape, *geometry, 1),
         )
 
     operands = (torch.randn(2, 4, 6, 6), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3))

@@ -7,7 +7,7 @@ import torch
 import fst
 from fst import backends
 from fst.backends.choice import draw_seed
-from fst.ops import triton as ops
+from fst.ops.backends import prune_triton as ops
 from fst.ops.prune import prune_grad_output
 
 CHECKS = ("test_schema", "test_faketensor")

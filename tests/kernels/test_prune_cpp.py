@@ -13,7 +13,10 @@ import fst
 from fst import NM, Strategy, backends
 from fst.backends import sources
 from fst.ops import cpp
+from fst.ops.backends import prune_cpp
+from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import prune_columns, prune_grad_output, prune_weight
+from fst.rules.rule import Pattern
 from tests.kernels.values import awkward, bits, concentrated, of_patterns
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -197,7 +200,7 @@ def test_random_draws_are_those_of_the_triton_kernel(n, m):
         for memory in LAYOUTS:
             ones = awkward(shape, torch.float32, memory).fill_(1)
             draw = torch.tensor([seed])
-            pruned = cpp.prune_grad_output(ones, n, m, "random", "", 1, draw)
+            pruned = prune_cpp.prune_grad_output(ones, n, m, "random", "", 1, draw)
             assert torch.equal(pruned != 0, expected)
 
 
@@ -210,7 +213,7 @@ def test_tensors_without_numbers_reach_no_kernel(kind):
             weight = torch.randn(8, 8, 3, 3)
     else:
         weight = torch.randn(8, 8, 3, 3, device="meta")
-    found = cpp.prune_weight(weight, 1, (2, 4, 2, 4), torch.float32)
+    found = prune_cpp.prune_weight(weight, 1, (2, 4, 2, 4), torch.float32)
     assert [type(f) for f in found] == [type(weight)] * 3 and found[0].shape == weight.shape
     assert {f.device for f in found} == {weight.device}
 
@@ -279,15 +282,25 @@ def test_random_rules_and_what_does_not_fit_stay_with_torch():
         (values, 4, "channel"),
         (values.transpose(2, 3)[:, ::2], 4, "group"),
     ):
-        assert cpp.refuses_grad_output(other, m, "magnitude_rescaled", rescale)
-    assert cpp.refuses_grad_output(values, 16, "random", "group") == "groups of 16 are more than 8"
-    assert cpp.refuses_weight(torch.randn(4, 4, 3, 3).double(), torch.float64)
-    assert cpp.refuses_weight(torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16)
+        assert _refuses_maps(other, m, "magnitude_rescaled", rescale)
+    assert _refuses_maps(values, 16, "random", "group") == "groups of 16 are more than 8"
+    backend, strategy = backends.backend("prune_weight", "cpp"), of_patterns((2, 4), None)
+    for weight, dtype in (
+        (torch.randn(4, 4, 3, 3).double(), torch.float64),
+        (torch.randn(4, 4, 3, 3, dtype=torch.half), torch.bfloat16),
+    ):
+        assert backend.refuses(PruneWeight(weight, strategy, 1, dtype))
+
+
+def _refuses_maps(values: Tensor, m: int, kind: str, rescale: str) -> str:
+    rule, pattern = NM("grad_output"), Pattern(2, m, kind, rescale)
+    operands = PruneMaps(values, rule, "grad_input", 1, None, None, pattern)
+    return backends.backend("prune_grad_output", "cpp").refuses(operands)
 
 
 def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "cpp_library", lambda: tmp_path / "cpu_base.so")
-    cpp.library._load.cache_clear()
+    cpp._load.cache_clear()
     try:
         assert cpp.missing() == "not compiled: install GCC or Clang, then install FST again"
         model, _ = _gradients("fst")
@@ -295,8 +308,8 @@ def test_missing_kernels_are_not_used_and_say_how_to_get_them(tmp_path, monkeypa
         with pytest.raises(RuntimeError, match="cannot be forced here: not compiled"):
             backends.force(prune_weight="cpp").__enter__()
         assert "not compiled: install GCC or Clang" in backends.describe()
-        cpp.library._load.cache_clear()
+        cpp._load.cache_clear()
         (tmp_path / "cpu_base.so").write_bytes(b"half a library")
         assert "cannot be loaded" in cpp.missing()
     finally:
-        cpp.library._load.cache_clear()
+        cpp._load.cache_clear()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fst import NM
 from fst.backends import force, sources
-from fst.ops import triton as ops
+from fst.ops.backends import prune_triton as ops
 from fst.ops.prune import prune_grad_output
 from tests.kernels.values import FORMATS, awkward, bits, concentrated
 
@@ -151,8 +151,8 @@ def test_nothing_to_prune_and_what_does_not_fit(device):
 def test_what_is_left_to_torch(rule, dtype, device):
     grad_output = torch.randn(1, 32, 2, 2, device=device).to(dtype)
     fields = (rule.m, rule.rule, rule.rescale)
-    assert not ops.takes_grad_output(*fields, dtype)
-    assert ops.takes_grad_output(8, "magnitude_rescaled", "sample_channel", torch.bfloat16)
+    assert ops._refuses_grad_output(*fields, dtype)
+    assert not ops._refuses_grad_output(8, "magnitude_rescaled", "sample_channel", torch.bfloat16)
     with pytest.raises(ValueError, match=f"m={rule.m}, rule='{rule.rule}'"):
         ops.prune_grad_output(grad_output, rule.n, *fields, 1, torch.tensor([1], device=device))
     arguments = (grad_output, rule, "grad_input", 1, None)

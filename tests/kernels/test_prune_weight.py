@@ -7,7 +7,7 @@ import torch
 
 from fst import backends
 from fst.backends import sources
-from fst.ops import triton as ops
+from fst.ops.backends import prune_triton as ops
 from fst.ops.operands import PruneWeight
 from fst.ops.prune import prune_weight
 from tests.kernels.values import Pattern, awkward, bits, of_patterns

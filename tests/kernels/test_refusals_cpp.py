@@ -11,8 +11,11 @@ from torch import nn
 
 import fst
 from fst.ops import cpp
-from fst.ops.cpp import library
+from fst.ops.backends.lists_cpp import list_grad_input, list_grad_weight
+from fst.ops.backends.zeros_maps import maps_grad_input, maps_output
+from fst.ops.backends.zeros_weight import refuses_zeros, zeros_output
 from fst.ops.geometry import Geometry, geometry_of
+from fst.ops.positions.draw import draw_positions, measure_positions
 from fst.rules.sampled import Sampled
 
 pytestmark = pytest.mark.skipif(bool(cpp.missing()), reason=f"the C++ kernels: {cpp.missing()}")
@@ -32,7 +35,7 @@ class Beside(Sampled):
 @pytest.mark.parametrize("start", [1.0, math.nan, math.inf, 1e300, -1e300, -0.1])
 def test_a_draw_starts_in_its_first_stretch(start):
     with pytest.raises(ValueError, match=r"start=.* must be in \[0, 1\)"):
-        cpp.draw_positions(torch.rand(5000), 700, torch.tensor(start, dtype=torch.float64))
+        draw_positions(torch.rand(5000), 700, torch.tensor(start, dtype=torch.float64))
 
 
 def test_a_rule_of_ones_own_that_starts_elsewhere_is_an_error():
@@ -59,9 +62,9 @@ def test_the_numbers_of_a_convolution_are_checked(changed, message):
     numbers = tuple(geometry.values())
     listed = (INDEX, SCALE, None, None, None, WEIGHT.shape)
     for call in (
-        lambda: cpp.measure_positions(GRADS, (5, 5), (3, 3), *numbers, True),
-        lambda: cpp.list_grad_weight(GRADS, IMAGES, *listed, *numbers, 1, False),
-        lambda: cpp.list_grad_input(GRADS, WEIGHT, INDEX, SCALE, IMAGES.shape, *numbers, 1),
+        lambda: measure_positions(GRADS, (5, 5), (3, 3), *numbers, True),
+        lambda: list_grad_weight(GRADS, IMAGES, *listed, *numbers, 1, False),
+        lambda: list_grad_input(GRADS, WEIGHT, INDEX, SCALE, IMAGES.shape, *numbers, 1),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -70,22 +73,20 @@ def test_the_numbers_of_a_convolution_are_checked(changed, message):
 def test_shapes_are_checked():
     geometry = ((1, 1), (1, 1), (1, 1))
     with pytest.raises(ValueError, match=r"kernel_size=\(3,\) must be two numbers"):
-        cpp.measure_positions(GRADS, (5, 5), (3,), *geometry, True)
+        measure_positions(GRADS, (5, 5), (3,), *geometry, True)
     with pytest.raises(ValueError, match=r"input_size=\(5,\) must be two"):
-        cpp.measure_positions(GRADS, (5,), (3, 3), *geometry, True)
+        measure_positions(GRADS, (5,), (3, 3), *geometry, True)
     with pytest.raises(ValueError, match=r"must have the shape \(2, 4, 9, 9\)"):
-        cpp.measure_positions(GRADS, (9, 9), (3, 3), *geometry, True)
+        measure_positions(GRADS, (9, 9), (3, 3), *geometry, True)
     with pytest.raises(ValueError, match=r"input_size=\(2, 3, 5\) must be four sizes"):
-        cpp.list_grad_input(GRADS, WEIGHT, INDEX, SCALE, (2, 3, 5), *geometry, 1)
+        list_grad_input(GRADS, WEIGHT, INDEX, SCALE, (2, 3, 5), *geometry, 1)
     listed = (INDEX, SCALE, None, None, None)
     with pytest.raises(ValueError, match=r"weight_shape=\(4, 3, 3\) must be four sizes"):
-        cpp.list_grad_weight(GRADS, IMAGES, *listed, (4, 3, 3), *geometry, 1, False)
+        list_grad_weight(GRADS, IMAGES, *listed, (4, 3, 3), *geometry, 1, False)
     with pytest.raises(ValueError, match="index names 2 positions of an empty batch"):
-        cpp.list_grad_weight(GRADS[:0], IMAGES[:0], *listed, WEIGHT.shape, *geometry, 1, False)
+        list_grad_weight(GRADS[:0], IMAGES[:0], *listed, WEIGHT.shape, *geometry, 1, False)
     with pytest.raises(ValueError, match="65536 images of 256x256 output positions"):
-        library.convolution(
-            (2**16, 1, 256, 256), (1, 1, 1, 1), geometry_of([1, 1], [0, 0], [1, 1], 1)
-        )
+        cpp.convolution((2**16, 1, 256, 256), (1, 1, 1, 1), geometry_of([1, 1], [0, 0], [1, 1], 1))
 
 
 # ---------------------------------------------------------------- the kernels themselves
@@ -99,7 +100,7 @@ def _numbers(**changed: int) -> ctypes.Array:
     names = "images height width rows columns kernel_h kernel_w stride_h stride_w padding_h "
     names += "padding_w dilation_h dilation_w"
     given = dict(zip(names.split(), SHAPES, strict=True)) | changed
-    return library.integers(*given.values())
+    return cpp.integers(*given.values())
 
 
 SIZES = [
@@ -115,7 +116,7 @@ def test_kernels_refuse_sizes_that_are_no_convolution(changed):
     """Whatever the operators in front of them let through."""
     grads, images, weight, result = GRADS.clone(), IMAGES.clone(), WEIGHT.clone(), WEIGHT.clone()
     index, scale, scores = INDEX.clone(), SCALE.clone(), torch.empty(50)
-    numbers, layouts = _numbers(**changed), library.integers(0, 0, 0)
+    numbers, layouts = _numbers(**changed), cpp.integers(0, 0, 0)
     operands = (_pointer(grads), _pointer(images), 0, _pointer(index), _pointer(scale))
     for name, arguments in (
         ("fst_measure_positions", (_pointer(grads), 0, 4, 0, numbers, _pointer(scores), None)),
@@ -132,13 +133,13 @@ def test_kernels_refuse_sizes_that_are_no_convolution(changed):
         ),
     ):
         with pytest.raises(ValueError, match=name):
-            library.call(name, *arguments)
+            cpp.kernel(name)(*arguments)
 
 
 def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
     x, y, mask = torch.randn(8, 4), torch.empty(8, 4), torch.empty(8, 4, dtype=torch.bool)
     index, weight, source = INDEX.clone(), SCALE.clone(), torch.tensor([0, 50], dtype=torch.int32)
-    strides, layouts = library.integers(32, 4, 1), library.integers(0, 0, 0)
+    strides, layouts = cpp.integers(32, 4, 1), cpp.integers(0, 0, 0)
     grads, images, result = GRADS.clone(), IMAGES.clone(), WEIGHT.clone()
     starts = torch.tensor([1.0, math.nan, 0.5], dtype=torch.float64)
     outside = (_pointer(source), 2, 25, 50, None, None, _numbers(), 3, 4, 1, layouts)
@@ -188,7 +189,7 @@ def test_kernels_refuse_positions_and_patterns_that_do_not_fit():
     ]
     for name, arguments in bad:
         with pytest.raises(ValueError, match=name):
-            library.call(name, *arguments)
+            cpp.kernel(name)(*arguments)
 
 
 @pytest.mark.each_isa
@@ -197,12 +198,12 @@ def test_windows_that_reach_far_are_refused_or_right(reach):
     """One pixel, of which the middle tap alone sees anything; `make sanitize` sees overflows."""
     input, weight = torch.randn(1, 8, 1, 1), torch.randn(8, 8, 3, 3)
     geometry = Geometry((1, 1), (reach, reach), (reach, reach), 1)
-    assert "too large" in cpp.refuses_zeros(input, weight, geometry)
-    assert "too large" in cpp.refuses_zeros(input, weight, geometry, input.shape)
+    assert "too large" in refuses_zeros(input, weight, geometry)
+    assert "too large" in refuses_zeros(input, weight, geometry, input.shape)
     middle = weight[:, :, 1, 1]
-    found = cpp.maps_output(input, weight, None, *geometry)
+    found = maps_output(input, weight, None, *geometry)
     torch.testing.assert_close(found[0, :, 0, 0], middle @ input[0, :, 0, 0])
-    found = cpp.maps_grad_input(input, weight, input.shape, *geometry)
+    found = maps_grad_input(input, weight, input.shape, *geometry)
     torch.testing.assert_close(found[0, :, 0, 0], middle.T @ input[0, :, 0, 0])
 
 
@@ -214,5 +215,5 @@ def test_elements_behind_the_first_two_thousand_million_are_read():
     weight[1, ::4] = 2**-8
     input[:, ::4, -1, -1] = 2**-8
     assert input.numel() > 2**31
-    assert cpp.zeros_output(input, weight, None, None, *geometry)[0, 1, -1, -1] == 0.5
-    assert cpp.maps_output(input, weight, None, *geometry)[0, 1, -1, -1] == 0.5
+    assert zeros_output(input, weight, None, None, *geometry)[0, 1, -1, -1] == 0.5
+    assert maps_output(input, weight, None, *geometry)[0, 1, -1, -1] == 0.5

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fst import Strategy
 from fst.ops import cpp
-from fst.ops.cpp import library, zeros_maps
+from fst.ops.backends import zeros_maps
+from fst.ops.zeros import nonzeros
 from tests.cases import without_onednn
 from tests.kernels.values import with_threads
 from tests.oracle.conv import reference_conv2d
@@ -264,7 +265,7 @@ def test_subnormal_numbers_are_multiplied(dtype):
     c["weight"].fill_(1024.0)
     output = zeros_maps.maps_output(c["input"], c["weight"], None, *c["geometry"], 1)
     torch.testing.assert_close(output, exact(c).output.to(dtype))
-    assert output.all() and zeros_maps.nonzeros(c["input"], 1).tolist() == [64, 64]
+    assert output.all() and nonzeros(c["input"], 1).tolist() == [64, 64]
 
 
 @pytest.mark.each_isa
@@ -273,12 +274,12 @@ def test_subnormal_numbers_are_multiplied(dtype):
 def test_count_of_nonzeros(memory, dtype):
     values = maps((3, 37, 20, 21), 0.4, dtype, memory)
     values[0, 0, 0, :4] = torch.tensor([float("nan"), -0.0, float("inf"), 0.0])
-    assert zeros_maps.nonzeros(values, 1).tolist() == [int((values != 0).sum()), values.numel()]
+    assert nonzeros(values, 1).tolist() == [int((values != 0).sum()), values.numel()]
     flat = values.permute(0, 2, 3, 1) if memory == torch.channels_last else values
     blocks = flat.flatten().split(4096)[::3]
     wanted = [sum(int((block != 0).sum()) for block in blocks), sum(map(len, blocks))]
-    assert zeros_maps.nonzeros(values, 3).tolist() == wanted
-    assert zeros_maps.nonzeros(values[:0], 3).tolist() == [0, 0]
+    assert nonzeros(values, 3).tolist() == wanted
+    assert nonzeros(values[:0], 3).tolist() == [0, 0]
 
 
 def test_empty_batches_and_lists():
@@ -355,11 +356,11 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="2147483647"):
         zeros_maps.maps_grad_input(c["grad_output"], c["weight"], (2**27, 3, 5, 5), *PLAIN, 1)
     with pytest.raises(ValueError, match="every=0"):
-        zeros_maps.nonzeros(c["input"], 0)
+        nonzeros(c["input"], 0)
     bad = ((2, 5, 5, 6, 5, 3, 3, 1, 1, 1, 1, 1, 1), 3, 4, 1)  # an output map of 6 rows
     pointers = (c["input"].data_ptr(), c["weight"].data_ptr(), None, 0, False)
     with pytest.raises(ValueError, match="describe no operands"):
-        library.call("fst_maps_product", *pointers, library.integers(*bad[0]), *bad[1:], None, None)
+        cpp.kernel("fst_maps_product")(*pointers, cpp.integers(*bad[0]), *bad[1:], None, None)
 
 
 def test_reasons_of_refusal():
@@ -403,7 +404,7 @@ def test_compiled_graphs_take_them():
             zeros_maps.maps_grad_weight(
                 *(dy, x, None, None, None, None, weight.shape, *PLAIN, 1, True, "input")
             ),
-            zeros_maps.nonzeros(x, 1),
+            nonzeros(x, 1),
         )
 
     given = (c["input"], c["grad_output"], c["weight"])

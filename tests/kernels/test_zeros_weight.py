@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fst.ops import cpp
-from fst.ops.cpp import zeros_weight as zeros
+from fst.ops.backends import zeros_weight as zeros
 from fst.ops.geometry import Geometry, convolve, geometry_of, input_gradient, is_channels_last
 from tests.kernels.values import with_threads
 from tests.oracle.geometry import Windows
@@ -95,9 +95,9 @@ def lists_of(weight: Tensor, size, geometry: Geometry, lanes: int = 0) -> Tensor
 def by_lists(input: Tensor, lists: Tensor, shape, geometry: Geometry, lanes: int = 0) -> Tensor:
     """Y of a compressed weight of this shape."""
     numbers = zeros.product_numbers(input.shape, shape, geometry, False, lanes)
-    like = dense(input, torch.empty(shape, dtype=input.dtype), geometry)
-    like = torch.empty_like(like, memory_format=memory_of(input))
-    return zeros._multiply(input, lists, numbers, like, None, None, 0)
+    weight = torch.empty(shape, dtype=input.dtype)
+    like = torch.empty_like(dense(input, weight, geometry), memory_format=memory_of(input))
+    return zeros._product(input, weight, numbers, like, lists=lists)(input, weight)
 
 
 def memory_of(maps: Tensor) -> torch.memory_format:

@@ -13,7 +13,7 @@ from torch import nn
 from fst.backends.timing import Timing
 from fst.inference.packed import packed_layers
 from fst.lab.benchmark import cli, inference
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are missing")
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu"
 

@@ -1,4 +1,7 @@
-"""The backends of each operation, one class each."""
+"""A file for each backend, with its kernels' wrappers; importing the package registers them."""
+
+import importlib
+import pkgutil
 
 from fst.backends.registry import register_operation
 
@@ -9,28 +12,5 @@ register_operation("output", "Y = W·X with the pruned weight")
 register_operation("grad_input", "dX = Wᵀ·dY, over all output positions or a list of them")
 register_operation("grad_weight", "dW = dY·Xᵀ, over all output positions or a list of them")
 
-from fst.ops.backends import (  # noqa: E402
-    columns,
-    library,
-    lists_cpp,
-    lists_torch,
-    prune_cpp,
-    prune_torch,
-    prune_triton,
-    strided,
-    zeros_maps,
-    zeros_weight,
-)
-
-__all__ = [
-    "columns",
-    "library",
-    "lists_cpp",
-    "lists_torch",
-    "prune_cpp",
-    "prune_torch",
-    "prune_triton",
-    "strided",
-    "zeros_maps",
-    "zeros_weight",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -21,8 +21,8 @@ from fst.ops.operands import (
     Operands,
 )
 from fst.ops.positions import draw
+from fst.ops.positions.draw import Listed
 from fst.ops.positions.lists import mean_of
-from fst.ops.positions.products import Listed
 from fst.rules.rule import Lattice
 
 OPERATIONS = {
@@ -33,7 +33,7 @@ ByList = Callable[[Tensor, Tensor, Listed], Tensor]  # of dY, of X or W, and of 
 
 
 def share_of_positions(operands: Any) -> str:
-    """The share of the positions that a rule leaves out, in words."""
+    """The share of the positions that a rule omits, as text."""
     return f"{1 - operands.rule.density:.0%} of the positions"
 
 
@@ -59,11 +59,15 @@ class ByLists(Backend, abc.ABC):
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
     ) -> ByList:
-        """`fst.ops.positions.products.grad_weight` of dY, X and a list of this form."""
+        """Σ_j scale_j · dY[source_j] · (X − mean)[window of places_j]ᵀ + sums · meanᵀ, dW of the
+        dtype of grad_output, as a function of dY, X and a list of this form.
+        """
 
     @abc.abstractmethod
     def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
-        """`fst.ops.positions.products.grad_input` of dY, W and a list of this form."""
+        """Σ_j scale_j · Wᵀ dY[places_j], added at the taps of position j, as a function of dY, W
+        and a list of this form.
+        """
 
     def refuses(self, operands: Operands) -> str:
         return all_kept(operands)

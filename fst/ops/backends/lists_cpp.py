@@ -1,6 +1,13 @@
-"""Products over lists of positions, by the C++ kernels for CPUs."""
+"""Gradients over lists of positions, by the C++ kernels for CPUs.
+
+A list names output positions i = (n·P + p)·Q + q of a convolution, int32 and ascending, each with a
+weight.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,11 +15,173 @@ from torch import Tensor
 from fst.backends.registry import register_backend
 from fst.ops import cpp
 from fst.ops.backends.lists import ByList, ByLists
-from fst.ops.geometry import Geometry, is_channels_last
+from fst.ops.cpp import (
+    KINDS,
+    check_list,
+    check_map,
+    check_operands,
+    check_plain,
+    convolution,
+    integers,
+    kernel,
+    like_grad_input,
+    like_grad_weight,
+    operator,
+)
+from fst.ops.geometry import (
+    Geometry,
+    geometry_of,
+    is_channels_last,
+    output_shape,
+    positions_of,
+    share_of_mean,
+)
 from fst.ops.operands import DrawnGradInput, FixedGradWeight, GradWeight, Operands
-from fst.ops.positions.products import Listed
+from fst.ops.positions.draw import Listed
 
 FEW_CHANNELS = 8  # of the input, below which the kernel's tiles are mostly empty
+
+
+@operator(like=like_grad_weight, tensors=7)
+def list_grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    source: Tensor | None,
+    mean: Tensor | None,
+    sums: Tensor | None,
+    weight_shape: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+) -> Callable[..., Tensor]:
+    """The weight gradient over a list: Σ_j weight_j · dY[source_j] · (X − mean)[window j]ᵀ, and
+    sums · meanᵀ for each tap.
+
+    Args:
+        grad_output: (N', Cout, P', Q').
+        input: (N, Cin, H, W).
+        index: (n,) int32, positions of the convolution's output map, ascending.
+        weight: (n,) float32; None: 1 everywhere.
+        source: (n,) int32, rows of grad_output, whose map may be another; None: ``index``.
+        mean: (Cin,) float32, subtracted from the input inside the image; None: nothing is.
+        sums: (Cout, kh, kw) float32, which ``mean`` is multiplied by; None: nothing is added.
+        weight_shape: (Cout, Cin/groups, kh, kw).
+        channels_last: the memory format of the result.
+
+    Returns:
+        dW of ``weight_shape``, in the dtype of grad_output.
+    """
+    check_operands(grad_output=grad_output, input=input)
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers, channels = convolution(input.shape, weight_shape, geometry)
+    samples, out, height, width = output_shape(input.shape, weight_shape, geometry)
+    positions = samples * height * width
+    check_list(index, weight, positions)
+    check_plain(torch.float32, (input.shape[1],), mean=mean)
+    check_plain(torch.float32, (out, *weight_shape[2:]), sums=sums)
+    rows, places = positions_of(grad_output), math.prod(grad_output.shape[2:])
+    if source is None:
+        check_map(grad_output, input.shape, weight_shape, geometry)
+    elif grad_output.shape[1] != out:
+        raise ValueError(f"grad_output {tuple(grad_output.shape)} must have {out} channels.")
+    else:
+        _check_source(source, index, rows)
+    like = like_grad_weight(grad_output, weight_shape, channels_last)
+    layouts = (is_channels_last(input), is_channels_last(grad_output), is_channels_last(like))
+    run, kind = kernel("fst_list_grad_weight"), KINDS[input.dtype]
+    last, shape, strides = (
+        (integers(*numbers), *channels, integers(*layouts)),
+        like.shape,
+        like.stride(),
+    )
+
+    def multiply(
+        grad_output: Tensor,
+        input: Tensor,
+        index: Tensor,
+        weight: Tensor | None,
+        source: Tensor | None,
+        mean: Tensor | None,
+        sums: Tensor | None,
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
+        if not index.numel() or not result.numel():
+            if mean is None or sums is None:
+                return result.zero_()
+            return result.copy_(share_of_mean(sums, mean, groups))
+        if weight is None:
+            weight = torch.ones(index.numel(), dtype=torch.float32)
+        run(
+            *(grad_output.data_ptr(), input.data_ptr(), kind, index.data_ptr(), weight.data_ptr()),
+            *(None if source is None else source.data_ptr(), index.numel(), places, rows),
+            None if mean is None else mean.data_ptr(),
+            None if mean is None or sums is None else sums.data_ptr(),
+            *(*last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
+
+
+@operator(like=like_grad_input, tensors=4)
+def list_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    list_weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The input gradient from a list: Σ_j list_weight_j · Wᵀ dY[index_j], added at the taps.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw).
+        index: (n,) int32, positions of grad_output, ascending.
+        list_weight: (n,) float32.
+        input_size: (N, Cin, H, W).
+
+    Returns:
+        dX of ``input_size``, in the dtype and memory format of grad_output.
+    """
+    check_operands(grad_output=grad_output, weight=weight)
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers, channels = convolution(input_size, weight.shape, geometry)
+    check_map(grad_output, input_size, weight.shape, geometry)
+    check_list(index, list_weight, positions_of(grad_output))
+    like = like_grad_input(grad_output, input_size)
+    run, kind = kernel("fst_list_grad_input"), KINDS[weight.dtype]
+    layouts = (is_channels_last(grad_output), is_channels_last(weight))
+    given, last = integers(*numbers), (*channels, integers(*layouts))
+    shape, strides = like.shape, like.stride()
+
+    def multiply(grad_output: Tensor, weight: Tensor, index: Tensor, list_weight: Tensor) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=grad_output.dtype)
+        if not index.numel() or not result.numel():
+            return result.zero_()
+        run(
+            *(grad_output.data_ptr(), weight.data_ptr(), kind, index.data_ptr()),
+            *(list_weight.data_ptr(), index.numel(), given, *last, result.data_ptr()),
+        )
+        return result
+
+    return multiply
+
+
+def _check_source(source: Tensor, index: Tensor, rows: int) -> None:
+    check_plain(torch.int32, (index.numel(),), source=source)
+    if not source.numel():
+        return
+    low, high = torch.aminmax(source)
+    if low < 0 or high >= rows:
+        raise ValueError(f"source from {low} to {high} must be rows of grad_output, 0 to {rows}.")
 
 
 class ListsByCpp(ByLists):
@@ -25,7 +194,7 @@ class ListsByCpp(ByLists):
 
     def refuses(self, operands: Operands) -> str:
         other = operands.input if isinstance(operands, GradWeight) else operands.weight  # type: ignore[attr-defined]
-        reason = cpp.refuses_lists(operands.grad_output, other)  # type: ignore[attr-defined]
+        reason = cpp.refuses(operands.grad_output, other)  # type: ignore[attr-defined]
         return reason or super().refuses(operands)
 
     def cost(self, operands: Operands) -> float:
@@ -36,7 +205,7 @@ class ListsByCpp(ByLists):
     def list_grad_weight(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, listed: Listed, geometry: Geometry
     ) -> ByList:
-        if cpp.refuses_lists(grad_output):  # sums of some positions, which lie apart
+        if cpp.refuses(grad_output):  # sums of some positions, which lie apart
             last = torch.channels_last
             multiply = self.list_grad_weight(
                 grad_output.contiguous(memory_format=last), input, weight, listed, geometry
@@ -45,13 +214,13 @@ class ListsByCpp(ByLists):
                 sums.contiguous(memory_format=last), input, listed
             )
         wanted = (weight.shape, *geometry, is_channels_last(weight))
-        planned = cpp.list_grad_weight.plan(grad_output, input, *listed, *wanted)
+        planned = list_grad_weight.plan(grad_output, input, *listed, *wanted)
         return lambda grad_output, input, listed: planned(grad_output, input, *listed)
 
     def list_grad_input(self, operands: DrawnGradInput, listed: Listed) -> ByList:
         wanted = (operands.input_shape, *operands.geometry)
         maps = (operands.grad_output, operands.weight)
-        planned = cpp.list_grad_input.plan(*maps, *listed[:2], *wanted)
+        planned = list_grad_input.plan(*maps, *listed[:2], *wanted)
         return lambda grad_output, weight, listed: planned(grad_output, weight, *listed[:2])
 
 

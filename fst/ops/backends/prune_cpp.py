@@ -1,16 +1,108 @@
-"""Pruning by the C++ kernels for CPUs."""
+"""N:M pruning of weights and of grad_output, by the C++ kernels for CPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fst.backends.registry import Backend, register_backend
 from fst.ops import cpp
+from fst.ops.cpp import KINDS, check_groups, check_operands, integers, kernel, operator
 from fst.ops.operands import PruneMaps, PruneWeight
 from fst.ops.prune import PrunedWeight, is_of_weight
+
+MOST_M = 32
+MOST_DRAWN_M = 8  # of random rules
+RESULTS = {  # dtype of a weight -> dtypes into which it can be pruned
+    torch.float32: (torch.float32, torch.bfloat16, torch.float16),
+    torch.bfloat16: (torch.bfloat16,),
+    torch.float16: (torch.float16,),
+}
+
+
+def like_weight(weight: Tensor, patterns: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """Empty results of `prune_weight`."""
+    n_output, _, n_grad_input, _ = patterns
+    pruned = [torch.empty_like(weight, dtype=dtype) for n in (n_output, n_grad_input) if n]
+    return [*pruned, torch.empty_like(weight, dtype=torch.bool)] if n_output else pruned
+
+
+@operator(like=like_weight, tensors=1, returns="list[Tensor]")
+def prune_weight(
+    weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
+) -> Callable[[Tensor], list[Tensor]]:
+    """S(W), S(Wᵀ) and the mask of S(W), as `prune_triton.prune_weight` gives them."""
+    check_operands(weight=weight)
+    rows, channels, height, width = weight.shape
+    check_groups(groups, rows)
+    if dtype not in RESULTS.get(weight.dtype, ()):
+        raise TypeError(f"weight has dtype {weight.dtype}, the result {dtype}.")
+    n_output, m_output, n_grad_input, m_grad_input = patterns
+    _check_pattern(n_output, m_output, least=0)
+    _check_pattern(n_grad_input, m_grad_input, least=0)
+    sizes = (rows // groups, channels, height * width, weight.stride(1) == 1, groups)
+    numbers = (KINDS[weight.dtype], KINDS[dtype], *sizes, *patterns)
+    run, is_empty = kernel("fst_prune_weight"), not weight.numel()
+
+    def prune(weight: Tensor) -> list[Tensor]:
+        first = second = mask = None
+        results = []
+        if n_output:
+            results.append(first := torch.empty_like(weight, dtype=dtype))
+        if n_grad_input:
+            results.append(second := torch.empty_like(weight, dtype=dtype))
+        if n_output:
+            results.append(mask := torch.empty_like(weight, dtype=torch.bool))
+        if not is_empty:
+            run(
+                *(weight.data_ptr(), *numbers, None if first is None else first.data_ptr()),
+                None if mask is None else mask.data_ptr(),
+                None if second is None else second.data_ptr(),
+            )
+        return results
+
+    return prune
+
+
+@operator(like=lambda grad_output: torch.empty_like(grad_output), tensors=1)
+def prune_grad_output(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """grad_output (N, C, P, Q) pruned along C, as `prune_triton.prune_grad_output` does it."""
+    check_operands(grad_output=grad_output)
+    _check_pattern(n, m, 1, MOST_DRAWN_M if rule == "random" else MOST_M)
+    samples, channels, height, width = grad_output.shape
+    check_groups(groups, channels)
+    if rule == "random" and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
+        raise ValueError("rule='random' needs seed=, one int64.")
+    place = 2 if width == 1 else 3
+    strides = [grad_output.stride(axis) for axis in (0, 1, place)]
+    made = torch.empty_like(grad_output, device="meta")
+    written = integers(*(made.stride(axis) for axis in (0, 1, place)))
+    rescaled = rescale if rule == "magnitude_rescaled" else ""
+    numbers = (
+        *(KINDS[grad_output.dtype], samples, channels, height * width, integers(*strides)),
+        *(written, n, m, rescaled == "group", rescaled == "sample_channel", groups),
+    )
+    run, is_empty = kernel("fst_prune_grad_output"), not grad_output.numel()
+    draw = seed if rule == "random" else None
+
+    def prune(grad_output: Tensor) -> Tensor:
+        pruned = torch.empty_like(grad_output)
+        if not is_empty:
+            drawn = None if draw is None else draw.data_ptr()
+            run(grad_output.data_ptr(), pruned.data_ptr(), *numbers, drawn)
+        return pruned
+
+    return prune
+
+
+def _check_pattern(n: int, m: int, least: int, most: int = MOST_M) -> None:
+    if not least <= n <= m <= most:
+        raise ValueError(f"n={n}, m={m}: {least} <= n <= m <= {most}.")
 
 
 class PruneByKernel(Backend):
@@ -37,7 +129,7 @@ class PruneByCpp(PruneByKernel):
     """One read, one write; both directions of a weight from one read."""
 
     name = cpp.BACKEND
-    most_m = cpp.MOST_M
+    most_m = MOST_M
     computes = {
         "prune_weight": "C++ for CPUs: both directions from one read",
         "prune_grad_output": "C++ for CPUs: one read, one write; rescaling passes twice",
@@ -51,10 +143,16 @@ class PruneByCpp(PruneByKernel):
         if reason := super().refuses(operands):
             return reason
         if isinstance(operands, PruneWeight):
-            return cpp.refuses_weight(operands.weight, operands.dtype)
-        maps = operands.maps if operands.across is None else operands.across
+            if operands.dtype not in RESULTS.get(operands.weight.dtype, ()):
+                return f"it does not prune {operands.weight.dtype} into {operands.dtype}"
+            return cpp.refuses(operands.weight)
         _, m, kind, rescale = operands.pattern
-        return cpp.refuses_grad_output(maps, m, kind, rescale)
+        most = MOST_DRAWN_M if kind == "random" else MOST_M
+        if m > most:
+            return f"groups of {m} are more than {most}"
+        if kind == "magnitude_rescaled" and rescale == "channel":
+            return "it does not rescale whole channels"
+        return cpp.refuses(operands.maps if operands.across is None else operands.across)
 
     def cost(self, operands: PruneWeight | PruneMaps) -> float:
         """A seed must draw the same whether the kernels are compiled or not."""
@@ -62,19 +160,18 @@ class PruneByCpp(PruneByKernel):
 
     def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
         patterns = operands.strategy.weight_patterns
-        assert patterns is not None  # not refused
-        prune = cpp.prune_weight.plan(operands.weight, operands.groups, patterns, operands.dtype)
+        prune = prune_weight.plan(operands.weight, operands.groups, patterns, operands.dtype)
         return from_kernel(operands, prune)
 
     def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
         pattern, groups = operands.pattern, operands.groups
         if operands.across is not None:
             shape = operands.maps.shape
-            prune = cpp.prune_grad_output.plan(operands.across, *pattern, 1, None)
+            prune = prune_grad_output.plan(operands.across, *pattern, 1, None)
             return lambda o: prune(o.across).squeeze(3).transpose(1, 2).reshape(shape)
         if operands.draws:
-            return lambda o: cpp.prune_grad_output(o.maps, *pattern, groups, o.seed())
-        prune = cpp.prune_grad_output.plan(operands.maps, *pattern, groups, None)
+            return lambda o: prune_grad_output(o.maps, *pattern, groups, o.seed())
+        prune = prune_grad_output.plan(operands.maps, *pattern, groups, None)
         return lambda o: prune(o.maps)
 
     prune_columns = prune_grad_output

@@ -1,15 +1,315 @@
-"""Y and dX without the zeros of the weight, by the C++ kernels for CPUs."""
+"""Y and dX of a convolution without the zeros of the weight, by the C++ kernels for CPUs.
+
+The products are those of the dense kernels up to the order of their sums. A zero of the weight is
+not multiplied, so 0 · inf adds nothing; NaN and infinities of the weight are numbers like others,
+and dX of such a weight is the dense product.
+
+``lanes`` says what a vector of the processor runs over: 0 a rule decides, 1 images of the batch,
+2 pixels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fst.backends.registry import NO_GAIN, Backend, register_backend
 from fst.ops import cpp
+from fst.ops.cpp import (
+    KINDS,
+    LAST,
+    check_map,
+    check_operands,
+    check_plain,
+    convolution,
+    integers,
+    kernel,
+    like_grad_input,
+    like_output,
+    operator,
+)
+from fst.ops.geometry import Geometry, geometry_of, input_gradient, is_channels_last
 from fst.ops.operands import GradInput, GradWeight, Output
+
+ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")  # as kernels/activation.h numbers them
+LEAST_CHANNELS = 4  # of a group, where there are groups
+MOST_TAPS = 16  # of a kernel's side, and the most of a stride
+FAR = 8  # a dilation at which a tile's window may be too large for the kernel's offsets
+
+
+def refuses_zeros(
+    maps: Tensor, weight: Tensor, geometry: Geometry, input_size: Sequence[int] | None = None
+) -> str:
+    """The reason why the kernels cannot take a product; "" if they can.
+
+    Args:
+        maps: the input (N, Cin, H, W) of Y, or grad_output (N, Cout, P, Q) of dX.
+        weight: (Cout, Cin/groups, kh, kw).
+        input_size: (N, Cin, H, W) of dX; None for Y.
+    """
+    if reason := cpp.refuses(maps, weight.detach()):
+        return reason
+    if not maps.numel() or not weight.numel():
+        return "an operand has no elements"
+    inside, out = weight.shape[1], weight.shape[0] // geometry.groups
+    if geometry.groups > 1 and min(inside, out) < LEAST_CHANNELS:
+        return f"groups of fewer than {LEAST_CHANNELS} channels"
+    if max(*weight.shape[2:], *geometry.stride) > MOST_TAPS:
+        return f"a kernel or stride of more than {MOST_TAPS}"
+    if torch.compiler.is_compiling():  # no call of the library can be traced here
+        return "" if _surely_fits(weight.shape, geometry) else "a window that may be too large"
+    backward = input_size is not None
+    size = maps.shape if input_size is None else input_size
+    try:
+        _list_size(product_numbers(size, weight.shape, geometry, backward))
+    except ValueError:
+        return "sizes that do not belong together, or are too large"
+    return ""
+
+
+def _surely_fits(weight_shape: Sequence[int], geometry: Geometry) -> bool:
+    """True if the window of any tile that kernels/sparse_weight.h cuts, of at most 28 vectors of 16
+    numbers, is small enough for its offsets and for what a thread packs.
+    """
+    _, inside, high, wide = weight_shape
+    rows, columns = min(geometry.stride[0], high), min(geometry.stride[1], wide)
+    down, across = geometry.dilation[0] * (high - 1), geometry.dilation[1] * (wide - 1)
+    of_images = max((3 + down) * (28 * columns + across), (12 + down) * (7 * columns + across))
+    of_pixels = max((1 + down) * 28 * wide, (28 + down) * wide)
+    of_channel = 16 * rows * max(of_images, of_pixels)
+    channels = max(inside * geometry.groups, weight_shape[0])
+    near = max(geometry.dilation) <= FAR and of_channel <= 2**17
+    return near and channels * of_channel <= 2**26
+
+
+@operator(like=like_output, tensors=4)
+def zeros_output(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int = 0,
+    lanes: int = 0,
+) -> Callable[..., Tensor]:
+    """Y = activation(W * X + bias + residual), with one rounding.
+
+    Args:
+        input: (N, Cin, H, W).
+        weight: (Cout, Cin/groups, kh, kw), of the input's dtype.
+        bias: (Cout,) float32.
+        residual: (N, Cout, P, Q), of the dtype and memory format of the result.
+        activation: an index of ACTIVATIONS.
+
+    Returns:
+        (N, Cout, P, Q), in the dtype and memory format of the input.
+
+    Raises:
+        TypeError, ValueError: operands or numbers that the kernels do not take.
+    """
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
+    check_operands(input=input, weight=weight)
+    like = like_output(input, weight, *geometry)
+    return _product(input, weight, numbers, like, bias, residual, activation)
+
+
+class PreparedOutput:
+    """`zeros_output` of one weight, for inputs of one size, layout and dtype.
+
+    Attributes:
+        lists: of `lists_of`.
+        like: the result's form, without numbers.
+    """
+
+    def __init__(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, lanes: int
+    ) -> None:
+        """Arguments as those of `zeros_output`; only the form of the input counts."""
+        numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
+        check_operands(input=input, weight=weight)
+        like = like_output(input, weight, *geometry)
+        self.lists, self.like = lists_of(weight, numbers), like.to("meta")
+        self._weight, self._bias = weight, None if bias is None else bias.contiguous()
+        self._multiply = _product(input, weight, numbers, like, self._bias, lists=self.lists)
+
+    def __call__(self, input: Tensor, residual: Tensor | None, activation: int) -> Tensor:
+        """Y of an input of the form that this was made for, and a residual of the form of Y."""
+        return self._multiply(input, self._weight, self._bias, residual, activation)
+
+
+@operator(like=like_output, tensors=5)
+def kept_output(
+    input: Tensor,
+    weight: Tensor,
+    lists: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int = 0,
+    lanes: int = 0,
+) -> Callable[..., Tensor]:
+    """`zeros_output`, by ``lists`` of its weight where they serve the input's size.
+
+    For exported programs, which take other sizes than that of their example.
+    """
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers = product_numbers(input.shape, weight.shape, geometry, False, lanes)
+    check_operands(input=input, weight=weight)
+    form = (input, weight, numbers, like_output(input, weight, *geometry), bias, residual)
+
+    def multiply(
+        input: Tensor,
+        weight: Tensor,
+        lists: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        if lists is not None:
+            try:
+                return _product(*form, activation, lists)(input, weight, bias, residual)
+            except ValueError:  # of another size, or made on another kind of processor
+                pass
+        return _product(*form, activation)(input, weight, bias, residual)
+
+    return multiply
+
+
+@operator(like=like_grad_input, tensors=2)
+def zeros_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    lanes: int = 0,
+) -> Callable[..., Tensor]:
+    """dX = Wᵀ * dY.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        weight: (Cout, Cin/groups, kh, kw), of the dtype of grad_output.
+        input_size: (N, Cin, H, W).
+
+    Returns:
+        dX of ``input_size``, in the dtype and memory format of grad_output.
+
+    Raises:
+        TypeError, ValueError: operands or numbers that the kernels do not take.
+    """
+    geometry = geometry_of(stride, padding, dilation, groups)
+    numbers = product_numbers(input_size, weight.shape, geometry, True, lanes)
+    check_operands(grad_output=grad_output, weight=weight)
+    check_map(grad_output, input_size, weight.shape, geometry)
+    like = like_grad_input(grad_output, input_size)
+    product = _product(grad_output, weight, numbers, like)
+    dense = input_gradient(grad_output, weight, geometry, like.shape)
+
+    def multiply(grad_output: Tensor, weight: Tensor) -> Tensor:
+        try:
+            return product(grad_output, weight)
+        except FloatingPointError:  # 0 · inf where a tap meets no output
+            result = like_grad_input(grad_output, like.shape)
+            return result.copy_(dense(grad_output, weight))
+
+    return multiply
+
+
+def product_numbers(
+    input_size: Sequence[int],
+    weight_shape: Sequence[int],
+    geometry: Geometry,
+    grad_input: bool,
+    lanes: int = 0,
+) -> tuple[int, ...]:
+    """Numbers of a product as kernels/sparse_weight.h takes them, see `convolution`."""
+    numbers, channels = convolution(input_size, weight_shape, geometry)
+    return (*numbers, *channels, int(grad_input), lanes)
+
+
+def _list_size(numbers: tuple[int, ...]) -> int:
+    size = ctypes.c_int64()
+    kernel("fst_zeros_lists_size")(integers(*numbers), ctypes.addressof(size))
+    return size.value
+
+
+def lists_of(weight: Tensor, numbers: tuple[int, ...]) -> Tensor:
+    """The numbers of a weight that are not zero, as the product of `product_numbers` reads them."""
+    check_operands(weight=weight)
+    size, last = _list_size(numbers), is_channels_last(weight)
+    lists = torch.empty(size // 8, dtype=torch.int64)
+    given = (KINDS[weight.dtype], last, integers(*numbers), lists.data_ptr(), size)
+    kernel("fst_zeros_lists")(weight.data_ptr(), *given)
+    return lists
+
+
+def _product(
+    maps: Tensor,
+    weight: Tensor,
+    numbers: tuple[int, ...],
+    like: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: int = 0,
+    lists: Tensor | None = None,
+) -> Callable[..., Tensor]:
+    """A function of maps, weight, bias, residual and activation of these forms.
+
+    Args:
+        lists: of `lists_of` the weight; None: each call makes them.
+    """
+    check_plain(torch.float32, (like.shape[1],), bias=bias)
+    if residual is not None and (
+        residual.dtype != like.dtype
+        or residual.shape != like.shape
+        or residual.stride() != like.stride()
+    ):
+        raise ValueError(
+            f"residual {residual.dtype} {tuple(residual.shape)} with strides {residual.stride()} "
+            f"must be {like.dtype} {tuple(like.shape)} with {like.stride()}."
+        )
+    if lists is not None and (
+        lists.dtype != torch.int64 or lists.dim() != 1 or not lists.is_contiguous()
+    ):
+        raise ValueError(f"lists {lists.dtype} {tuple(lists.shape)} must come from lists_of.")
+    run, make = kernel("fst_zeros_product"), kernel("fst_zeros_lists")
+    size = _list_size(numbers) if lists is None else 8 * lists.numel()
+    kind, last, given = KINDS[maps.dtype], is_channels_last(weight), integers(*numbers)
+    layouts = integers(*(x.is_contiguous(memory_format=LAST) for x in (maps, like)))
+    shape, strides, dtype = like.shape, like.stride(), maps.dtype
+
+    def multiply(
+        maps: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        activation: int = activation,
+    ) -> Tensor:
+        result = torch.empty_strided(shape, strides, dtype=dtype)
+        packed = torch.empty(size, dtype=torch.uint8) if lists is None else lists
+        place = packed.data_ptr()
+        if lists is None:
+            make(weight.data_ptr(), kind, last, given, place, size)
+        run(
+            *(maps.data_ptr(), kind, layouts, given, place, size),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            *(activation, result.data_ptr()),
+        )
+        return result
+
+    return multiply
 
 
 # Numbers that decide in compiled code are literals: torch.compile(dynamic=True) makes symbols of a
@@ -46,10 +346,10 @@ class ZerosOfWeight(Backend):
 
     def refuses(self, operands: Output | GradInput) -> str:
         if isinstance(operands, Output):
-            reason = cpp.refuses_zeros(operands.input, operands.weight, operands.geometry)
+            reason = refuses_zeros(operands.input, operands.weight, operands.geometry)
         else:
             maps = (operands.grad_output, operands.weight, operands.geometry)
-            reason = cpp.refuses_zeros(*maps, operands.input_shape)
+            reason = refuses_zeros(*maps, operands.input_shape)
         few = are_few(operands.zeros.weight)
         return reason or (f"{NO_GAIN}few weights are zero" if few else "")
 
@@ -62,14 +362,14 @@ class ZerosOfWeight(Backend):
     def output(self, operands: Output) -> Callable[[Output], Tensor]:
         bias = _single(operands.bias)
         given = (operands.input, operands.weight, bias, None, *operands.geometry)
-        multiply = cpp.zeros_output.plan(*given)
+        multiply = zeros_output.plan(*given)
         if bias is None:
             return lambda o: multiply(o.input, o.weight, None, None)
         return lambda o: multiply(o.input, o.weight, _single(o.bias), None)
 
     def grad_input(self, operands: GradInput) -> Callable[[GradInput], Tensor]:
         given = (operands.grad_output, operands.weight, operands.input_shape, *operands.geometry)
-        multiply = cpp.zeros_grad_input.plan(*given)
+        multiply = zeros_grad_input.plan(*given)
         return lambda o: multiply(o.grad_output, o.weight)
 
     drawn_grad_input = grad_input

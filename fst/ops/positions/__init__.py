@@ -5,7 +5,7 @@ dY (N, Cout, P, Q)
  │           or the fixed list of FST's Eq. 10, and sums of pairs of dY;
  │  lists.py: the drawn lists of one backward pass
  ▼
-(dY, X, list) ──► dW      products.py: gather and multiply, on any device
-(dY, W, list) ──► dX      fst/ops/cpp: the same in C++, on CPUs
+(dY, X, list) ──► dW      fst/ops/backends/lists_torch.py: gather and multiply, on any device
+(dY, W, list) ──► dX      fst/ops/backends/lists_cpp.py: the same in C++, on CPUs
                           fst/ops/backends/strided.py: Eq. 10's list as a larger stride
 """

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fst.ops import cpp
-from fst.ops.geometry import Geometry
-from fst.ops.positions.products import Listed
+from fst.ops.cpp import (
+    KINDS,
+    MOST_POSITIONS,
+    check_map,
+    check_operands,
+    check_plain,
+    convolution,
+    integers,
+    kernel,
+    operator,
+)
+from fst.ops.geometry import Geometry, geometry_of, is_channels_last, pair_of, positions_of
 from fst.rules.rule import Lattice
 from fst.rules.sampled import Positions, Sampled
 
 FIXED_KNOWN = 64  # lists of lattices that are kept
+
+
+class Listed(NamedTuple):
+    """A list of output positions, and what is multiplied at each.
+
+    Attributes:
+        places: (n,) int32, positions of the convolution's output map.
+        scale: (n,) what grad_output is multiplied by; None: 1 everywhere.
+        source: (n,) int32, which rows of grad_output; None: the same as ``places``.
+        mean: (Cin,), which is subtracted from the input inside the image; None: nothing is.
+        sums: (Cout, kh, kw), Σ dY over all positions that see the image through each tap: what
+            ``mean`` is multiplied by and added. None where there is no mean.
+    """
+
+    places: Tensor
+    scale: Tensor | None = None
+    source: Tensor | None = None
+    mean: Tensor | None = None
+    sums: Tensor | None = None
 
 
 class Scored(NamedTuple):
@@ -51,15 +80,15 @@ def score(
     form = grad_output.shape, grad_output.stride(), with_sums
     if form in planned:
         return Scored(*planned[form](grad_output))
-    if grad_output[:, 0].numel() > cpp.MOST_POSITIONS:
+    if grad_output[:, 0].numel() > MOST_POSITIONS:
         raise ValueError(
-            f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
+            f"grad_output has shape {tuple(grad_output.shape)}: more than {MOST_POSITIONS} "
             "output positions cannot be sampled; use a smaller batch."
         )
     # The kernel knows the rule's own scores; a subclass may have others.
-    if type(rule).scores is Sampled.scores and not cpp.refuses_lists(grad_output):
+    if type(rule).scores is Sampled.scores and not cpp.refuses(grad_output):
         where = (input_size, kernel, geometry.stride, geometry.padding, geometry.dilation)
-        planned[form] = cpp.measure_positions.plan(grad_output, *where, with_sums)
+        planned[form] = measure_positions.plan(grad_output, *where, with_sums)
         return Scored(*planned[form](grad_output))
     scores = rule.scores(grad_output, column_norms)
     if not with_sums:
@@ -92,7 +121,7 @@ def choose(
     if form in planned:
         return Positions(*planned[form](scores, count, start.cpu()))
     if type(rule).choose is Sampled.choose and _kernels_take(scores):
-        planned[form] = cpp.draw_positions.plan(scores, count, start.cpu())
+        planned[form] = draw_positions.plan(scores, count, start.cpu())
         return Positions(*planned[form](scores, count, start.cpu()))
     return rule.choose(scores, count, start)
 
@@ -126,3 +155,100 @@ def _fixed(lattice: Lattice, samples: int, size: tuple[int, int], device: torch.
 
 
 _known = functools.lru_cache(FIXED_KNOWN)(_fixed)
+
+
+def _like_measured(
+    grad_output: Tensor, kernel_size: Sequence[int], with_sums: bool
+) -> tuple[Tensor, Tensor]:
+    samples, channels, rows, columns = grad_output.shape
+    sums = (channels, *kernel_size) if with_sums else (0,)
+    empty = functools.partial(grad_output.new_empty, dtype=torch.float32)
+    return empty(samples * rows * columns), empty(sums)
+
+
+@operator(like=_like_measured, tensors=1, returns="tuple[Tensor, Tensor]")
+def measure_positions(
+    grad_output: Tensor,
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    with_sums: bool,
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Scores of the output positions, and sums of grad_output for each tap.
+
+    Args:
+        grad_output: (N, Cout, P, Q).
+        input_size: of the convolution's input; its last two numbers count.
+        with_sums: whether the sums are wanted.
+
+    Returns:
+        scores (N·P·Q,) float32: norms of grad_output over the channels; sums (Cout, kh, kw)
+        float32: of grad_output over the positions whose tap lies inside the image (empty without
+        ``with_sums``).
+    """
+    check_operands(grad_output=grad_output)
+    samples, channels = grad_output.shape[:2]
+    size = (samples, channels, *pair_of("input_size", input_size[-2:]))
+    shape = (channels, channels, *pair_of("kernel_size", kernel_size))
+    geometry = geometry_of(stride, padding, dilation, 1)
+    numbers, _ = convolution(size, shape, geometry)
+    check_map(grad_output, size, shape, geometry)
+    positions = positions_of(grad_output)
+    sums_shape = (channels, *shape[2:]) if with_sums else (0,)
+    run, given = kernel("fst_measure_positions"), integers(*numbers)
+    form = KINDS[grad_output.dtype], channels, is_channels_last(grad_output), given
+
+    def measure(grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        scores = torch.empty(positions, dtype=torch.float32)
+        sums = torch.empty(sums_shape, dtype=torch.float32)
+        if not positions:
+            return scores, sums.zero_()
+        to = scores.data_ptr(), sums.data_ptr() if with_sums else None
+        run(grad_output.data_ptr(), *form, *to)
+        return scores, sums
+
+    return measure
+
+
+def _like_drawn(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    size = torch.sym_min(n, len(scores))
+    return scores.new_empty(size, dtype=torch.int32), scores.new_empty(size)
+
+
+@operator(like=_like_drawn, tensors=3, returns="tuple[Tensor, Tensor]")
+def draw_positions(
+    scores: Tensor, n: int, start: Tensor
+) -> Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]:
+    """A systematic draw of positions, with probabilities in proportion to their scores.
+
+    Args:
+        scores: (M,) float32; what is not finite is kept.
+        n: how many positions; all of them if n ≥ M.
+        start: float64 without dimensions, in [0, 1).
+
+    Returns:
+        index (n,) int32, ascending; weight (n,) float32: reciprocals of the probabilities.
+    """
+    check_plain(torch.float32, (scores.numel(),), scores=scores)
+    check_plain(torch.float64, (), start=start)
+    if n < 0:
+        raise ValueError(f"n={n} must not be negative.")
+    if not 0 <= (value := float(start)) < 1:
+        raise ValueError(f"start={value} must be in [0, 1).")
+    if len(scores) > MOST_POSITIONS:
+        raise ValueError(f"{len(scores)} scores are more than a list can name: {MOST_POSITIONS}.")
+    run = kernel("fst_draw_positions")
+
+    def draw(scores: Tensor, n: int, start: Tensor) -> tuple[Tensor, Tensor]:
+        count = scores.numel()
+        if n >= count:
+            return torch.arange(count, dtype=torch.int32), torch.ones(count)
+        index, weight = torch.empty(n, dtype=torch.int32), torch.empty(n, dtype=torch.float32)
+        if n:
+            to = index.data_ptr(), weight.data_ptr()
+            run(scores.data_ptr(), count, n, start.data_ptr(), *to)
+        return index, weight
+
+    return draw

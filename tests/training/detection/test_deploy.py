@@ -14,7 +14,7 @@ from torch import nn
 
 import fst
 from fst.lab.benchmark.inference import network
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from fst.training.detection import sample
 from fst.training.detection.deploy import HeadOutputs
 from fst.training.engine.config import load_config

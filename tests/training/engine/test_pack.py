@@ -11,7 +11,7 @@ import torch
 
 import fst
 from fst.cli import commands as cli
-from fst.ops.cpp.library import missing
+from fst.ops.cpp import missing
 from fst.training.engine.config import load_config
 from fst.training.engine.trained import trained_model
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason="the C++ kernels are mis
 
 LOAD = {
     ".pt": "model = torch.load(path, weights_only=False)",
-    ".pt2": "import fst.ops.cpp.zeros_weight; model = torch.export.load(path).module()",
+    ".pt2": "import fst.ops; model = torch.export.load(path).module()",
 }
 
 

@@ -1,4 +1,10 @@
-"""The library of C++ kernels: finding it, calling it, and registering what it computes."""
+"""The C++ kernels for CPUs, where the installation has compiled them: they are never needed.
+
+They are functions of pointers and sizes in a library without torch (`kernels/cpu.h`), called
+through ctypes and registered as operators of torch, so that torch.compile takes them. They run in
+as many threads as torch does, in threads of torch's OpenMP runtime. Each file that calls kernels
+says why they cannot take some operands.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +20,25 @@ from torch import Tensor
 from fst.backends import sources
 from fst.basics.errors import UsageError
 from fst.ops import operators
-from fst.ops.geometry import Geometry, output_shape
+from fst.ops.geometry import (
+    Geometry,
+    empty_maps,
+    geometry_of,
+    is_channels_last,
+    output_shape,
+)
 
 BACKEND = "cpp"
 MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels/cpu.h numbers them
 LAST = torch.channels_last
-FUNCTIONS = (
-    "fst_prune_grad_output",
-    "fst_prune_weight",
-    "fst_add_residual",
-    "fst_measure_positions",
-    "fst_draw_positions",
-    "fst_list_grad_weight",
-    "fst_list_grad_input",
-    "fst_maps_product",
-    "fst_maps_grad_weight",
-    "fst_count_nonzeros",
-    "fst_zeros_lists_size",
-    "fst_zeros_lists",
-    "fst_zeros_product",
-    "fst_depthwise",
-)
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64}  # as kernels/cpu.h names them
-_FUNCTIONS: dict[str, tuple[Callable[..., int], int]] = {}  # with the number of arguments
 _used_threads = 0  # the process whose threads have run a kernel; a forked one inherits the number
 
 
 def missing() -> str:
     """Why the kernels cannot run here; "" if they can. What it says once holds in this process."""
-    return _load()
+    return _load()[0]
 
 
 # torch.compiler.assume_constant_result, which would import torch._dynamo and with it triton
@@ -51,24 +46,19 @@ missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _load() -> str:
+def _load() -> tuple[str, Any]:
+    """What is missing, and the library if nothing is."""
     file = sources.cpp_library()
     if not file.is_file():
-        return "not compiled: install GCC or Clang, then install FST again"
+        return "not compiled: install GCC or Clang, then install FST again", None
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
-        return f"{file} cannot be loaded ({error})"
+        return f"{file} cannot be loaded ({error})", None
     library.fst_sources.restype = ctypes.c_uint32
     if library.fst_sources() != sources.cpp_checksum():
-        return f"{file} was compiled from other sources: install FST again"
-    for name in FUNCTIONS:
-        arguments = getattr(library, f"{name}_arguments")
-        arguments.restype = ctypes.c_char_p
-        function = getattr(library, name)
-        function.argtypes = [TYPES[letter] for letter in arguments().decode()]
-        _FUNCTIONS[name] = function, len(function.argtypes)
-    return ""
+        return f"{file} was compiled from other sources: install FST again", None
+    return "", library
 
 
 def operator(
@@ -109,23 +99,24 @@ def kernel(name: str) -> Callable[..., None]:
 
     Raises:
         UsageError: the kernels are missing; when called, see `_refuse_fork`.
-        ctypes.ArgumentError, TypeError: another kind or number of arguments than it declares.
+        ctypes.ArgumentError, TypeError: other arguments than it declares, or fewer.
         MemoryError: it found no memory.
         ValueError: the list of positions is not ascending, or leaves the output map; or a number is
             none that it can index with.
         FloatingPointError: it takes finite weights alone.
     """
-    if reason := missing():
+    reason, library = _load()
+    if reason:
         raise UsageError(f"the C++ kernels cannot run here: {reason}.")
-    function, wanted = _FUNCTIONS[name]
+    declared, function = library[f"{name}_arguments"], library[name]
+    declared.restype = ctypes.c_char_p
+    function.argtypes = [TYPES[letter] for letter in declared().decode()]
     process, threads_of = os.getpid, torch.get_num_threads
 
     def run(*given: int | None | ctypes.Array) -> None:
         threads = threads_of()
         if threads > 1 and _used_threads != process():
             _refuse_fork(threads)
-        if len(given) + 1 != wanted:
-            raise TypeError(f"{name} takes {wanted} arguments, not {len(given) + 1}.")
         status = function(*given, threads)
         if status == 1:
             raise MemoryError(f"{name}: no memory for what it packs")
@@ -139,19 +130,9 @@ def kernel(name: str) -> Callable[..., None]:
     return run
 
 
-def call(name: str, *arguments: int | None | ctypes.Array) -> None:
-    """Call a `kernel` once."""
-    kernel(name)(*arguments)
-
-
 def integers(*values: int) -> ctypes.Array:
     """An array of int64, as the kernels take shapes."""
     return (ctypes.c_int64 * len(values))(*values)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """True if it lies on a CPU, and is no subclass (DTensor) that the operators do not know."""
-    return type(tensor) is Tensor and tensor.device.type == "cpu"
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -159,14 +140,16 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=LAST)
 
 
-def refuses_operands(*operands: Tensor) -> str:
+def refuses(*operands: Tensor) -> str:
     """The reason why kernels cannot read these (N, C, H, W) where they lie; "" if they can.
 
     They must be of one dtype, on a CPU, and no subclass (DTensor) that the operators do not know.
     """
+    if reason := missing():
+        return reason
     dtype = operands[0].dtype
     for x in operands:
-        if not is_plain(x):
+        if type(x) is not Tensor or x.device.type != "cpu":
             return "an operand is no plain tensor on a CPU"
         if x.dtype != dtype or dtype not in KINDS:
             return f"operands of {dtype} and {x.dtype} are none that it reads"
@@ -175,28 +158,18 @@ def refuses_operands(*operands: Tensor) -> str:
     return ""
 
 
-def check_dense(name: str, tensor: Tensor, axes: str) -> None:
-    """Raise ValueError unless the kernels can read the tensor where it lies."""
-    if tensor.dim() != 4 or not is_dense(tensor):
-        raise ValueError(
-            f"{name} {tuple(tensor.shape)} with strides {tensor.stride()} must be {axes}, "
-            "contiguous or channels_last."
-        )
-
-
-def check_dtypes(**operands: Tensor) -> None:
-    """Raise TypeError unless the operands have one dtype, which the kernels read."""
-    dtypes = {name: operand.dtype for name, operand in operands.items()}
-    if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= KINDS.keys():
-        found = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes.items())
-        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
-
-
 def check_operands(**operands: Tensor) -> None:
-    """`check_dtypes`, and `check_dense` of each."""
-    check_dtypes(**operands)
-    for name, operand in operands.items():
-        check_dense(name, operand, "(N, C, H, W)")
+    """Raise TypeError or ValueError unless the kernels can read these where they lie."""
+    dtypes = {x.dtype for x in operands.values()}
+    if len(dtypes) > 1 or not dtypes <= KINDS.keys():
+        found = ", ".join(f"{name} has dtype {x.dtype}" for name, x in operands.items())
+        raise TypeError(f"{found}: all must have one of {', '.join(map(str, KINDS))}.")
+    for name, x in operands.items():
+        if x.dim() != 4 or not is_dense(x):
+            raise ValueError(
+                f"{name} {tuple(x.shape)} with strides {x.stride()} must have four axes and be "
+                "contiguous or channels_last."
+            )
 
 
 def check_plain(dtype: torch.dtype, shape: tuple[int, ...], **given: Tensor | None) -> None:
@@ -269,6 +242,32 @@ def check_groups(groups: int, channels: int) -> None:
     """Raise ValueError unless ``groups`` divides the channels."""
     if groups < 1 or channels % groups:
         raise ValueError(f"groups={groups} must divide {channels} channels.")
+
+
+def like_output(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """An empty Y of a convolution, in the dtype and memory format of the input."""
+    geometry = geometry_of(stride, padding, dilation, groups)
+    shape = output_shape(input.shape, weight.shape, geometry)
+    return empty_maps(shape, input, is_channels_last(input))
+
+
+def like_grad_input(grad_output: Tensor, input_size: Sequence[int]) -> Tensor:
+    """An empty dX, in the dtype and memory format of grad_output."""
+    return empty_maps(input_size, grad_output, is_channels_last(grad_output))
+
+
+def like_grad_weight(
+    grad_output: Tensor, weight_shape: Sequence[int], channels_last: bool
+) -> Tensor:
+    """An empty dW in the dtype of grad_output."""
+    return empty_maps(weight_shape, grad_output, channels_last)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
