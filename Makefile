@@ -31,7 +31,7 @@ docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W -n --keep-going -q -d build/doctrees docs build/docs
 
 campaign: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign --json work_dirs/campaign.json $(CAMPAIGN_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign $(CAMPAIGN_ARGS)
 
 sanitize: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign.sanitize

@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from model_under_test import add_model_options, tested_model
 from paper import Precision, add_pattern, add_precision, drawing, main
-from record import LayerRecord, record_step
+from record import LayerRecord, padded_input, record_step
 from torch import Tensor, nn
 
 from fst.backends.timing import compare
 from fst.basics.arguments import positive
 from fst.lab.arguments import amp_dtype
-from fst.lab.benchmark.layers import padded_input
 from fst.lab.document import Document
 from fst.lab.figures import COLOURS, INK
 from fst.ops.prune import prune_grad_output, prune_weight

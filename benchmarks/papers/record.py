@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fst.basics.selectors import selected
+from fst.ops.arguments import padded_geometry
+from fst.ops.geometry import Geometry
 
 
 class Call(NamedTuple):
@@ -20,6 +23,16 @@ class Call(NamedTuple):
     input: Tensor
     grad_output: Tensor
     grad_input: Tensor | None
+
+
+def padded_input(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, Geometry]:
+    """The input of a convolution, padded as far as its `Geometry` does not say it."""
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = 0
+    options = (layer.stride, padding, layer.dilation, layer.groups)
+    return padded_geometry(input, layer.weight, *options)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from errors import error_of
 from matplotlib.figure import Figure
 from model_under_test import ModelUnderTest, add_model_options, same_draws, tested_model
 from paper import add_layers, bare, drawing, main, spread, visit_inputs
-from record import LayerRecord, conv_names, record_step
+from record import LayerRecord, conv_names, padded_input, record_step
 from torch import Tensor, nn
 
 from fst.api.convert import KINDS
@@ -25,7 +25,6 @@ from fst.api.functional import sparse_conv2d
 from fst.api.selection import classifier_heads
 from fst.basics.arguments import positive
 from fst.basics.selectors import selected
-from fst.lab.benchmark.layers import padded_input
 from fst.lab.document import Document
 from fst.rules.alternating import Alternating
 from fst.rules.strategy import Strategy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -175,6 +176,26 @@ def from_config(
 
     shape = tuple(data["inputs"].shape)
     return Training(model, loss, sparse_root, selection, amp_dtype(dtype), shape)
+
+
+def model_under_test(options: argparse.Namespace) -> tuple[Training, dict[str, Any]]:
+    """The model of `fst bench --model` on random data, and its rows of the report's header."""
+    given = {"size": options.size, "dtype": options.dtype, "device": options.device}
+    if not is_config(options.model):
+        training = from_name(options.model, options.batch, layers=options.layers or "conv", **given)
+        memory_format = str(torch.channels_last)
+    elif options.layers is not None:
+        raise ValueError(f"--layers {options.layers}: the config says which layers itself.")
+    else:
+        training = from_config(options.model, options.batch, **given)
+        memory_format = "as the config says"
+    return training, {
+        "model": options.model,
+        "batch": options.batch,
+        "size": "x".join(map(str, training.batch_shape[2:])),
+        **{key: chosen for key, chosen in training.selection.items() if chosen is not None},
+        "memory_format": memory_format,
+    }
 
 
 def _random_batch(model: Any, batch_size: int, height: int, width: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable
@@ -21,9 +20,8 @@ from fst.ops import cpp
 from fst.ops.positions import draw as drawing
 from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
-from tests.campaign.op import random_shape
-from tests.campaign.weights import Checks
-from tests.cases import Operands, error
+from tests.campaign.shared import Checks, assert_equal_weights, random_shape, train
+from tests.cases import Case, Operands, error
 from tests.ops.test_sampled import At, gradients, scores_of, starts
 from tests.oracle.rules import reference_sample
 
@@ -43,7 +41,7 @@ STRATEGIES = (
 
 
 def checks() -> Checks:
-    """Draws, their means and variances, resumed and recomputed trainings, networks."""
+    """Draws, their means and variances, recomputed trainings, networks."""
     networks = [
         (f"network-{name}-{size}", 1, partial(_check_network, name, size))
         for name in NETWORKS
@@ -53,7 +51,6 @@ def checks() -> Checks:
         ("draw", 300, _check_draw),
         ("mean", 150, _check_mean),
         ("variance", 40, _check_variance),
-        ("resumed", 30, _check_resumed),
         ("recomputed", 30, _check_recomputed),
         *networks,
     ]
@@ -62,28 +59,19 @@ def checks() -> Checks:
 # ---------------------------------------------------------------- draws
 
 
-def _ties(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
-    return torch.randint(0, 3, shape).double()
-
-
-def _rare(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape).double() * (torch.rand(shape) < 0.1)
-
-
-def _wild(draw: random.Random, shape: tuple[int, ...]) -> Tensor:
+def _wild(shape: tuple[int, ...]) -> Tensor:
     values = torch.randn(shape).double().flatten()
-    for _ in range(draw.randint(1, 3)):
-        values[draw.randrange(len(values))] = draw.choice((math.nan, math.inf, -math.inf))
+    values[torch.randint(len(values), (2,))] = torch.tensor([math.nan, math.inf]).double()
     return values.view(shape)
 
 
-FAMILIES: dict[str, Callable[[random.Random, tuple[int, ...]], Tensor]] = {
-    "normal": lambda draw, shape: torch.randn(shape).double(),
-    "wide": lambda draw, shape: torch.randn(shape).double().mul(12).exp(),
-    "tiny": lambda draw, shape: torch.randn(shape).double() * 1e-30,
-    "zero": lambda draw, shape: torch.zeros(shape, dtype=torch.float64),
-    "ties": _ties,
-    "rare": _rare,
+FAMILIES: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
+    "normal": lambda shape: torch.randn(shape).double(),
+    "wide": lambda shape: torch.randn(shape).double().mul(12).exp(),
+    "tiny": lambda shape: torch.randn(shape).double() * 1e-30,
+    "zero": lambda shape: torch.zeros(shape, dtype=torch.float64),
+    "ties": lambda shape: torch.randint(0, 3, shape).double(),
+    "rare": lambda shape: torch.randn(shape).double() * (torch.rand(shape) < 0.1),
     "wild": _wild,
 }
 
@@ -93,7 +81,7 @@ def _check_draw(draw: random.Random) -> None:
     torch.manual_seed(draw.getrandbits(32))
     family = draw.choice(list(FAMILIES))
     shape = (draw.randint(1, 3), 1, draw.randint(1, 9), draw.randint(1, 9))
-    grads = FAMILIES[family](draw, shape).float().double()  # as exact in the kernel's float32
+    grads = FAMILIES[family](shape).float().double()  # as exact in the kernel's float32
     keep, start = draw.uniform(0.01, 1), draw.random()
     scores = Sampled().scores(grads)
     count = drawing.count_of(keep, len(scores))
@@ -116,53 +104,46 @@ def _check_draw(draw: random.Random) -> None:
     assert other <= 1 and error(kernel.weight.double()[both > 0], both[both > 0]) <= 1e-5, what
 
 
-def _check_mean(draw: random.Random) -> None:
-    """The mean over all draws is the exact gradient, of the input and of the weight."""
-    torch.manual_seed(draw.getrandbits(32))
-    shape = random_shape(draw)
-    operands = shape.operands(torch.float64)
-    operands.grad_output *= torch.randn(operands.grad_output[:, :1].shape).double().exp()
-    scores = scores_of(operands)
-    if len(scores) > FEW:
-        operands = Operands(operands.input[:1], operands.weight, None, operands.grad_output[:1])
-        scores = scores_of(operands)
-    keep, center = draw.choice((0.5, 0.25, 0.1)), draw.random() < 0.5
-    count = drawing.count_of(keep, len(scores))
-    means = [0.0, 0.0]
-    with force(grad_weight="torch", grad_input="torch"):
-        for start, probability in starts(scores, count):
-            rule = At(keep=keep, center=center, start=start)
-            found = gradients(shape, operands, rule, rule)
-            means = [m + probability * g for m, g in zip(means, found, strict=True)]
-    what = f"keep {keep}, center {center}, {shape}"
-    for name, mean, exact in zip(
-        ("grad_input", "grad_weight"), means, gradients(shape, operands, None), strict=True
-    ):
-        assert error(mean, exact) <= 1e-10, f"{name}'s mean is {error(mean, exact):.1e} off: {what}"
-    if cpp.missing():
-        return
-    single = Operands(
-        operands.input.float(), operands.weight.float(), None, operands.grad_output.float()
-    )
-    rule = At(keep=keep, center=center, start=draw.random())
-    results = []
-    for backend in ("torch", "cpp"):
-        with force(grad_weight=backend, grad_input=backend):
-            results.append(gradients(shape, single, rule, rule))
-    for mine, theirs in zip(*results, strict=True):
-        assert error(mine, theirs.double()) <= 1e-5, f"C++ and PyTorch differ: {what}"
-
-
-def _check_variance(draw: random.Random) -> None:
-    """The variance of draws from a generator is that of all draws, each with its probability."""
+def _few(draw: random.Random) -> tuple[Case, Operands, int, Sampled]:
+    """A convolution with few positions, in float64, how many to take of them, and by which rule."""
     torch.manual_seed(draw.getrandbits(32))
     shape = random_shape(draw)
     operands = shape.operands(torch.float64)
     operands.grad_output *= torch.randn(operands.grad_output[:, :1].shape).double().exp()
     operands = Operands(operands.input[:1], operands.weight, None, operands.grad_output[:1])
-    scores = scores_of(operands)
-    keep, center = draw.choice((0.5, 0.25, 0.1)), draw.random() < 0.5
-    count = drawing.count_of(keep, len(scores))
+    rule = Sampled(keep=draw.choice((0.5, 0.25, 0.1)), center=draw.random() < 0.5)
+    return shape, operands, drawing.count_of(rule.keep, len(scores_of(operands))), rule
+
+
+def _check_mean(draw: random.Random) -> None:
+    """The mean over all draws is the exact gradient, of the input and of the weight."""
+    shape, operands, count, rule = _few(draw)
+    means = [0.0, 0.0]
+    with force(grad_weight="torch", grad_input="torch"):
+        for start, probability in starts(scores_of(operands), count):
+            at = At(keep=rule.keep, center=rule.center, start=start)
+            found = gradients(shape, operands, at, at)
+            means = [m + probability * g for m, g in zip(means, found, strict=True)]
+    for mean, exact in zip(means, gradients(shape, operands, None), strict=True):
+        assert error(mean, exact) <= 1e-10, (
+            f"a mean is {error(mean, exact):.1e} off: {rule}, {shape}"
+        )
+    if cpp.missing():
+        return
+    single = Operands(
+        operands.input.float(), operands.weight.float(), None, operands.grad_output.float()
+    )
+    at, results = At(keep=rule.keep, center=rule.center, start=draw.random()), []
+    for backend in ("torch", "cpp"):
+        with force(grad_weight=backend, grad_input=backend):
+            results.append(gradients(shape, single, at, at))
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs.double()) <= 1e-5, f"C++ and PyTorch differ: {rule}, {shape}"
+
+
+def _check_variance(draw: random.Random) -> None:
+    """The variance of draws from a generator is that of all draws, each with its probability."""
+    shape, operands, count, rule = _few(draw)
     exact = gradients(shape, operands, None)[1]
 
     def square(rule: Sampled) -> float:
@@ -170,86 +151,42 @@ def _check_variance(draw: random.Random) -> None:
 
     with force(grad_weight="torch"):
         known = [
-            (probability, square(At(keep=keep, center=center, start=start)))
-            for start, probability in starts(scores, count)
+            (probability, square(At(keep=rule.keep, center=rule.center, start=start)))
+            for start, probability in starts(scores_of(operands), count)
         ]
-        found = [square(Sampled(keep=keep, center=center)) for _ in range(DRAWS)]
+        found = [square(rule) for _ in range(DRAWS)]
     mean, squares = (sum(p * s**power for p, s in known) for power in (1, 2))
     deviation = math.sqrt(max(squares - mean**2, 0) / DRAWS)
     off = abs(sum(found) / DRAWS - mean)
-    what = f"variance {mean:.3g}, of {DRAWS} draws {off:.2g} off: keep {keep}, {shape}"
+    what = f"variance {mean:.3g}, of {DRAWS} draws {off:.2g} off: {rule}, {shape}"
     assert off <= 6 * deviation + 1e-9 * float(exact.square().sum()) + 1e-12, what
 
 
 # ---------------------------------------------------------------- trainings
 
 
-def _net(draw: random.Random) -> nn.Sequential:
-    torch.manual_seed(draw.getrandbits(32))
+def _net(seed: int, draw: random.Random) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
     width, groups = draw.choice((6, 8)), draw.choice((1, 2))
     net = nn.Sequential(
-        nn.Conv2d(4, width, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(width, width, 3, draw.choice((1, 2)), 1, groups=groups),
-        nn.ReLU(),
+        *(nn.Conv2d(4, width, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(width, width, 3, draw.choice((1, 2)), 1, groups=groups), nn.ReLU()),
         nn.Conv2d(width, 4, 1),
-    )
+    ).double()
     name, options = draw.choice(STRATEGIES)
     fst.convert(net, name, **options)
-    fst.seed_random_rules(net, draw.getrandbits(16))
-    return net.double()
-
-
-def _train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range, **how: bool) -> None:
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        images = torch.randn(4, 4, 7, 7, generator=generator, dtype=torch.float64)
-        images.requires_grad_()
-        output = checkpoint(net, images, **how) if how else net(images)
-        output.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-
-
-def _assert_equal(net: nn.Module, other: nn.Module, what: str) -> None:
-    for (name, mine), theirs in zip(net.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, theirs), f"{name} differs {what}"
-
-
-def _check_resumed(draw: random.Random) -> None:
-    """Saved in the middle and gone on in another model, it ends with the same weights."""
-    state = draw.getstate()
-    whole = _net(draw)
-    steps, half = draw.randint(2, 6), draw.randint(1, 5)
-    optimizer = _optimizer(whole)
-    _train(whole, optimizer, range(half))
-    saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), fst.sparsity_state(whole)))
-    _train(whole, optimizer, range(half, half + steps))
-    draw.setstate(state)
-    resumed = _net(draw)
-    with torch.no_grad():
-        [parameter.zero_() for parameter in resumed.parameters()]
-    made = _optimizer(resumed)
-    resumed.load_state_dict(saved[0])
-    made.load_state_dict(saved[1])
-    fst.load_sparsity_state(resumed, saved[2])
-    _train(resumed, made, range(half, half + steps))
-    _assert_equal(whole, resumed, f"after {half} and {steps} steps of {resumed[0].strategy}")
+    fst.seed_random_rules(net, seed)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
 def _check_recomputed(draw: random.Random) -> None:
     """Activation checkpointing recomputes the forward pass and draws what it would have drawn."""
-    state = draw.getstate()
-    plain = _net(draw)
-    draw.setstate(state)
-    recomputed = _net(draw)
-    _train(plain, _optimizer(plain), range(3))
-    _train(recomputed, _optimizer(recomputed), range(3), use_reentrant=draw.random() < 0.5)
-    _assert_equal(plain, recomputed, f"under checkpoint with {plain[0].strategy}")
+    seed, how = draw.getrandbits(32), {"use_reentrant": draw.random() < 0.5}
+    (plain, one), (recomputed, other) = (_net(seed, random.Random(seed)) for _ in range(2))
+    given = (range(3), (4, 4, 7, 7), torch.float64)
+    train(plain, one, *given)
+    train(partial(checkpoint, recomputed, **how), other, *given)
+    assert_equal_weights(plain, recomputed, f"under checkpoint with {plain[0].strategy}")
 
 
 def _check_network(name: str, size: int, draw: random.Random) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
-import math
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,16 +15,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fst
-from tests.campaign.kills import ROOT
-from tests.campaign.weights import Checks
+from fst.api.difference import difference
+from tests.campaign.shared import ROOT, Checks, outputs_of
 
 FORMATS = {"onnx": 25, "pt2": 40, "safetensors": 60}  # cases of each, at scale 1
 STRATEGIES = ("srste", "fst", "fst_w", "tsm", "sdgp", "mvue", "fst_sampled", "dense")
 TOLERANCE = 1e-4
-LIMIT = 120
+State = dict[str, Tensor]
 
 
 class Log(nn.Module):
@@ -99,28 +96,6 @@ def _model(draw: random.Random, log: bool = False) -> nn.Sequential:
     return net.train(draw.random() < 0.5)
 
 
-def _outputs(path: Path, images: Tensor) -> Tensor:
-    """What the file computes, read by another program than FST."""
-    if path.suffix == ".pt2":
-        return torch.export.load(path).module()(images)
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0])
-
-
-def _off(found: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest value; infinite where NaN is elsewhere."""
-    same = (found == expected) | (found.isnan() & expected.isnan())
-    if same.all():
-        return 0.0
-    off = (found - expected).abs()[~same]
-    if not off.isfinite().all():
-        return math.inf
-    sizes = expected[expected.isfinite()].abs()
-    return float(off.max() / sizes.max())
-
-
 def _check_file(suffix: str, draw: random.Random) -> None:
     """The file's outputs, zeros and notes; all else in the folder and in the model stays."""
     net = _model(draw, log=draw.random() < 0.2)
@@ -144,15 +119,13 @@ def _check_file(suffix: str, draw: random.Random) -> None:
         for key, value in net.state_dict().items():
             assert torch.equal(value, state[key]), f"{key} of the model has changed"
         if suffix == "safetensors":
-            from safetensors.torch import load_file
-
             held = load_file(path)
             for key, value in plain.state_dict().items():
                 assert torch.equal(held[key], value), f"{key} differs in the file"
         else:
             for samples in (1, 3):
                 images = torch.randn(samples, 4, 9, 9)
-                off = _off(_outputs(path, images), plain(images).detach())
+                off = difference(outputs_of(path, images), plain(images).detach())
                 assert off <= TOLERANCE, f"outputs of {samples} samples are {off:.1e} off"
         patterns = [w.pattern for w in report.weights if w.pattern]
         assert bool(patterns) == sparse, f"patterns {patterns} of {net[0].strategy.name}"
@@ -162,29 +135,30 @@ def _check_file(suffix: str, draw: random.Random) -> None:
 
 
 def _check_refused(suffix: str, draw: random.Random) -> None:
-    """A model that cannot be run leaves the old file, and nothing else."""
-    if suffix == "safetensors":  # which is not run: the folder is missing, or a folder is there
-        with tempfile.TemporaryDirectory() as name:
-            path = Path(name) / draw.choice(("none/m.safetensors", "m.safetensors"))
-            if path.parent == Path(name):
-                path.mkdir()
-            _refuse(_model(draw), path)
-            assert len([*Path(name).iterdir()]) == (path.parent == Path(name))
-        return
-    net = _model(draw).append(Failing())
+    """A model that cannot be run, or a folder in the way, leaves what is there."""
     with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / f"m.{suffix}"
-        path.write_text("old")
-        _refuse(net, path)
-        assert path.read_text() == "old" and [*Path(name).iterdir()] == [path]
-
-
-def _refuse(net: nn.Module, path: Path) -> None:
-    try:
-        fst.export(net, path, torch.randn(2, 4, 9, 9))
-    except (ValueError, OSError):
-        return
+        path, net = Path(name) / f"m.{suffix}", _model(draw)
+        if suffix == "safetensors":  # which is not run
+            path.mkdir()
+        else:
+            path.write_text("old")
+            net.append(Failing())
+        try:
+            fst.export(net, path, torch.randn(2, 4, 9, 9))
+        except (ValueError, OSError):
+            assert [*Path(name).iterdir()] == [path], "files were left"
+            assert path.is_dir() or path.read_text() == "old", "the old file is gone"
+            return
     raise AssertionError("it was exported")
+
+
+def _is_one_of(path: Path, nets: list[nn.Sequential]) -> bool:
+    held = load_file(path)
+    states: list[State] = [fst.fold(net).state_dict() for net in nets]
+    return any(
+        held.keys() == state.keys() and all(torch.equal(held[k], v) for k, v in state.items())
+        for state in states
+    )
 
 
 def _check_together(draw: random.Random) -> None:
@@ -206,32 +180,13 @@ def _check_together(draw: random.Random) -> None:
         [thread.join() for thread in threads]
         assert not errors, errors[0]
         assert [*Path(name).iterdir()] == [path], "files were left"
-        assert _digest(path) in {_digest(_exported(net, Path(name))) for net in nets}
-
-
-def _exported(net: nn.Module, folder: Path) -> Path:
-    fst.export(net, folder / "one.safetensors")
-    return folder / "one.safetensors"
-
-
-def _digest(path: Path) -> str:
-    """Of the names and values; the order of a file's metadata varies."""
-    from safetensors.torch import load_file
-
-    held = sorted(load_file(path).items())
-    return hashlib.sha256(repr([(k, v.numpy().tobytes()) for k, v in held]).encode()).hexdigest()
+        assert _is_one_of(path, nets)
 
 
 WRITES = """
-import sys, torch, fst
-torch.set_num_threads(1)
-nets = []
-for seed in (0, 1):
-    torch.manual_seed(seed)
-    net = torch.nn.Sequential(torch.nn.Conv2d(64, 256, 3), torch.nn.Conv2d(256, 256, 3))
-    fst.convert(net, "srste")
-    nets.append(net)
-print("ready", flush=True)
+import sys, fst
+from tests.campaign.exports import large
+nets = large()
 while True:
     for net in nets:
         fst.export(net, sys.argv[1])
@@ -239,38 +194,29 @@ while True:
 """
 
 
-@functools.cache
-def _whole() -> frozenset[str]:
-    """Both files that `WRITES` writes in turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "m.safetensors"
-        found: set[str] = set()
-        writer = _writer(path)
-        while len(found) < 2:
-            assert writer.stdout.readline()
-            found |= {_digest(path)} if path.exists() else set()
-        writer.kill()
-        writer.communicate()
-        return frozenset(found)
-
-
-def _writer(path: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WRITES, str(path)]
-    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE)
+def large() -> list[nn.Sequential]:
+    """Two networks whose files take a while to write."""
+    nets = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        nets.append(nn.Sequential(nn.Conv2d(64, 256, 3), nn.Conv2d(256, 256, 3)))
+        fst.convert(nets[-1], "srste")
+    return nets
 
 
 def _check_killed(draw: random.Random) -> None:
     """SIGKILL in the middle of exports: the file is a whole one, and the next export works."""
-    whole = _whole()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "m.safetensors"
-        writer = _writer(path)
+        path, nets = Path(folder) / "m.safetensors", large()
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", WRITES, str(path)]
+        writer = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE)
         while writer.stdout.readline() != "written\n":
             assert writer.poll() is None, "the writer has ended"
         time.sleep(draw.uniform(0, 0.3))
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate(timeout=LIMIT)
-        assert _digest(path) in whole, "half a file, or a mixture"
-        fst.export(_model(draw), path)
-        assert _digest(path) not in whole
+        writer.kill()
+        writer.communicate()
+        assert _is_one_of(path, nets), "half a file, or a mixture"
+        other = _model(draw)
+        fst.export(other, path)
+        assert _is_one_of(path, [other])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import multiprocessing
 import pickle
 import random
-import resource
 import sys
 import tempfile
 import traceback
@@ -22,9 +20,9 @@ import torch
 
 from fst.files.checkpoint import load_checkpoint_safely, state_dict_of
 from tests.campaign.payloads import CANARY, IN_ZIP, PAYLOADS, ZIPS
-from tests.campaign.weights import Checks
+from tests.campaign.shared import Checks, in_child
 
-MEMORY, LIMIT = 1 << 30, 60  # bytes that a child may take, seconds that it may last
+LIMIT = 60  # seconds that a child may last
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 TORCH = (torch.Size, torch.dtype, torch.device, torch.layout)
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.remove", "os.rename")
@@ -136,34 +134,16 @@ def _write_damaged(damage: Any, legacy: bool, path: Path, draw: random.Random) -
 
 
 def _check(write: Writer, same: bool, draw: random.Random) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hostile.pth"
         write(path, draw)
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_read, args=(path, same, sender))
-        child.start()
-        sender.close()
-        try:
-            assert receiver.poll(LIMIT), f"no answer within {LIMIT} s"
-            answer = receiver.recv()
-        except EOFError:
-            child.join()
-            answer = f"the reader ended with exit code {child.exitcode}"
-        finally:
-            child.kill()
-            child.join()
+        answer = in_child(_read, path, same, limit=LIMIT)
         assert not (path.parent / CANARY).exists(), "code from the file was run"
-        assert answer is None, answer
+        assert not answer, answer
 
 
-def _read(path: Path, same: bool, sender: Any) -> None:
-    """Read the file under limits; send None, or what went wrong."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    torch.set_num_threads(1)
+def _read(tell: Any, path: Path, same: bool) -> str:
+    """Read the file; "", or what went wrong."""
     forbidden: list[str] = []
 
     def listen(event: str, arguments: tuple[Any, ...]) -> None:
@@ -177,10 +157,10 @@ def _read(path: Path, same: bool, sender: Any) -> None:
     except BaseException as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         wrong = f"unnamed {type(error).__name__} in {frame.name}: {error}"
-    sender.send(f"it called {forbidden[0]}" if forbidden else wrong)
+    return f"it called {forbidden[0]}" if forbidden else wrong
 
 
-def _outcome(path: Path, same: bool) -> str | None:
+def _outcome(path: Path, same: bool) -> str:
     try:
         content = load_checkpoint_safely(path)
     except (ValueError, FileNotFoundError) as error:
@@ -190,17 +170,17 @@ def _outcome(path: Path, same: bool) -> str | None:
         is_archive = path.is_file() and zipfile.is_zipfile(path)  # others are pickles alone
         if is_archive and (isinstance(cause, MemoryError) or "alloc" in str(cause)):
             return f"memory was asked for until none was left: {cause}"
-        return None
+        return ""
     if same:
-        return None if _digest(content) == _digest(genuine()) else "damage was not noticed"
+        return "" if _digest(content) == _digest(genuine()) else "damage was not noticed"
     if foreign := _foreign(content):
         return f"it made a {foreign}"
     try:
         weights = state_dict_of(content, path)
     except ValueError:
-        return None
+        return ""
     named = all(isinstance(k, str) and torch.is_tensor(v) for k, v in weights.items())
-    return None if named else f"a state_dict has keys {list(weights)[:3]}"
+    return "" if named else f"a state_dict has keys {list(weights)[:3]}"
 
 
 def _digest(value: Any) -> str:

@@ -1,215 +1,99 @@
-"""Hostile calls of all registered operators, in children: errors that say why, no crashes."""
+"""Hostile calls of all registered operators, in children: errors that say why, no crashes.
+
+The calls that fit are those that random convolutions make; then arguments are changed.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import resource
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import fst
+from fst import backends
 from fst.basics.errors import UsageError
 from fst.ops import cpp
 from fst.ops.backends import zeros_weight
 from fst.ops.geometry import geometry_of
-from tests.campaign.op import random_shape
-from tests.campaign.weights import Checks
-from tests.oracle.conv import output_size
+from tests.campaign.shared import Checks, in_child, random_layout, random_shape
+from tests.strategy_settings import SETTINGS
 
 CALLS = 100  # of one child
-MEMORY, LIMIT = 1 << 30, 300  # bytes that a child may take, seconds that it may last
+LIMIT = 300  # seconds that it may last
 REFUSALS = (ValueError, TypeError, MemoryError, RuntimeError)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PREFERRED = {
+    "output": ("zeros_weight", "zeros_input"),
+    "grad_input": ("zeros_weight", "zeros_grad_output", "cpp"),
+    "grad_weight": ("zeros_input", "zeros_grad_output", "cpp"),
+}
+ALIKE = {"prune_weight_cpp": "prune_weight", "prune_grad_output_cpp": "prune_grad_output"}
 NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 3, 7, 1000, 2**31 - 1, 2**31, 2**62, 2**63 - 1)
 STARTS = (1.0, 0.0, 1 - 2**-53, -0.25, 1e300, -1e300, float("inf"), float("nan"))
-Arguments = dict[str, Any]
+Calls = dict[str, list[Any]]  # operator -> its arguments, in the order of its schema
 
 
 def checks() -> Checks:
     """Children that call every operator in turn, most times with arguments that do not fit."""
-    return [("call", 40, _check)]
+    return [("registered", 1, _check_registered), ("call", 40, _check)]
 
 
-def registered() -> set[str]:
-    """The names of all operators of ``torch.ops.fst``."""
+class _Recorder(TorchDispatchMode):
+    """The calls of this library's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        kwargs = kwargs or {}
+        if function.namespace == "fst":
+            rest = function._schema.arguments[len(args) :]
+            given = [*args, *(kwargs.get(a.name, a.default_value) for a in rest)]
+            self.calls[function.overloadpacket.__name__] = given
+        return function(*args, **kwargs)
+
+
+def _calls(draw: random.Random) -> Calls:
+    """Those of a random convolution, forwards and backwards, and of masks and packed layers."""
+    shape, row, dtype = random_shape(draw), draw.choice(SETTINGS), draw.choice(DTYPES)
+    operands = shape.operands(dtype)
+    input, weight = random_layout(draw, operands.input.relu()), operands.weight
+    leaves = [tensor.requires_grad_() for tensor in (input, weight)]
+    preferred = {product: draw.choice(names) for product, names in PREFERRED.items()}
+    with _Recorder() as recorder, backends.prefer(**preferred):
+        output = fst.sparse_conv2d(*leaves, **shape.arguments, strategy=row.build())
+        output.backward(random_layout(draw, operands.grad_output.relu()))
+    found = {name: [_detached(a) for a in given] for name, given in recorder.calls.items()}
+    found |= {ALIKE[name]: list(found[name]) for name in ALIKE.keys() & found.keys()}
+    found["nm_mask_on_cpu"] = [_detached(weight), 2, 4, draw.randint(-4, 3)]
+    if "zeros_output_cpp" in found:
+        first, filters, *rest = found["zeros_output_cpp"]
+        geometry, lists = geometry_of(*rest[2:6]), None
+        if draw.random() < 0.7:
+            where = first.shape, filters.shape, geometry, False, rest[-1]
+            lists = zeros_weight.lists_of(filters, zeros_weight.product_numbers(*where))
+        found["kept_output_cpp"] = [first, filters, lists, *rest]
+    return found
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _check_registered(draw: random.Random) -> None:
+    """No operator of ``torch.ops.fst`` is left out."""
     names = torch._C._dispatch_get_all_op_names()
-    return {name.removeprefix("fst::") for name in names if name.startswith("fst::")}
-
-
-# ---------------------------------------------------------------- calls that fit
-
-
-def _maps(draw: random.Random, *shape: int) -> Tensor:
-    layout = draw.choice((torch.contiguous_format, torch.channels_last))
-    return torch.randn(shape).contiguous(memory_format=layout)
-
-
-def _convolution(draw: random.Random) -> Arguments:
-    """Operands of one dtype, and the numbers of their convolution."""
-    shape, dtype = random_shape(draw), draw.choice(DTYPES)
-    padding = (0, 0) if shape.padding == "same" else shape.padding
-    cin, cout = shape.channels
-    rows, columns = output_size(shape.size, shape.kernel, shape.stride, padding, shape.dilation)
-    count = draw.randint(1, shape.batch * rows * columns)
-    index = sorted(draw.sample(range(shape.batch * rows * columns), count))
-    return {
-        "grad_output": _maps(draw, shape.batch, cout, rows, columns).to(dtype),
-        "input": _maps(draw, shape.batch, cin, *shape.size).to(dtype),
-        "weight": _maps(draw, cout, cin // shape.groups, *shape.kernel).to(dtype),
-        "index": torch.tensor(index, dtype=torch.int32),
-        "scale": torch.rand(count) + 1,
-        "geometry": (list(shape.stride), list(padding), list(shape.dilation)),
-        "groups": shape.groups,
-    }
-
-
-def _named(names: str, *values: Any) -> Arguments:
-    return dict(zip(names.split(), values, strict=True))
-
-
-def _measure(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    size, kernel = list(c["input"].shape), list(c["weight"].shape[2:])
-    names = "grad_output input_size kernel stride padding dilation with_sums"
-    return _named(names, c["grad_output"], size, kernel, *c["geometry"], draw.random() < 0.5)
-
-
-def _draw_positions(draw: random.Random) -> Arguments:
-    count = draw.choice((1, 5, 300, 5000))
-    start = torch.tensor(draw.random(), dtype=torch.float64)
-    return _named("scores n start", torch.rand(count), draw.randint(0, count), start)
-
-
-def _list_grad_weight(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    grad_output, weight, given = c["grad_output"], c["weight"], (draw.random() < 0.5,) * 2
-    rows = grad_output[:, 0].numel()
-    source = torch.randint(rows, c["index"].shape, dtype=torch.int32)
-    names = "grad_output input index weight source mean sums weight_shape stride padding dilation "
-    values = (
-        *(grad_output, c["input"], c["index"]),
-        c["scale"] if draw.random() < 0.7 else None,
-        source if draw.random() < 0.5 else None,
-        torch.randn(c["input"].shape[1]) if given[0] else None,
-        torch.randn(len(weight), *weight.shape[2:]) if given[1] else None,
-        *(list(weight.shape), *c["geometry"], c["groups"], draw.random() < 0.5),
-    )
-    return _named(names + "groups channels_last", *values)
-
-
-def _list_grad_input(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    names = "grad_output weight index list_weight input_size stride padding dilation groups"
-    operands = (c["grad_output"], c["weight"], c["index"], c["scale"], list(c["input"].shape))
-    return _named(names, *operands, *c["geometry"], c["groups"])
-
-
-def _prune_weight(draw: random.Random) -> Arguments:
-    c, (n, m) = _convolution(draw), draw.choice(((2, 4), (1, 2), (4, 8), (3, 5)))
-    patterns = [*draw.choice(((0, 0), (n, m))), *draw.choice(((0, 0), (n, m)))]
-    return _named(
-        "weight groups patterns dtype", c["weight"], c["groups"], patterns, c["weight"].dtype
-    )
-
-
-def _prune_grad_output(draw: random.Random) -> Arguments:
-    c, (n, m) = _convolution(draw), draw.choice(((2, 4), (1, 2), (4, 8), (3, 5)))
-    rule = draw.choice(("magnitude", "random", "magnitude_rescaled"))
-    rescale = draw.choice(("group", "sample_channel")) if rule == "magnitude_rescaled" else ""
-    seed = torch.tensor([draw.getrandbits(62)]) if rule == "random" else None
-    names = "grad_output n m rule rescale groups seed"
-    return _named(names, c["grad_output"], n, m, rule, rescale, c["groups"], seed)
-
-
-def _mask(draw: random.Random) -> Arguments:
-    n, m = draw.choice(((2, 4), (1, 2), (4, 8), (3, 5)))
-    tensor = _maps(draw, *(draw.randint(1, 9) for _ in range(4)))
-    return _named("tensor n m dim", tensor.to(draw.choice(DTYPES)), n, m, draw.randint(-4, 3))
-
-
-def _nonzeros(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    return _named("maps every", c["input"], draw.choice((1, 2, 7)))
-
-
-def _maps_output(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    bias = torch.randn(len(c["weight"])).to(c["weight"].dtype) if draw.random() < 0.5 else None
-    names = "input weight bias stride padding dilation groups"
-    return _named(names, c["input"].relu(), c["weight"], bias, *c["geometry"], c["groups"])
-
-
-def _maps_grad_input(draw: random.Random) -> Arguments:
-    c = _convolution(draw)
-    names = "grad_output weight input_size stride padding dilation groups"
-    operands = (c["grad_output"].relu(), c["weight"], list(c["input"].shape))
-    return _named(names, *operands, *c["geometry"], c["groups"])
-
-
-def _maps_grad_weight(draw: random.Random) -> Arguments:
-    c, listed = _convolution(draw), draw.random() < 0.6
-    weight, centred = c["weight"], draw.random() < 0.5
-    names = "grad_output input index weight mean sums weight_shape stride padding dilation groups "
-    values = (
-        *(c["grad_output"].relu(), c["input"].relu(), c["index"] if listed else None),
-        c["scale"] if listed and draw.random() < 0.7 else None,
-        torch.randn(c["input"].shape[1]) if listed and centred else None,
-        torch.randn(len(weight), *weight.shape[2:]) if listed and centred else None,
-        *(list(weight.shape), *c["geometry"], c["groups"], draw.random() < 0.5),
-    )
-    return _named(names + "channels_last zeros_of", *values, draw.choice(("input", "grad_output")))
-
-
-def _zeros(draw: random.Random, grad_input: bool) -> Arguments:
-    """Of Y or dX of a weight with zeros."""
-    c, lanes = _convolution(draw), draw.randint(0, 2)
-    size, shape = list(c["input"].shape), list(c["weight"].shape)
-    geometry = _named("stride padding dilation groups", *c["geometry"], c["groups"])
-    source = {"weight": c["weight"] * (torch.rand(shape) < draw.choice((0.0, 0.5, 1.0)))}
-    if grad_input:
-        maps = {"grad_output": c["grad_output"]}
-        return maps | source | {"input_size": size} | geometry | {"lanes": lanes}
-    bias = torch.randn(shape[0]) if draw.random() < 0.5 else None
-    added = {"bias": bias, "residual": None}
-    last = {"activation": draw.randint(0, 4), "lanes": lanes}
-    return {"input": c["input"]} | source | added | geometry | last
-
-
-def _kept(draw: random.Random) -> Arguments:
-    """Of Y of a weight, with lists of it or without."""
-    given = _zeros(draw, grad_input=False)
-    lists = None
-    if draw.random() < 0.5 and not cpp.missing():
-        geometry = geometry_of(*(given[n] for n in ("stride", "padding", "dilation", "groups")))
-        where = given["input"].shape, given["weight"].shape, geometry, False, given["lanes"]
-        lists = zeros_weight.lists_of(given["weight"], zeros_weight.product_numbers(*where))
-    first = {"input": given.pop("input"), "weight": given.pop("weight"), "lists": lists}
-    return first | given
-
-
-BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
-    "measure_positions_cpp": _measure,
-    "draw_positions_cpp": _draw_positions,
-    "list_grad_weight_cpp": _list_grad_weight,
-    "list_grad_input_cpp": _list_grad_input,
-    "prune_weight_cpp": _prune_weight,
-    "prune_grad_output_cpp": _prune_grad_output,
-    "prune_weight": _prune_weight,
-    "prune_grad_output": _prune_grad_output,
-    "nm_mask_on_cpu": _mask,
-    "nonzeros_cpp": _nonzeros,
-    "maps_output_cpp": _maps_output,
-    "maps_grad_input_cpp": _maps_grad_input,
-    "maps_grad_weight_cpp": _maps_grad_weight,
-    "zeros_output_cpp": partial(_zeros, grad_input=False),
-    "zeros_grad_input_cpp": partial(_zeros, grad_input=True),
-    "kept_output_cpp": _kept,
-}
+    missing = {name.removeprefix("fst::") for name in names if name.startswith("fst::")}
+    for _ in range(500):
+        missing -= _calls(draw).keys()
+        if not missing or cpp.missing():
+            return
+    raise AssertionError(f"no random convolution calls {sorted(missing)}")
 
 
 # ---------------------------------------------------------------- calls that do not fit
@@ -218,35 +102,35 @@ BUILDERS: dict[str, Callable[[random.Random], Arguments]] = {
 def _hostile_tensor(draw: random.Random, x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         return torch.tensor(draw.choice(STARTS), dtype=torch.float64)
-    if x.dtype in (torch.int32, torch.int64) and draw.random() < 0.7:
+    if x.dtype in (torch.int32, torch.int64) and x.numel() and draw.random() < 0.7:
         changed = x.clone()
-        changed[draw.randrange(len(x))] = draw.choice((-(2**31), -1, 0, 10**6, 2**31 - 1))
+        place = draw.randrange(x.numel())
+        changed.view(-1)[place] = draw.choice((-(2**31), -1, 0, 10**6, 2**31 - 1))
         return changed
-    return draw.choice(
-        (
-            lambda: x[:0],
-            lambda: x[1:],
-            lambda: torch.cat([x, x]),
-            lambda: x.double(),
-            lambda: x.unsqueeze(0),
-            lambda: x.flatten()[0],
-            lambda: x.transpose(0, -1),
-            lambda: torch.stack([x, x], -1)[..., 0],
-            lambda: x[:1].expand(x.shape),
-            lambda: torch.full_like(x, float("nan")) if x.is_floating_point() else x.flip(0),
-            lambda: x[:, 1:] if x.dim() > 1 else x[::2],
-            lambda: x.to("meta"),
-        )
-    )()
+    made: tuple[Callable[[], Tensor], ...] = (
+        lambda: x[:0],
+        lambda: x[1:],
+        lambda: torch.cat([x, x]),
+        x.double,
+        lambda: x.unsqueeze(0),
+        lambda: x.flatten()[0],
+        lambda: x.transpose(0, -1),
+        lambda: torch.stack([x, x], -1)[..., 0],
+        lambda: x[:1].expand(x.shape),
+        lambda: torch.full_like(x, float("nan")) if x.is_floating_point() else x.flip(0),
+        lambda: x[:, 1:] if x.dim() > 1 else x[::2],
+        lambda: x.to("meta"),
+    )
+    return draw.choice(made)()
 
 
 def _hostile(draw: random.Random, value: Any) -> Any:
     """Another value of the same kind, which most often does not fit."""
     if isinstance(value, Tensor):
         return _hostile_tensor(draw, value)
-    if isinstance(value, list):
-        changed, place = list(value), draw.randrange(len(value))
-        if draw.random() < 0.2:
+    if isinstance(value, list | tuple):
+        changed, place = list(value), draw.randrange(len(value) or 1)
+        if not changed or draw.random() < 0.2:
             return changed + changed[:1] if draw.random() < 0.5 else changed[:place]
         changed[place] = draw.choice(NUMBERS)
         return changed
@@ -259,76 +143,32 @@ def _hostile(draw: random.Random, value: Any) -> Any:
     return draw.choice(("", "magnitude", "channel", "no such rule")) if value is not None else None
 
 
-def _call(seed: str) -> tuple[str, Arguments, bool]:
-    """An operator's name, its arguments, and whether they fit."""
+def _outcome(seed: str, tell: Callable[[str], None]) -> str:
+    """What is wrong with the call; "" if nothing is."""
     draw = random.Random(seed)
     torch.manual_seed(draw.getrandbits(32))
-    name = draw.choice(sorted(BUILDERS))
-    arguments = BUILDERS[name](draw)
-    changes = draw.choice((0, 1, 1, 1, 2, 3))
-    for key in draw.sample(sorted(arguments), min(changes, len(arguments))):
-        arguments[key] = _hostile(draw, arguments[key])
-    return name, arguments, changes == 0
-
-
-def _outcome(seed: str) -> str:
-    """What is wrong with the call; "" if nothing is."""
-    name, arguments, fits = _call(seed)
+    calls = _calls(draw)
+    name = draw.choice(sorted(calls))
+    given, changes = calls[name], draw.choice((0, 1, 1, 1, 2, 3))
+    for place in draw.sample(range(len(given)), min(changes, len(given))):
+        given[place] = _hostile(draw, given[place])
+    shown = [f"{v.dtype}{list(v.shape)}" if isinstance(v, Tensor) else str(v) for v in given]
+    tell(call := f"call {seed}, {name}({', '.join(shown)})")
     try:
-        getattr(torch.ops.fst, name)(*arguments.values())
+        getattr(torch.ops.fst, name)(*given)
     except REFUSALS as error:
-        missing = isinstance(error, UsageError) and (cpp.missing() or not name.endswith("_cpp"))
-        return f"{error!r}, though the arguments fit" if fits and not missing else ""
+        lacks = isinstance(error, UsageError) and (cpp.missing() or not name.endswith("_cpp"))
+        return "" if changes or lacks else f"{error!r}, though the arguments fit: {call}"
     except BaseException as error:
-        named = isinstance(error, IndexError) and f"dim={arguments.get('dim')}" in str(error)
-        return "" if named else f"unclear {error!r}"
+        named = isinstance(error, IndexError) and "dim=" in str(error)
+        return "" if named else f"unclear {error!r}: {call}"
     return ""
 
 
-# ---------------------------------------------------------------- children
-
-
 def _check(draw: random.Random) -> None:
-    missing = registered() - BUILDERS.keys()
-    assert not missing, f"tests/campaign/operators.py builds no calls of {sorted(missing)}"
-    seed = str(draw.getrandbits(32))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(seed, sender))
-    child.start()
-    sender.close()
-    last, answer = 0, None
-    try:
-        while answer is None:
-            assert receiver.poll(LIMIT), f"no answer within {LIMIT} s: {_described(seed, last)}"
-            last, answer = receiver.recv()
-    except EOFError:
-        child.join()
-        answer = f"the child ended with {child.exitcode}"
-    finally:
-        child.kill()
-        child.join()
-    assert not answer, f"{answer}: {_described(seed, last)}"
+    answer = in_child(_run, str(draw.getrandbits(32)), limit=LIMIT)
+    assert not answer, answer
 
 
-def _described(seed: str, number: int) -> str:
-    name, arguments, _ = _call(f"{seed}/{number}")
-    shown = {
-        k: f"{v.dtype}{list(v.shape)}" if isinstance(v, Tensor) else v for k, v in arguments.items()
-    }
-    return f"call {seed}/{number}, {name}({', '.join(f'{k}={v}' for k, v in shown.items())})"
-
-
-def _run(seed: str, sender: Any) -> None:
-    """Send the number of each call before it is made, and at the end what was wrong, or ""."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    torch.set_num_threads(random.Random(seed).choice((1, 2)))
-    for number in range(CALLS):
-        sender.send((number, None))
-        if wrong := _outcome(f"{seed}/{number}"):
-            sender.send((number, wrong))
-            return
-    sender.send((CALLS - 1, ""))
+def _run(tell: Callable[[str], None], seed: str) -> str:
+    return next(filter(None, (_outcome(f"{seed}/{n}", tell) for n in range(CALLS))), "")

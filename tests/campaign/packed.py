@@ -18,7 +18,7 @@ from torch.nn.utils import prune
 import fst
 from fst.inference.packed import IMAGES, LIBRARY, PIXELS, packed_layers
 from fst.ops.cpp import missing
-from tests.campaign.weights import Checks
+from tests.campaign.shared import Checks, random_layout
 
 TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Identity)
@@ -107,10 +107,7 @@ def _model(draw: random.Random, density: float | None = None) -> Net:
 
 def _images(draw: random.Random, net: Net) -> Tensor:
     size = (draw.randint(1, 6), net.head.in_features, draw.randint(3, 12), draw.randint(3, 12))
-    images = torch.randn(size)
-    if draw.random() < 0.3:
-        images = images.to(memory_format=torch.channels_last)
-    return images
+    return random_layout(draw, torch.randn(size))
 
 
 def _packed(draw: random.Random, net: Net, dtype: torch.dtype | None = None) -> nn.Module:
@@ -159,18 +156,11 @@ def _check_dtypes(draw: random.Random) -> None:
 def _check_nan(draw: random.Random) -> None:
     """NaN of the input, a weight, a bias or a statistic is where the plain model has it."""
     net = _model(draw, density=1.0)
-    packed = _packed(draw, net)
-    images = _images(draw, net)
-    places = [images, *net.parameters(), *(b for b in net.buffers() if b.is_floating_point())]
-    place = draw.randrange(len(places))
-    for target in (net, packed):
-        values = [images, *target.parameters()]
-        values += [b for b in target.buffers() if b.is_floating_point()]
-        values[place].view(-1)[draw.randrange(values[place].numel())] = math.nan
-        if place:
-            draw.setstate(draw.getstate())
-    if place:
-        packed.load_state_dict(net.state_dict())
+    packed, images = _packed(draw, net), _images(draw, net)
+    state = [value for value in net.state_dict().values() if value.is_floating_point()]
+    values = draw.choice([images, *state])
+    values[tuple(map(draw.randrange, values.shape))] = math.nan
+    packed.load_state_dict(net.state_dict())
     _compare(packed(images), net(images))
 
 

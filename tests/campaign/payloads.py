@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
 import functools
 import io
@@ -93,80 +92,49 @@ def _nested(depth: int) -> Payload:
 PAYLOADS: dict[str, Payload] = {
     # code by a name that every loader should refuse
     "system": _of(lambda folder: _Call(os.system, _touch(folder))),
-    "system-protocol-0": _of(lambda folder: _Call(os.system, _touch(folder)), 0),
     "system-protocol-4": _of(lambda folder: _Call(os.system, _touch(folder)), 4),
     "popen": _of(lambda folder: _Call(subprocess.Popen, ["touch", str(folder / CANARY)])),
     "eval": _of(lambda folder: _Call(eval, f"open({str(folder / CANARY)!r}, 'w')")),
-    "exec": _of(lambda folder: _Call(exec, f"open({str(folder / CANARY)!r}, 'w')")),
     "open": _of(lambda folder: _Call(open, str(folder / CANARY), "w")),
-    "import": _of(lambda _: _Call(builtins.__import__, "antigravity")),
     "partial": _of(lambda folder: _Call(functools.partial(os.system, _touch(folder)))),
     "methodcaller": _raw(b"\x80\x02coperator\nmethodcaller\nX\6\0\0\0system\x85R"),
-    "attrgetter": _call(operator.attrgetter, "__class__.__base__"),
     "getattr": _raw(b"\x80\x02c__builtin__\ngetattr\nctorch\nnn\nX\4\0\0\0init\x86R"),
     "getattr-called": _raw(
         b"\x80\x02cbuiltins\ngetattr\nccollections\nOrderedDict\nX\6\0\0\0system\x86R"
         b"S'TOUCH'\n\x85R"
     ),
     "inst": _raw(b"(S'TOUCH'\nios\nsystem\n"),
-    "obj": _raw(b"(cos\nsystem\nS'TOUCH'\no"),
-    "newobj": _raw(b"\x80\x02csubprocess\nPopen\n(S'TOUCH'\nt\x81"),
     "stack-global": _raw(b"\x80\x04\x8c\x02os\x8c\x06system\x93S'TOUCH'\n\x85R"),
     "dotted-global": _raw(b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93S'TOUCH'\n\x85R"),
-    "global-of-torch": _raw(b"\x80\x02ctorch.serialization\nos.system\nS'TOUCH'\n\x85R"),
     "torch-load": _of(lambda folder: _Call(torch.load, str(folder / "hostile.pth"))),
-    "torch-hub": _call(torch.hub.load, "a/b", "c"),
     "torch-save": _of(lambda folder: _Call(torch.save, 1, str(folder / CANARY))),
     "module": _of(lambda _: torch.nn.Conv2d(2, 2, 1)),
     "function": _of(lambda _: torch.nn.functional.relu),
-    "class-state": _raw(b"\x80\x02ccollections\nOrderedDict\n}X\1\0\0\0aK\1sb"),
     "tensor-class-state": _raw(b"\x80\x02ctorch._tensor\nTensor\n}X\1\0\0\0aK\1sb"),
     "extension": _raw(b"\x80\x02\x82\1"),
     "numpy-load": _call(np.load, "/etc/passwd"),
-    "numpy-fromfile": _call(np.fromfile, "/etc/passwd"),
-    "numpy-memmap": _of(lambda folder: _Call(np.memmap, str(folder / CANARY), "u1", "w+", 0, 9)),
     # arrays and numbers of NumPy
     "object-array": _of(lambda _: np.array([{"a": 1}, "b"], dtype=object)),
     "object-array-of-code": _of(lambda f: np.array([_Call(os.system, _touch(f))], dtype=object)),
     "object-array-of-addresses": _array(1, (2,), np.dtype("O"), False, b"A" * 16),
     "object-scalar": _call(np._core.multiarray.scalar, np.dtype("O"), b"A" * 8),
-    "object-field": _of(lambda _: np.zeros(2, dtype=[("a", "O"), ("b", "i4")])),
     "array-huge": _array(shape=(HUGE,)),
-    "array-large": _array(shape=(FAR,)),
     "array-too-short": _array(1, (1000,), np.dtype("f4"), False, b"A" * 16),
-    "array-negative": _array(1, (-4,), np.dtype("f4"), False, b"A" * 16),
     "array-overflow": _array(1, (HUGE, HUGE), np.dtype("f4"), False, b""),
     "array-kind": _array(shape=(4,), kind=b"O"),
     "dtype-size": _dtype("f4", 3, "<", None, None, None, FAR, FAR, 0),
     "dtype-fields": _dtype("V8", 3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0),
-    "dtype-subarray": _dtype("V8", 3, "|", (np.dtype("f8"), (FAR,)), None, None, 8, 1, 0),
-    "dtype-flags": _dtype("f4", 3, "<", None, None, None, 4, 4, 0x3F),
-    "dtype-name": _call(np.dtype, "O8", False, True),
-    "scalar-too-short": _call(np._core.multiarray.scalar, np.dtype("f8"), b"A"),
     # sizes that no file holds
     "string-huge": _raw(b"\x80\x04\x8d" + struct.pack("<Q", HUGE) + b"a"),
-    "bytes-huge": _raw(b"\x80\x04\x8e" + struct.pack("<Q", FAR) + b"a"),
-    "bytearray-huge": _raw(b"\x80\x05\x96" + struct.pack("<Q", FAR) + b"a"),
-    "frame-huge": _raw(b"\x80\x04\x95" + struct.pack("<Q", HUGE) + b"N"),
     "long-huge": _raw(b"\x80\x02\x8b" + struct.pack("<i", (1 << 31) - 1) + b"a"),
-    "long-negative": _raw(b"\x80\x02\x8b" + struct.pack("<i", -5) + b"a"),
-    "memo-huge": _raw(b"\x80\x02Nr" + struct.pack("<I", (1 << 32) - 1)),
     "repeated": _call(operator.mul, [0], FAR),
-    "set-of-lists": _raw(b"\x80\x02c__builtin__\nset\n](]e\x85R"),
-    "nested": _nested(100_000),
     "nested-deeply": _nested(3_000_000),
     "laughs": lambda _: b"\x80\x02]q\0" + b"]q\1(h\0h\0eq\0" * 40 + b".",
     "cycle": lambda _: b"\x80\x02]q\0h\0a.",
     # states of a checkpoint that are none
     "no-mapping": lambda _: _pickled([1, 2]),
-    "number": lambda _: _pickled(3),
-    "empty": lambda _: _pickled({}),
-    "list-as-key": _raw(b"\x80\x02}]K\1s"),
     "no-content": lambda _: b"",
-    "stop-alone": lambda _: b".",
-    "underflow": lambda _: b"\x80\x02abR.",
     "unknown-opcode": lambda _: b"\x80\x02\xff\xfe.",
-    "protocol-unknown": lambda _: b"\x80\x63N.",
     "text": lambda _: b"state_dict: 1\n",
 }
 
@@ -175,30 +143,18 @@ IN_ZIP: dict[str, Payload] = {
     # tensors over memory that is not theirs
     "tensor": _tensor(_kept),
     "tensor-beyond": _tensor(_kept, size=(577,)),
-    "tensor-offset": _tensor(_kept, FAR),
     "tensor-offset-negative": _tensor(_kept, -4),
     "tensor-stride": _tensor(_kept, stride=(FAR,)),
-    "tensor-stride-negative": _tensor(_kept, stride=(-1,)),
-    "tensor-size-negative": _tensor(_kept, size=(-2,)),
     "tensor-overflow": _tensor(_kept, size=(HUGE, HUGE), stride=(1, HUGE)),
     "tensor-expanded": _tensor(_kept, size=(FAR,), stride=(0,)),
-    "tensor-text": _tensor(_kept, size="abc"),
     "tensor-of-nothing": _tensor(None),
-    "storage-larger": _tensor(_storage("0", "cpu", FAR)),
     "storage-huge": _tensor(_storage("0", "cpu", HUGE)),
-    "storage-negative": _tensor(_storage("0", "cpu", -1)),
-    "storage-text": _tensor(_storage("0", "cpu", "a")),
     "storage-key-missing": _tensor(_storage("99", "cpu", 4)),
     "storage-key-outside": _tensor(_storage("../../../etc/passwd", "cpu", 4)),
-    "storage-key-number": _tensor(_storage(0, "cpu", 576)),
     "storage-place": _tensor(_storage("0", "cuda:99", 576)),
-    "storage-place-meta": _tensor(_storage("0", "meta", HUGE)),
     "storage-place-unknown": _tensor(_storage("0", "moon", 576)),
     "storage-kind": _tensor(_Stored("storage", torch.Size, "0", "cpu", 576)),
-    "storage-no-kind": _tensor(_Stored("storage", 4, "0", "cpu", 576)),
     "persistent-id": _tensor(_Stored("module", "os", "0", "cpu", 576)),
-    "persistent-id-short": _tensor(_Stored("storage")),
-    "parameter-of-text": _call(_parameter, "abc", True, collections.OrderedDict()),
     "parameter-hooks": _call(_parameter, "abc", True, {"a": _Call(os.system, "true")}),
     "sparse-outside": _call(
         torch._utils._rebuild_sparse_tensor,
@@ -211,11 +167,7 @@ IN_ZIP: dict[str, Payload] = {
     "from-type": _call(torch._tensor._rebuild_from_type_v2, os.system, int, ("true",), None),
     # keys that no model has
     "key-number": lambda _: _pickled_tensors({1: torch.ones(576)}),
-    "key-tuple": lambda _: _pickled_tensors({("a", 1): torch.ones(576)}),
-    "key-nothing": lambda _: _pickled_tensors({None: torch.ones(576)}),
-    "key-bytes": lambda _: _pickled_tensors({"state_dict": {b"a": torch.ones(576)}}),
     "key-dunder": lambda _: _pickled_tensors({"__class__": torch.ones(576), "a.__init__": 3}),
-    "key-long": lambda _: _pickled_tensors({"a." * 100_000: torch.ones(576)}),
     "state-dict-in-itself": lambda _: b"\x80\x02}q\0X\x0a\0\0\0state_dicth\0s.",
 }
 
@@ -275,36 +227,23 @@ def _claimed(path: Path, genuine: bytes) -> None:
     path.write_bytes(content)
 
 
-def _pickle_bomb(name: str, content: bytes) -> bytes:
-    return content[:2] + b"N0" * (1 << 24) + content[2:] if name.endswith("data.pkl") else content
-
-
 def _without(part: str) -> Callable[[Path, bytes], None]:
     return _archive(lambda name, content: None if part in name else content)
 
 
 ZIPS: dict[str, Callable[[Path, bytes], None]] = {
     "zip-bomb": _bomb,
-    "zip-bomb-of-a-pickle": _archive(_pickle_bomb, zipfile.ZIP_DEFLATED),
     "zip-claimed-sizes": _claimed,
     "zip-deflated": _archive(lambda _, content: content, zipfile.ZIP_DEFLATED),
-    "zip-lzma": _archive(lambda _, content: content, zipfile.ZIP_LZMA),
     "zip-empty": lambda path, _: zipfile.ZipFile(path, "w").close(),
     "zip-without-pickle": _without("data.pkl"),
-    "zip-without-records": _without("/data/"),
-    "zip-without-version": _without("version"),
     "zip-emptied": _archive(lambda _, content: b""),
-    "zip-version-unknown": _archive(lambda n, c: b"9999" if n.endswith("version") else c),
-    "zip-short-record": _archive(lambda n, c: c[:5] if "/data/" in n else c),
     "zip-long-record": _archive(lambda n, c: c * 9 if "/data/" in n else c),
-    "zip-byteorder": _archive(lambda n, c: b"middle" if n.endswith("byteorder") else c),
     "zip-outside": _archive(lambda _, c: c, rename=lambda name: f"../../{name}"),
     "zip-torchscript": _archive(
         lambda _, content: content, rename=lambda name: name.replace("data.pkl", "constants.pkl")
     ),
-    "zip-in-front": lambda path, genuine: path.write_bytes(b"#!/bin/sh\n" + genuine),
     "zip-twice": lambda path, genuine: path.write_bytes(genuine + genuine),
-    "zip-end-alone": lambda path, genuine: path.write_bytes(genuine[-22:]),
     "folder": lambda path, _: path.mkdir(),
     "pipe": lambda path, _: os.mkfifo(path),
     "link-to-itself": lambda path, _: path.symlink_to(path),

@@ -22,7 +22,7 @@ from torch import multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 
 import fst
-from tests.campaign.weights import Checks
+from tests.campaign.shared import Checks
 from tests.integrations.sharded import REFUSED, ROWS, STEPS, TABLE, row_of, whole
 
 COUNT = 3  # of each strategy, at scale 1

@@ -19,8 +19,13 @@ import fst
 from fst import backends
 from fst.backends import Record, choice, timing
 from fst.ops import cpp
-from tests.campaign.op import random_shape
-from tests.campaign.weights import Checks
+from tests.campaign.shared import (
+    Checks,
+    assert_equal_weights,
+    random_layout,
+    random_shape,
+    train,
+)
 from tests.cases import Case, Operands, error, leaves_of, without_onednn
 from tests.oracle.conv import reference_conv2d
 from tests.strategy_settings import DEFAULTS
@@ -41,7 +46,6 @@ FACTORS = {
 GEMMS = tuple(FACTORS)
 NAMES = ("input", "weight", "grad_output")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
 def checks() -> Checks:
@@ -87,7 +91,7 @@ def _operands(
         family = draw.choice([f for f in families if not (subnormal and f == "subnormal")])
         subnormal |= family == "subnormal"
         values = FAMILIES[family](draw, torch.randn(size).to(dtype))
-        made[name] = values.contiguous(memory_format=draw.choice(LAYOUTS))
+        made[name] = random_layout(draw, values)
     bias = torch.randn(outputs).to(dtype) if shape.bias and not subnormal else None
     return Operands(made["input"], made["weight"], bias, made["grad_output"])
 
@@ -189,58 +193,47 @@ def _check_changed(draw: random.Random) -> None:
         assert error(mine, other) <= 1e-5, f"{strategy} by {names}, {shape}"
 
 
-def _times(draw: random.Random) -> Callable[..., dict[str, timing.Timing]]:
+def _times(draw: random.Random) -> Callable[..., tuple[dict[str, float], dict[str, Exception]]]:
     """Random times in the place of measured ones."""
 
-    def compare(functions, *_: object, **__: object) -> dict[str, timing.Timing]:
-        return {name: timing.Timing(*[draw.uniform(1, 9)] * 3) for name in functions}
+    def race(functions: dict[str, object], *_: object) -> tuple[dict[str, float], dict]:
+        return {name: draw.uniform(1, 9) for name in functions}, {}
 
-    return compare
+    return race
 
 
 def _check_resumed(draw: random.Random) -> None:
-    """Saved in the middle it ends with the same weights, whatever is measured then."""
+    """Saved in the middle it ends with the same weights, whatever is measured and drawn then."""
     row = draw.choice([r for r in DEFAULTS if r.build().schedule is None])
     seed, width, size = draw.getrandbits(32), draw.choice((4, 8, 12)), draw.randint(5, 9)
-
-    def made() -> tuple[nn.Sequential, torch.optim.Optimizer]:
-        torch.manual_seed(seed)
-        net = nn.Sequential(
-            nn.Conv2d(4, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 8, 3, padding=1)
-        )
-        fst.convert(net, row.build())
-        fst.seed_random_rules(net, 0)
-        return net, torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
-
-    def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            generator = torch.Generator().manual_seed(step)
-            net(torch.randn(3, 4, size, size, generator=generator)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
     half, end = draw.randint(1, 20), draw.randint(21, 40)
-    ends = []
+    nets: list[nn.Module] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("whole", "resumed"):
+            torch.manual_seed(seed)
+            net = nn.Sequential(
+                nn.Conv2d(4, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 8, 3, padding=1)
+            )
+            fst.convert(net, row.build())
+            fst.seed_random_rules(net, 0)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
             place = {"FST_AUTOTUNE": "1", "FST_CACHE_DIR": f"{folder}/{name}"}
+            given = ((3, 4, size, size), torch.float32)
             backends.forget_decisions()
             with (
                 mock.patch.dict(os.environ, place),
                 mock.patch.multiple(choice, LEAST_GAIN=1.0, LEAST_SAVED=0.0),
-                mock.patch.object(timing, "compare", _times(draw)),
+                mock.patch.object(timing, "race", _times(draw)),
             ):
-                net, optimizer = made()
                 if name == "whole":
-                    train(net, optimizer, range(half))
+                    train(net, optimizer, range(half), *given)
                     states = net.state_dict(), optimizer.state_dict(), fst.sparsity_state(net)
                     states = copy.deepcopy(states)
                 else:
                     net.load_state_dict(states[0])
                     optimizer.load_state_dict(states[1])
                     fst.load_sparsity_state(net, states[2])
-                train(net, optimizer, range(half, end))
-            ends.append([p.detach() for p in net.parameters()])
+                train(net, optimizer, range(half, end), *given)
+            nets.append(net)
     backends.forget_decisions()
-    same = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    assert same, f"{row.id} resumed after {half} of {end} steps"
+    assert_equal_weights(*nets, f"of {row.id} after {half} of {end} steps")

@@ -6,12 +6,8 @@ from torch import nn
 
 import fst
 from fst.basics.errors import UsageError
-from fst.lab.benchmark.layers import LayerShape, time_layer
 from fst.lab.benchmark.steps import candidates, time_steps
 from fst.lab.model import Training
-from fst.ops.geometry import Geometry
-
-CPU = torch.device("cpu")
 
 
 def a_training(model: nn.Module, images: torch.Tensor, **options) -> Training:
@@ -87,22 +83,7 @@ def test_candidates_are_eager_and_compiled_and_what_fails_says_why(_traced_only)
     assert [d.backend for d in chosen] == ["torch"] * 3
     times = time_steps(made, training, repeats=2)
     assert times.step.keys() == made.ready.keys()
-    assert times.pruning.keys() == {*strategies, "fst, grad_weight=torch"}
-    assert times.failed == made.failed and times.host == {}
-
-
-SHAPE = LayerShape(4, 4, (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1), 2, 6, 6)
-TIMED = dict(device=CPU, memory_format=torch.channels_last, repeats=2)
-
-
-def test_a_layer_says_which_backends_computed_it():
-    strategies = {name: fst.get_strategy(name) for name in ("fst", "srste")}
-    layer = time_layer(SHAPE, 1, strategies, dtype=torch.float32, **TIMED)
-    assert layer.decisions["grad_weight"]["fst"]["grad_weight"].backend == "strided"
-    assert layer.decisions["grad_weight"]["srste"]["grad_weight"].backend == "dense"
-    assert layer.decisions["pruning"]["srste"].keys() == {"prune_weight"}
-    for gemm in ("output", "grad_input", "grad_weight"):
-        assert set(layer.times[gemm]) == {"torch", "fst", "srste"}
+    assert times.failed == made.failed
 
 
 def test_forced_backends_that_cannot_compute_say_why():
@@ -124,4 +105,3 @@ def test_steps_use_forced_backends_where_they_can():
     layers = fst.sparse_layers(made.ready[forced].model)
     computed = [layer.state.record.decisions["grad_weight"].backend for layer in layers.values()]
     assert computed == ["torch"] * len(layers) != []
-    assert time_steps(made, training, repeats=1).pruning[forced].median > 0

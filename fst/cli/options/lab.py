@@ -22,8 +22,8 @@ Time layers, GEMM by GEMM, and training steps: on random data, in one run, in tu
     fst bench --model fst::configs/detection/fst_ssd300_voc0712.py --batch 2 --measure steps
     fst bench --infer resnet18 --batch 1 16 --threads 1
 
-Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), the
-and the backends chosen and why. Writes them to OUT.md, and all times to OUT.json."""
+Prints Markdown tables: ratios to torch's dense layer and training step (above 1 is faster), and
+the backends chosen and why. Writes them to OUT.md, and all times to OUT.json."""
 DEMONSTRATED = ["dense", "srste", "fst", "sampled", "sdgp"]
 
 

@@ -15,7 +15,7 @@ from fst.cli.options import lab as command_lines
 from fst.cli.options.parsing import takes
 from fst.lab.ablation.grid import check_seeds, load_grid
 from fst.lab.ablation.results import collect, write
-from fst.lab.ablation.runs import TRAIN, make_runs, train
+from fst.lab.ablation.runs import TRAIN, make_runs, refuse_changed, train
 from fst.lab.arguments import command_of
 
 TABLE_COLUMNS = 4  # of the results' table, on the console
@@ -39,13 +39,7 @@ def _ablate(arguments: argparse.Namespace, training: Sequence[str]) -> int:
     )
     names = grid.select(arguments.only)
     runs = make_runs(grid, names, grid.seeds)
-    for run in runs:
-        if changes := run.changes(work_dir):
-            folder = run.folder(work_dir)
-            raise ValueError(
-                f"{folder} was trained with another config; give another --work-dir, or remove "
-                f"{folder} and {folder.name}.py:\n{changes}"
-            )
+    refuse_changed(runs, work_dir, "--work-dir")
     if arguments.dry_run:
         for run in runs:
             is_there = run.is_finished(work_dir)

@@ -68,6 +68,17 @@ class PlannedRun:
         return "\n".join(line for line in lines if line[0] in "+-")
 
 
+def refuse_changed(runs: Iterable[PlannedRun], work_dir: Path, option: str) -> None:
+    """Raise ValueError where a run was started with another config; ``option`` names the folder."""
+    for run in runs:
+        if changes := run.changes(work_dir):
+            folder = run.folder(work_dir)
+            raise ValueError(
+                f"{folder} was trained with another config; give another {option}, or remove "
+                f"{folder} and {folder.name}.py:\n{changes}"
+            )
+
+
 def make_runs(grid: Grid, names: Sequence[str], seeds: Iterable[int]) -> list[PlannedRun]:
     """The runs of the settings ``names`` with each seed; those that others start from come first.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from fst.cli.options.paths import check_read
 from fst.files.checkpoint import write_text_atomically
 from fst.lab.arguments import command_of
 from fst.lab.benchmark.inference import describe_inference, engine_versions, measure_inference
-from fst.lab.benchmark.measurements import Measurements, as_json, describe
-from fst.lab.benchmark.run import measure, model_under_test
-from fst.lab.document import markdown
-from fst.lab.model import is_config
+from fst.lab.benchmark.measurements import Measurements, describe, measure
+from fst.lab.document import Document, markdown
+from fst.lab.model import is_config, model_under_test
 
 CLOCKS = ("of the host", "CUDA events; the L2 cache is flushed before each call")
 OF_STEPS = ("model", "layers", "strategies", "dtype", "measure", "force_backends")
@@ -37,18 +36,17 @@ PROCESSOR_CLOCK = "processor time of the process: the machine was shared"
 @takes(bench)
 def main(options: argparse.Namespace) -> int:
     """Measure, print, write; exit status 130 or 143 if it was stopped."""
-    if options.infer is not None:
-        _refuse_options_of_steps(options)
-    else:
-        _check_options_of_steps(options)
+    infers = options.infer is not None
+    (_refuse_options_of_steps if infers else _check_options_of_steps)(options)
     model = options.infer or options.model
     if is_config(model):
         check_read(argparse.Namespace(config=model))
-    on_cuda = options.infer is None and torch.cuda.is_available()
+    on_cuda = not infers and torch.cuda.is_available()
     options.device = torch.device("cuda" if on_cuda else "cpu")
     if options.processor_time and on_cuda:
         raise ValueError("--processor-time is for a CPU; CUDA_VISIBLE_DEVICES= hides the GPU.")
-    _check_out(options.out)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=options.out.parent).close()  # an error now, not after minutes
     keeps_memory = not on_cuda and keep_freed_memory()
     header = {
         "command": command_of("bench", options),
@@ -57,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
         "allocator": "freed memory is kept" if keeps_memory else "default",
     }
     with processor_time() if options.processor_time else contextlib.nullcontext():
-        return (_steps if options.infer is None else _infer)(options, header)
+        return (_infer if infers else _steps)(options, header)
 
 
 def _refuse_options_of_steps(options: argparse.Namespace) -> None:
@@ -94,8 +92,8 @@ def _check_options_of_steps(options: argparse.Namespace) -> None:
 def _infer(options: argparse.Namespace, header: dict[str, Any]) -> int:
     found = measure_inference(options)
     header |= {**engine_versions(), "model": options.infer}
-    report = markdown(describe_inference(header, found))
-    _write(options.out, report, {"header": header, "found": [one.as_json() for one in found]})
+    document = describe_inference(header, found)
+    _write(options.out, document, {"header": header, "found": [one.as_json() for one in found]})
     return 0
 
 
@@ -116,24 +114,13 @@ def _steps(options: argparse.Namespace, header: dict[str, Any]) -> int:
     except KeyboardInterrupt as stop:
         status = TERMINATED if isinstance(stop, Terminated) else STOPPED
         header["incomplete"] = "stopped before its end"
-    report = markdown(describe(header, found))
-    _write(options.out, report, as_json(header, found))
-    if status:
         print("stopped: what had been measured is written", file=sys.stderr)
+    _write(options.out, describe(header, found), {"header": header, **found.as_json()})
     return status
 
 
-def _check_out(out: Path) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {out} cannot be written: {error}") from error
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written: its folder is read-only.")
-
-
-def _write(out: Path, report: str, data: dict[str, Any]) -> None:
-    print(report)
+def _write(out: Path, document: Document, data: dict[str, Any]) -> None:
+    print(report := markdown(document))
     written = [out.with_name(f"{out.name}.{ending}") for ending in ("md", "json")]
     write_text_atomically(report, written[0])
     write_text_atomically(json.dumps(data, indent=1), written[1])

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from fst.backends import prefer
-from fst.backends.timing import Function, Timing, compare, sample
+from fst.backends.timing import Function, Timing, sample
 from fst.basics.errors import UsageError
-from fst.lab.benchmark.layers import ALL_LISTED, BY_LISTS, CONTROL, PLAIN
+from fst.lab.benchmark.layers import PLAIN
 from fst.lab.model import Training
 from fst.layers.modules import sparse_layers
 from fst.ops import cpp
+from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
 
+# what a gain of the C++ kernels is without one of sampling: a list of all positions
+CONTROL = "dense, our kernel"
+ALL_LISTED = Strategy(CONTROL, grad_weight=Sampled(keep=1.0, center=False))
+BY_LISTS = {"grad_weight": cpp.BACKEND}
 COMPILED = "compiled"
 RECOMPILE_LIMIT = 64  # candidates share the code of their layers
 
 
 class Candidate(NamedTuple):
-    """A model and its training step.
-
-    Attributes:
-        strategy: None for the dense model.
-        preferred: backends that the step uses where they can compute.
-    """
+    """A model and its training step."""
 
     model: nn.Module
     step: Function
-    strategy: Strategy | None
-    preferred: dict[str, str]
-
-    def used(self) -> dict[str, str]:
-        """Those of the preferred backends that have computed something in eager code."""
-        decided = [
-            (operation, decision.backend)
-            for layer in sparse_layers(self.model).values()
-            for operation, decision in layer.state.record.decisions.items()
-        ]
-        return {o: name for o, name in self.preferred.items() if (o, name) in decided}
 
 
 class Candidates(NamedTuple):
@@ -65,43 +55,39 @@ def candidates(
     """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
     those can compute, if asked for.
 
-    Beside strategies that draw positions there is `CONTROL`. Each has done one step. One that
-    cannot be compiled, or fails with the forced backends, is among the failed ones; one in which no
-    forced backend takes part is left out.
+    With strategies that draw positions comes `CONTROL`. Each has done one step. One that cannot be
+    compiled, or fails with the forced backends, is among the failed ones; one in which no forced
+    backend takes part is in neither.
     """
     made = Candidates({}, {})
+
+    def attempt(title: str, strategy: Strategy | None, **how: Any) -> None:
+        try:
+            candidate = _after_a_step(training, strategy, **how)
+        except Exception as error:  # of compilers, and of kernels that have not run here before
+            made.failed[title] = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        else:
+            preferred = how.get("preferred", {}).items()
+            if not preferred or preferred & _computed(candidate.model):
+                made.ready[title] = candidate
+
     for name, strategy in {PLAIN: None, **strategies}.items():
         made.ready[name] = _after_a_step(training, strategy)
         if forced and strategy is not None:
-            title = f"{name}, {_words(forced)}"
-            try:
-                candidate = _after_a_step(training, strategy, preferred=forced)
-            except Exception as error:  # whatever kernels raise that have not run here before
-                made.failed[title] = _in_a_line(error)
-            else:
-                if candidate.used():
-                    made.ready[f"{name}, {_words(candidate.used())}"] = candidate
+            words = ", ".join(f"{operation}={backend}" for operation, backend in forced.items())
+            attempt(f"{name}, {words}", strategy, preferred=forced)
         if compiled:
             torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-            title = f"{name}, {COMPILED}"
-            try:
-                made.ready[title] = _after_a_step(training, strategy, compiled)
-            except Exception as error:  # the compiler's many kinds
-                made.failed[title] = _in_a_line(error)
+            attempt(f"{name}, {COMPILED}", strategy, compiled=True)
     if any(s.sampling is not None for s in strategies.values()) and not cpp.missing():
-        control = _after_a_step(training, ALL_LISTED, preferred=BY_LISTS)
-        if control.used():
-            made.ready[CONTROL] = control
+        attempt(CONTROL, ALL_LISTED, preferred=BY_LISTS)
     return made
 
 
-def _words(backends: Mapping[str, str]) -> str:
-    return ", ".join(f"{operation}={name}" for operation, name in backends.items())
-
-
-def _in_a_line(error: Exception, limit: int = 300) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else f"{text[:limit]} …"
+def _computed(model: nn.Module) -> set[tuple[str, str]]:
+    """Each operation of the layers, and a backend that has computed it in eager code."""
+    records = [layer.state.record for layer in sparse_layers(model).values()]
+    return {(o, decision.backend) for of in records for o, decision in of.decisions.items()}
 
 
 def _after_a_step(
@@ -111,10 +97,9 @@ def _after_a_step(
     preferred: Mapping[str, str] | None = None,
 ) -> Candidate:
     model, plain_step = training.candidate(strategy, compiled)
-    preferred = dict(preferred or {})
 
     def step() -> None:
-        with prefer(**preferred):
+        with prefer(**preferred or {}):
             plain_step()
 
     step()
@@ -124,7 +109,7 @@ def _after_a_step(
             f"{name}: the gradients of random weights on random data are not finite, so a step's "
             "zeros and its time are not those of a training: choose another model."
         )
-    return Candidate(model, step if preferred else plain_step, strategy, preferred)
+    return Candidate(model, step if preferred else plain_step)
 
 
 class StepTimes(NamedTuple):
@@ -133,15 +118,11 @@ class StepTimes(NamedTuple):
     Attributes:
         rounds: of all times.
         step: candidate -> forward, backward and SGD.
-        host: candidate -> until the step's calls have returned; on CUDA alone.
-        pruning: candidate -> S(W) and S(Wᵀ) of all layers whose weight is trained.
         failed: candidate -> why it did not run.
     """
 
     rounds: int
     step: dict[str, Timing]
-    host: dict[str, Timing]
-    pruning: dict[str, Timing]
     failed: dict[str, str]
 
     def ratio(self, name: str) -> float:
@@ -159,31 +140,7 @@ def time_steps(
         seconds: of the slowest candidate's steps, after which no round begins; there are
             `LEAST_ROUNDS` all the same.
     """
-    device = training.device
     steps = {name: candidate.step for name, candidate in made.ready.items()}
-    taken = sample(steps, repeats, device, most=seconds * 1e3)
-    rounds = len(taken[PLAIN].done)
-    pruning = {
-        name: _pruning_of(candidate, training.amp_dtype)
-        for name, candidate in made.ready.items()
-        if candidate.strategy is not None and not name.endswith(COMPILED)
-    }
-    host = taken if device.type == "cuda" else {}
-    return StepTimes(
-        rounds,
-        {name: Timing.of(samples.done) for name, samples in taken.items()},
-        {name: Timing.of(samples.returned) for name, samples in host.items()},
-        compare(pruning, rounds, device),
-        made.failed,
-    )
-
-
-def _pruning_of(candidate: Candidate, amp_dtype: torch.dtype | None) -> Function:
-    layers = [x for x in sparse_layers(candidate.model).values() if x.weight.requires_grad]
-
-    def prune() -> None:
-        with prefer(**candidate.preferred):
-            for layer in layers:
-                layer.pruned(amp_dtype or layer.weight.dtype)
-
-    return prune
+    taken = sample(steps, repeats, training.device, most=seconds * 1e3)
+    times = {name: Timing.of(samples.done) for name, samples in taken.items()}
+    return StepTimes(len(taken[PLAIN].done), times, made.failed)
