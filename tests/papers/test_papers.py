@@ -15,19 +15,6 @@ pytest.importorskip("mmengine")
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"
 MODEL = "--model fst:resnet9 --size 16 --batch-size 2 --classes 10".split()
 pytestmark = [pytest.mark.slow, pytest.mark.system]
-REPORT = {  # of `fst bench`: milliseconds by layer and GEMM
-    "layers": [
-        {
-            "layer": layer,
-            "count": count,
-            "times": {
-                gemm: {"torch": {"median": t}, "fst": {"median": t / 2}}
-                for gemm, t in zip(("output", "grad_input", "grad_weight"), times, strict=True)
-            },
-        }
-        for layer, count, times in (("a", 2, (1.0, 2.0, 3.0)), ("b", 1, (4.0, 0.0, 2.0)))
-    ]
-}
 
 
 @pytest.fixture
@@ -84,30 +71,6 @@ def test_overhead(tables):
     measured, published = tables("overhead", *MODEL, "--repeats", "1")
     assert measured[0]["share of the step"] == published[0]["share of the step"] == 1
     assert all(row["ms"] > 0 for row in measured)
-
-
-def test_runtime(tables, tmp_path):
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps(REPORT))
-    _, totals = tables("runtime", path)
-    gemms = ("output", "grad_input", "grad_weight")
-    assert [totals[0][f"{gemm}, ms"] for gemm in gemms] == [6.0, 4.0, 8.0]
-    assert [row["sum, ms"] for row in totals] == [18.0, 9.0]
-
-
-def test_time_to_accuracy(tables, tmp_path):
-    """Two epochs of 10 iterations, 0.1 s each; SDGP's 2:4 leaves half of a third of the time."""
-    logs = tmp_path / "sdgp" / "1" / "vis_data"
-    logs.mkdir(parents=True)
-    (logs / "config.py").write_text(
-        "train_cfg = dict(by_epoch=True)\nsparsity = dict(strategy='sdgp')\n"
-    )
-    lines = [{"iter": i, "epoch": i // 10, "time": 0.1, "loss": 1.0, "step": i} for i in (10, 20)]
-    lines += [{"accuracy/top1": 40.0 + e, "time": 1.0, "step": e} for e in (1, 2)]
-    (logs / "scalars.json").write_text("\n".join(map(json.dumps, lines)))
-    curves, _ = tables("time_to_accuracy", tmp_path / "sdgp", "--target", "42")
-    assert [row["time is"] for row in curves] == ["measured", "projected"]
-    assert [row["seconds to 42"] for row in curves] == [2.0, pytest.approx(2 * 5 / 6, rel=1e-3)]
 
 
 def test_heatmap(tables, tmp_path):
