@@ -158,7 +158,12 @@ def test_epochs_need_a_loop_that_counts_them():
 
 TRIALS = ("weight_gradient", "equal_time", "frontier")
 OF_NO_PAPER = {f"{data}_{trial}" for data in ("cifar10", "imagenette", "bccd") for trial in TRIALS}
-OF_NO_PAPER |= {"cifar10_equal_time_wide", "cifar10_subset_vit", "cifar10_subset_convnext"}
+OF_NO_PAPER |= {
+    "cifar10_dense_last",
+    "cifar10_equal_time_wide",
+    "cifar10_subset_vit",
+    "cifar10_subset_convnext",
+}
 OF_NO_PAPER |= {f"{name}_choices" for name in OF_NO_PAPER}
 OF_NO_PAPER |= {"cifar10_subset_since_2021", "cifar10_subset_vit_since_2021"}
 
