@@ -15,7 +15,7 @@ import fst
 from fst.api.export import SIZE
 from fst.backends import choice, record
 from fst.files.onnx_file import LEAST_DYNAMO
-from fst.ops.cpp import pruning, zeros_maps, zeros_weight
+from fst.ops.backends import prune_cpp, zeros_maps, zeros_weight
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = configparser.ConfigParser()
@@ -38,8 +38,8 @@ def stated() -> list[tuple[str, str]]:
     assert least == zeros_maps.LEAST_CHANNELS
     assert (choice.LEAST_SAVED, record.STEPS) == (0.5, 8)
     kernels = [
-        f"M ≤ {pruning.MOST_M} (random ones: {pruning.MOST_DRAWN_M})",
-        f"float64, M > {pruning.MOST_M},",
+        f"M ≤ {prune_cpp.MOST_M} (random ones: {prune_cpp.MOST_DRAWN_M})",
+        f"float64, M > {prune_cpp.MOST_M},",
         f"at least {choice.LEAST_GAIN - 1:.0%}".replace("%", " % faster, and half a millisecond"),
         f"counted in every {record.COUNTED}th step",
         "share of zeros in eighths",
