@@ -16,6 +16,7 @@ from fst.training.engine import cli
 from tests.training.detection import toy
 from tests.training.engine.conftest import (  # noqa: F401 (fixtures)
     assert_same_state,
+    error_of,
     repo,
     run_python,
     shared_data,
@@ -59,12 +60,6 @@ def drawn(tmp_path_factory):
 def own_drawn(tmp_path):
     """A copy of the drawn images that the test may change."""
     return toy.draw_images(tmp_path / "own_drawn")
-
-
-@pytest.fixture
-def bccd(shared_data, tmp_path):  # noqa: F811
-    """The first images of bccd."""
-    return toy.copy_bccd(shared_data / "bccd", tmp_path / "bccd")
 
 
 @pytest.fixture

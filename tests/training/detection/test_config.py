@@ -325,27 +325,21 @@ def test_keys_of_detectors_in_other_configs(tmp_path):
         load_config(str(tmp_path / "b.py"))
 
 
-def test_without_mmdet(tmp_path, monkeypatch, capsys):
+def test_without_mmdet(tmp_path, monkeypatch, error_of):
     find = importlib.util.find_spec
     absent = lambda name, *rest: None if name == "mmdet" else find(name, *rest)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", absent)
     (tmp_path / "scope.py").write_text("default_scope = 'mmdet'\nmodel = dict(type='X')\n")
     for path in (ROOT / "fst_ssd300_voc0712.py", tmp_path / "scope.py"):
-        with pytest.raises(SystemExit) as stopped:
-            cli.train([str(path)])
-        assert stopped.value.code == 2
-        message = capsys.readouterr().err
+        message = error_of(cli.train, path)
         assert "needs MMDetection: pip install" in message and "det]" in message
 
 
-def test_unknown_package_config(tmp_path, capsys):
+def test_unknown_package_config(tmp_path, error_of):
     for base in ("mmdet::ssd/ssd301_coco.py", "no_package::ssd/ssd300_coco.py"):
         path = tmp_path / f"{base[:5]}.py"
         path.write_text(f"_base_ = '{base}'\n")
-        with pytest.raises(SystemExit) as stopped:
-            cli.train([str(path)])
-        assert stopped.value.code == 2
-        assert base.partition("::")[2 if "mmdet" in base else 0] in capsys.readouterr().err
+        assert base.partition("::")[2 if "mmdet" in base else 0] in error_of(cli.train, path)
 
 
 # -- classes of heads, data and checkpoint

@@ -36,16 +36,14 @@ def test_show_dir(train, write_config, drawn, tmp_path):
         (("--show-dir", __file__), "is a file"),
     ],
 )
-def test_wrong_options(write_config, tmp_path, capsys, options, expected):
-    with pytest.raises(SystemExit) as stopped:
-        cli.test([write_config("ssd"), "a.pth", "--work-dir", str(tmp_path / "never"), *options])
-    assert stopped.value.code == 2 and expected in capsys.readouterr().err
+def test_wrong_options(write_config, tmp_path, options, expected, error_of):
+    given = (write_config("ssd"), "a.pth", "--work-dir", tmp_path / "never")
+    assert expected in error_of(cli.test, *given, *options)
     assert not (tmp_path / "never").exists()
 
 
-def test_classifiers_have_no_boxes(tmp_path, capsys):
+def test_classifiers_have_no_boxes(tmp_path, error_of):
     config = tmp_path / "a.py"
     config.write_text("model = dict(type='Classifier')\n")
-    with pytest.raises(SystemExit):
-        cli.test([str(config), "a.pth", "--show-dir", str(tmp_path / "drawn")])
-    assert "--show-dir draws the boxes of a detector" in capsys.readouterr().err
+    message = error_of(cli.test, config, "a.pth", "--show-dir", tmp_path / "drawn")
+    assert "--show-dir draws the boxes of a detector" in message

@@ -90,21 +90,3 @@ def test_in_mmdets_own_train_script(write_config, train, tmp_path, run_python):
     config = write_config("ssd", sparsity=f"dict({arguments})")
     cli.fold([config, str(tmp_path / "script" / "epoch_2.pth"), str(tmp_path / "folded.pth")])
     assert commands.verify([str(tmp_path / "folded.pth")]) == 0
-
-
-@pytest.mark.system
-def test_resume_in_mmengines_runner(write_config, tmp_path):
-    """The masks' state is in its checkpoints; its random states are not."""
-    hook = HOOK.format(arguments='strategy="tsm", interval=3', others="[]")
-    config = Config.fromfile(write_config("ssd", extra=hook))
-    config.work_dir = str(tmp_path / "run")
-    mmengine.runner.Runner.from_cfg(config).train()
-    before = weights(tmp_path / "run")["sparsity"]
-    config = Config.fromfile(
-        write_config("ssd", extra=hook + "train_cfg = dict(max_epochs=3, val_interval=9)\n")
-    )
-    config.work_dir, config.resume = str(tmp_path / "run"), True
-    mmengine.runner.Runner.from_cfg(config).train()
-    after = load_checkpoint_safely(tmp_path / "run" / "epoch_3.pth")["sparsity"]
-    assert {state["step"] for state in before.values()} == {8}
-    assert {state["step"] for state in after.values()} == {12}

@@ -1,8 +1,6 @@
 """A data set of drawn rectangles in VOC and COCO format, and detectors small enough for it."""
 
 import json
-import shutil
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import cv2
@@ -11,94 +9,43 @@ import numpy as np
 CLASSES = ("RBC", "WBC", "Platelets")  # bccd's, so that either data set serves a config
 COLORS = ((40, 40, 220), (200, 60, 40), (40, 200, 60))
 TRAIN, VAL = 8, 4
+OBJECT = """<object><name>{}</name><difficult>0</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin>\
+<xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"""
+XML = """<annotation><size><width>{}</width><height>{}</height><depth>3</depth></size>{}\
+</annotation>"""
 
 
 def draw_images(folder, height=96, width=128):
-    """`TRAIN` + `VAL` images of three to five filled rectangles each, the class being the color."""
+    """`TRAIN` + `VAL` images of three to five filled rectangles each, the class being the color.
+
+    In VOC's files, and in COCO's <split>.json.
+    """
     for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (folder / part).mkdir(parents=True)
     random = np.random.default_rng(0)
-    for index in range(TRAIN + VAL):
-        name = f"drawn_{index:03d}"
-        image = random.integers(90, 120, (height, width, 3)).astype(np.uint8)
-        boxes = []
-        for place in random.permutation(6)[: random.integers(3, 6)]:  # cells of a 2 x 3 grid
-            top, left = (place // 3) * height // 2 + 4, (place % 3) * width // 3 + 4
-            h, w = random.integers(18, 38, 2)
-            kind = int(random.integers(len(CLASSES)))
-            image[top : top + h, left : left + w] = COLORS[kind]
-            boxes.append((CLASSES[kind], left, top, left + int(w), top + int(h)))
-        cv2.imwrite(str(folder / "JPEGImages" / f"{name}.jpg"), image)
-        write_xml(folder / "Annotations" / f"{name}.xml", width, height, boxes)
-    names = [f"drawn_{index:03d}" for index in range(TRAIN + VAL)]
-    write_splits(folder, {"train": names[:TRAIN], "val": names[TRAIN:]})
-    return folder
-
-
-def copy_bccd(source, folder):
-    """The first `TRAIN` and `VAL` images of bccd's splits."""
-    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (folder / part).mkdir(parents=True)
-    splits = {}
     for split, count in (("train", TRAIN), ("val", VAL)):
-        names = (source / "ImageSets" / "Main" / f"{split}.txt").read_text().split()[:count]
-        splits[split] = names
-        for name in names:
-            for file in (f"JPEGImages/{name}.jpg", f"Annotations/{name}.xml"):
-                shutil.copy(source / file, folder / file)
-    write_splits(folder, splits)
-    return folder
-
-
-def write_xml(path, width, height, boxes):
-    """An annotation file of VOC; `boxes`: (class, xmin, ymin, xmax, ymax)."""
-    root = ET.Element("annotation")
-    size = ET.SubElement(root, "size")
-    for name, value in (("width", width), ("height", height), ("depth", 3)):
-        ET.SubElement(size, name).text = str(value)
-    for kind, *corners in boxes:
-        found = ET.SubElement(root, "object")
-        ET.SubElement(found, "name").text = kind
-        ET.SubElement(found, "difficult").text = "0"
-        box = ET.SubElement(found, "bndbox")
-        for name, value in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True):
-            ET.SubElement(box, name).text = str(value)
-    ET.ElementTree(root).write(path)
-
-
-def read_xml(path):
-    """Reads what `write_xml` wrote: (width, height), boxes."""
-    root = ET.parse(path).getroot()
-    size = tuple(int(root.findtext(f"size/{name}")) for name in ("width", "height"))
-    boxes = [
-        (o.findtext("name"), *(int(x.text) for x in o.find("bndbox"))) for o in root.iter("object")
-    ]
-    return size, boxes
-
-
-def write_splits(folder, splits):
-    """ImageSets/Main/<split>.txt, and <split>.json made of the XML files."""
-    categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
-    for split, names in splits.items():
+        coco = {"images": [], "annotations": [], "categories": []}
+        coco["categories"] = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
+        names = [f"drawn_{index + (split == 'val') * TRAIN:03d}" for index in range(count)]
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(names) + "\n")
-        images, annotations = [], []
-        for name in names:
-            (width, height), boxes = read_xml(folder / "Annotations" / f"{name}.xml")
-            image = {"id": len(images) + 1, "file_name": f"{name}.jpg"}
-            images.append({**image, "width": width, "height": height})
-            for kind, x1, y1, x2, y2 in boxes:
-                annotations.append(
-                    {
-                        "id": len(annotations) + 1,
-                        "image_id": len(images),
-                        "category_id": CLASSES.index(kind) + 1,
-                        "bbox": [x1, y1, x2 - x1, y2 - y1],
-                        "area": (x2 - x1) * (y2 - y1),
-                        "iscrowd": 0,
-                    }
-                )
-        content = {"images": images, "annotations": annotations, "categories": categories}
-        (folder / f"{split}.json").write_text(json.dumps(content))
+        for number, name in enumerate(names, 1):
+            image = random.integers(90, 120, (height, width, 3)).astype(np.uint8)
+            file = {"id": number, "file_name": f"{name}.jpg", "width": width, "height": height}
+            coco["images"].append(file)
+            objects = ""
+            for place in random.permutation(6)[: random.integers(3, 6)]:  # cells of a 2 x 3 grid
+                top, left = int(place // 3 * height // 2 + 4), int(place % 3 * width // 3 + 4)
+                h, w = map(int, random.integers(18, 38, 2))
+                kind = int(random.integers(len(CLASSES)))
+                image[top : top + h, left : left + w] = COLORS[kind]
+                objects += OBJECT.format(CLASSES[kind], left, top, left + w, top + h)
+                box = {"bbox": [left, top, w, h], "area": w * h, "iscrowd": 0}
+                identity = {"id": len(coco["annotations"]) + 1, "image_id": number}
+                coco["annotations"].append({**identity, "category_id": kind + 1, **box})
+            cv2.imwrite(str(folder / "JPEGImages" / f"{name}.jpg"), image)
+            (folder / "Annotations" / f"{name}.xml").write_text(XML.format(width, height, objects))
+        (folder / f"{split}.json").write_text(json.dumps(coco))
+    return folder
 
 
 SSD = """

@@ -110,6 +110,22 @@ def train(tmp_path, write_config):
 
 
 @pytest.fixture
+def error_of(capsys):
+    """The one line in which a command ends, with exit status 2."""
+
+    def run(command, *arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            command([str(argument) for argument in arguments])
+        assert stopped.value.code == 2
+        before, error, line = capsys.readouterr().err.rpartition("error: ")
+        assert line.count("\n") == 1 and (not before or before.startswith("usage: "))
+        return error + line
+
+    return run
+
+
+@pytest.fixture
 def train_with_stop(train):
     """Trains, is stopped in the second epoch, and resumes."""
 

@@ -50,13 +50,11 @@ def test_a_run_is_exported(train, write_config, tmp_path, capsys):
     assert main(any_size) == 0
 
 
-def test_mistakes_end_in_one_line(train, write_config, tmp_path, capsys):
+def test_mistakes_end_in_one_line(train, write_config, tmp_path, error_of):
     checkpoint = str(train() / "epoch_1.pth")
     for config, out, expected in (
         (write_config(), "m.onnx", "needs --size"),
         (write_config(), "m.txt", "the suffix '.txt' is unknown. Did you mean"),
         (write_config("None"), "m.safetensors", "has no `sparsity`"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main([config, checkpoint, str(tmp_path / out)])
-        assert stopped.value.code == 2 and expected in capsys.readouterr().err
+        assert expected in error_of(main, config, checkpoint, tmp_path / out)

@@ -62,7 +62,7 @@ def test_a_folder_of_images_is_trained_tested_and_folded(images, config, tmp_pat
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_an_image_that_is_broken_inside_is_named_in_one_line(
-    images, config, tmp_path, capsys, workers
+    images, config, tmp_path, workers, error_of
 ):
     """Only its decoding shows it, also where a process of its own decodes."""
     broken = images / "train" / "cats" / "1.jpg"
@@ -70,12 +70,8 @@ def test_an_image_that_is_broken_inside_is_named_in_one_line(
     whole = broken.read_bytes()
     broken.write_bytes(whole[: len(whole) // 2] + b";")
     options = ["--cfg-options", f"data_root={images}", f"train_dataloader.num_workers={workers}"]
-    with pytest.raises(SystemExit) as stopped:
-        cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
-    assert stopped.value.code == 2
-    said, _, message = capsys.readouterr().err.rpartition("error: ")
-    assert message.startswith(f"image {str(broken)!r} cannot be read: "), said
-    assert message.count("\n") == 1
+    message = error_of(cli.train, config, "--work-dir", tmp_path / "run", *options)
+    assert message.startswith(f"error: image {str(broken)!r} cannot be read: ")
 
 
 def test_outputs_and_topk_follow_the_classes(images, config, tmp_path):
@@ -99,33 +95,25 @@ def test_a_data_root_that_changes_nothing_is_refused(images, config, tmp_path):
         load_config("fst::configs/demo_digits.py", {"data_root": str(images)})
 
 
-def test_a_folder_without_splits_says_how_to_sort_it(images, config, tmp_path, capsys):
+def test_a_folder_without_splits_says_how_to_sort_it(images, config, tmp_path, error_of):
     options = ["--cfg-options", f"data_root={images / 'train'}"]
-    with pytest.raises(SystemExit):
-        cli.train([config, "--work-dir", str(tmp_path / "run"), *options])
-    assert "sort them into data_root/train/<class>/" in capsys.readouterr().err
+    message = error_of(cli.train, config, "--work-dir", tmp_path / "run", *options)
+    assert "sort them into data_root/train/<class>/" in message
 
 
-def refused(capsys, command, *arguments):
-    with pytest.raises(SystemExit) as stopped:
-        command(list(arguments))
-    assert stopped.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_a_class_without_a_folder_to_validate_is_named(images, config, tmp_path, capsys):
+def test_a_class_without_a_folder_to_validate_is_named(images, config, tmp_path, error_of):
     shutil.rmtree(images / "val" / "raccoons")
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
-    message = refused(capsys, cli.train, config, *options)
+    message = error_of(cli.train, config, *options)
     assert f"{images}/val: its classes are not those of the training" in message
     assert "missing: raccoons" in message
 
 
-def test_a_broken_image_stops_before_the_training(images, config, tmp_path, capsys):
+def test_a_broken_image_stops_before_the_training(images, config, tmp_path, error_of):
     broken = images / "val" / "raccoons" / "0.jpg"
     broken.write_text("no image")
     options = ["--work-dir", str(tmp_path / "run"), "--cfg-options", f"data_root={images}"]
-    assert f"{broken}" in refused(capsys, cli.train, config, *options)
+    assert f"{broken}" in error_of(cli.train, config, *options)
     assert not (tmp_path / "run").exists()
 
 

@@ -83,7 +83,7 @@ def test_tsm_is_folded_with_its_kept_mask(train, write_config, tmp_path):
     assert torch.equal(weight != 0, mask.view(weight.shape))
 
 
-def test_errors(train, write_config, tmp_path, capsys):
+def test_errors(train, write_config, tmp_path, error_of):
     work_dir = train(sparsity="None")
     dense = str(work_dir / "epoch_1.pth")
     config = write_config()
@@ -92,42 +92,27 @@ def test_errors(train, write_config, tmp_path, capsys):
         ([write_config("None"), dense, "out.pth"], "nothing to fold"),
         ([config, "absent.pth", "out.pth"], "absent.pth"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            cli.fold(arguments)
-        assert stopped.value.code == 2 and message in capsys.readouterr().err
+        assert message in error_of(cli.fold, *arguments)
     for arguments in (
         *(["absent.pth"], [dense, "--n", "5"], [dense, "--include", "x*"]),
         [dense, "--min-coverage", "60"],
     ):
-        with pytest.raises(SystemExit) as stopped:
-            commands.verify(arguments)
-        assert stopped.value.code == 2
-
-
-def error_of(capsys, command, arguments):
-    """The one line in which a command ends, with exit status 2."""
-    with pytest.raises(SystemExit) as stopped:
-        command([str(argument) for argument in arguments])
-    assert stopped.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ")
-    return lines[0]
+        error_of(commands.verify, *arguments)
 
 
 @pytest.mark.parametrize("command", ["fold", "export"])
-def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, capsys, command):
+def test_no_output_replaces_the_checkpoint_or_a_folder(write_config, tmp_path, command, error_of):
     checkpoint, folder = tmp_path / "epoch_1.pth", tmp_path / "folder"
     checkpoint.write_bytes(b"trained for days")
     folder.mkdir()
     for out, message in ((checkpoint, "is the checkpoint"), (folder, "is a folder")):
-        arguments = [command, write_config(), checkpoint, out]
-        assert message in error_of(capsys, main, arguments)
+        assert message in error_of(main, command, write_config(), checkpoint, out)
     assert checkpoint.read_bytes() == b"trained for days"
     assert not list(tmp_path.glob(".fst-*"))
 
 
 def test_fold_refuses_what_the_dense_model_would_standardise_again(
-    write_config, tmp_path, capsys, monkeypatch
+    write_config, tmp_path, monkeypatch, error_of
 ):
     def net(num_classes=10):
         return nn.Sequential(StdConv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, num_classes))
@@ -137,12 +122,12 @@ def test_fold_refuses_what_the_dense_model_would_standardise_again(
     fst.convert(model, "fst")
     sparsity = fst.sparsity_state(model)
     torch.save({"state_dict": model.state_dict(), "sparsity": sparsity}, checkpoint)
-    line = error_of(capsys, cli.fold, [write_config(), checkpoint, tmp_path / "out.pth"])
+    line = error_of(cli.fold, write_config(), checkpoint, tmp_path / "out.pth")
     assert "1 from StdConv2d to Conv2d" in line and "fst export" in line
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_every_command_ends_in_one_line(tmp_path, capsys):
+def test_every_command_ends_in_one_line(tmp_path, error_of):
     absent = tmp_path / "absent.yaml"
     for command, arguments in (
         (cli.train, [absent]),
@@ -153,7 +138,7 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         (ablate, [absent]),
         (benchmark, ["--model", absent]),
     ):
-        assert "absent.yaml" in error_of(capsys, command, arguments)
+        assert "absent.yaml" in error_of(command, *arguments)
         with pytest.raises(FileNotFoundError):
             command([*map(str, arguments), "--traceback"])
 
@@ -174,15 +159,15 @@ def test_every_command_ends_in_one_line(tmp_path, capsys):
         ("optim_wrapper['accumulative_counts'] = 0\n", "greater than or equal to 1 (--traceback"),
     ],
 )
-def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, capsys, extra, expected):
-    arguments = [write_config(extra=extra), "--work-dir", tmp_path / "w"]
-    assert expected in error_of(capsys, cli.train, arguments)
+def test_mistakes_in_a_config_end_in_one_line(write_config, tmp_path, extra, expected, error_of):
+    config = write_config(extra=extra)
+    assert expected in error_of(cli.train, config, "--work-dir", tmp_path / "w")
 
 
-def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch):
+def test_the_demo_ends_in_one_line(tmp_path, capsys, monkeypatch, error_of):
     options = ["--strategies", "dense", "--epochs", "2", "--seeds", "0", "--out"]
     (tmp_path / "file").touch()
-    assert "file/dense" in error_of(capsys, demo.main, [*options, tmp_path / "file"])
+    assert "file/dense" in error_of(demo.main, *options, tmp_path / "file")
     press_ctrl_c = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
     monkeypatch.setattr(demo, "TRAIN", ["-c", press_ctrl_c])
     with pytest.raises(SystemExit) as stopped:
@@ -248,7 +233,7 @@ def test_a_signal_while_the_config_is_printed(
     assert last == "stopped. No checkpoint was saved yet: the same command starts anew."
 
 
-def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
+def test_safetensors_are_verified(tmp_path, monkeypatch, error_of):
     save_file = pytest.importorskip("safetensors.torch").save_file
     path = tmp_path / "model.safetensors"
     save_file({"conv.weight": torch.eye(8).view(8, 8, 1, 1), "bias": torch.ones(8)}, path)
@@ -256,9 +241,9 @@ def test_safetensors_are_verified(tmp_path, capsys, monkeypatch):
     save_file({"conv.weight": torch.ones(8, 8, 1, 1)}, path)
     assert commands.verify([str(path)]) == 1
     path.write_bytes(b"none")
-    assert "is no .safetensors file" in error_of(capsys, commands.verify, [path])
+    assert "is no .safetensors file" in error_of(commands.verify, path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    message = error_of(capsys, commands.verify, [path])
+    message = error_of(commands.verify, path)
     assert "pip install 'fst-train[export]'" in message
 
 
