@@ -24,7 +24,7 @@ from fst.basics.text import table
 
 KINDS = (
     *("weights", "op", "operators", "masks", "choice", "zeros", "frozen", "exports", "packed"),
-    *("sharded", "files", "kills"),
+    *("compiled", "foreign", "sharded", "files", "kills"),
 )
 COLUMNS = ("kind", "cases", "held", "failed", "seconds")
 Cases = list[tuple[str, Callable[[random.Random], None]]]

@@ -53,7 +53,7 @@ def _check(draw: random.Random) -> None:
     )
     leaves = [None if t is None else t.detach().requires_grad_() for t in vars(operands).values()]
     generator, given = torch.Generator().manual_seed(0), shape.arguments
-    with without_onednn(dtype.itemsize == 2):
+    with without_onednn(dtype.itemsize == 2 or shape.size[1] < shape.stride[1]):
         output = fst.sparse_conv2d(*leaves[:3], **given, strategy=strategy, generator=generator)
         output.backward(operands.grad_output)
     actual = (output, *(None if leaf is None else leaf.grad for leaf in leaves[:3]))

@@ -38,6 +38,8 @@ SMOKE = (
     "packed/changed-parameter-0",
     "packed/watched-make_fx-0",
     "packed/state-0",
+    "compiled/trained-0",
+    "foreign/torch-0",
     "files/system-zip-0",
     "files/getattr-called-legacy-0",
     "files/truncated-1",

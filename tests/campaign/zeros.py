@@ -101,7 +101,7 @@ def _product(shape: Case, operands: Operands, gemm: str, name: str) -> tuple[Ten
     record = Record()
     leaves = leaves_of(operands)
     with (
-        without_onednn(operands.weight.itemsize == 2),
+        without_onednn(operands.weight.itemsize == 2 or shape.size[1] < shape.stride[1]),
         choice.recording(record),
         backends.prefer(**{gemm: name}),
     ):
