@@ -1,6 +1,8 @@
-"""Each recipe runs as its first lines say, on tiny inputs."""
+"""Each recipe runs as its first lines say, on tiny inputs, where its package is installed."""
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +12,20 @@ import torch
 
 import fst
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "recipes"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "true"}
+
+
 def run(folder, *words):
     """What a program prints; it runs in ``folder``."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "YOLO_CONFIG_DIR": str(folder)}
+    environment = {**os.environ, **OFFLINE, **own}
     command = [sys.executable, *map(str, words)]
     pipes = {"capture_output": True, "text": True, "timeout": 400}
     done = subprocess.run(command, cwd=folder, env=environment, **pipes)
@@ -31,6 +37,44 @@ def folded(path, model):
     """The folded file: ``model``, unconverted, loads it."""
     model.load_state_dict(torch.load(path, weights_only=True))
     return fst.verify(path)
+
+
+def write_squares(folder):
+    """A data set of Ultralytics' form: bright squares on dark images."""
+    from PIL import Image
+
+    for part in ("train", "val"):
+        images, labels = folder / "images" / part, folder / "labels" / part
+        images.mkdir(parents=True)
+        labels.mkdir(parents=True)
+        for i in range(4):
+            image = Image.new("RGB", (64, 64), (20, 20, 20))
+            image.paste((250, 250, 250), (8 * i, 8, 8 * i + 32, 40))
+            image.save(images / f"{i}.png")
+            (labels / f"{i}.txt").write_text(f"0 {(8 * i + 16) / 64} 0.375 0.5 0.5\n")
+    described = f"path: {folder}\ntrain: images/train\nval: images/val\nnames: [square]\n"
+    (folder / "d.yaml").write_text(described)
+
+
+@pytest.mark.parametrize(
+    ("package", "recipe", "options"),
+    [
+        ("sklearn", "from_asp_or_modelopt", "--epochs 2"),
+        ("segmentation_models_pytorch", "segmentation", "--net Unet --steps 3"),
+        ("segmentation_models_pytorch", "segmentation", "--net DeepLabV3Plus --steps 3"),
+        ("transformers", "hugging_face", "--model resnet --epochs 1 --out saved"),
+        ("transformers", "hugging_face", "--model convnext --epochs 1 --out saved"),
+        ("transformers", "hugging_face", "--model vit --epochs 1 --out saved"),
+        ("ultralytics", "ultralytics_yolo", "--epochs 1 --size 64 --data d.yaml"),
+    ],
+)
+def test_a_recipe_trains_folds_and_is_2_of_4(package, recipe, options, tmp_path):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    write_squares(tmp_path)
+    printed = run(tmp_path, RECIPES / f"{recipe}.py", *options.split())
+    reports = re.findall(r"^(.*); coverage", printed, re.MULTILINE)
+    assert reports and all("are 2:4" in report and "not 2:4" not in report for report in reports)
 
 
 def images_in_folders(root):
