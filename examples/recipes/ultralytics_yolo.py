@@ -17,7 +17,7 @@ TABLE = "*.dfl.conv"  # the numbers 0 to 15, by which boxes are decoded
 
 def sparsify(trainer) -> None:
     """Callback `on_pretrain_routine_end`; one process, a strategy without a schedule."""
-    fst.convert(trainer.model, "srste", exclude=[TABLE])
+    print(fst.convert(trainer.model, "srste", exclude=[TABLE]))
     average = copy.deepcopy(trainer.model).eval().requires_grad_(False)
     average.load_state_dict(trainer.ema.ema.state_dict())
     trainer.ema.ema = average

@@ -60,8 +60,8 @@ def write_squares(folder):
     ("package", "recipe", "options"),
     [
         ("sklearn", "from_asp_or_modelopt", "--epochs 2"),
-        ("segmentation_models_pytorch", "segmentation", "--net Unet --steps 3"),
-        ("segmentation_models_pytorch", "segmentation", "--net DeepLabV3Plus --steps 3"),
+        ("segmentation_models_pytorch", "segmentation", "--net Unet"),
+        ("segmentation_models_pytorch", "segmentation", "--net DeepLabV3Plus"),
         ("transformers", "hugging_face", "--model resnet --epochs 1 --out saved"),
         ("transformers", "hugging_face", "--model convnext --epochs 1 --out saved"),
         ("transformers", "hugging_face", "--model vit --epochs 1 --out saved"),
