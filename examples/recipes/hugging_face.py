@@ -40,13 +40,15 @@ class Digits(Dataset):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet", choices=SMALL)
+    parser.add_argument("--strategy", default="srste")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--out", default="work_dirs/hugging_face")
     options = parser.parse_args()
     torch.manual_seed(0)
     config = AutoConfig.for_model(options.model, num_labels=10, **SMALL[options.model])
     model = AutoModelForImageClassification.from_config(config)
-    fst.convert(model, "srste", layers="all")  # ConvNeXT's and ViT's work is in linear layers
+    # ConvNeXT's and ViT's work is in linear layers
+    print(fst.convert(model, options.strategy, layers="all"))
     arguments = TrainingArguments(
         options.out,
         num_train_epochs=options.epochs,
