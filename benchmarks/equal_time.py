@@ -50,8 +50,8 @@ from fst.lab.ablation.results import INTERVAL, Results, RunResult, change_cell, 
 from fst.lab.ablation.runs import TRAIN, PlannedRun, as_trained, make_runs
 from fst.lab.document import Document, Figure, Table, markdown
 from fst.lab.figures import INK, draw_curves, figure, legend_below, save
-from fst.training.engine.data import build_dataloader
-from fst.training.engine.hooks import SparsityHook
+from fst.training.engine.data.loader import build_dataloader
+from fst.training.engine.hooks.sparsity import SparsityHook
 from fst.training.engine.model import build_model, sparse_root
 
 TIMES, GRID = "equal_time.json", "equal_time.yaml"

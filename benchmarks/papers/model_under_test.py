@@ -23,7 +23,7 @@ from fst.rules.strategy import Strategy
 from fst.training.engine.checks import check_config
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import load_config, read_sparsity
-from fst.training.engine.data import build_dataloader
+from fst.training.engine.data.loader import build_dataloader
 from fst.training.engine.model import build_model, initialise, sparse_root
 from fst.training.engine.trained import load_weights
 

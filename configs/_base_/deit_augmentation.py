@@ -5,7 +5,7 @@ operations of magnitude 9 ± 0.5), random erasing with probability 0.25 (pixel n
 cutmix (1.0) for every batch, label smoothing 0.1 within them. Validation: the shorter side to 256
 pixels, bicubic, the central 224. By timm's own functions, as in the official codes:
 https://github.com/facebookresearch/deit (datasets.py, the defaults of main.py) and
-https://github.com/facebookresearch/ConvNeXt (likewise).
+https://github.com/facebookresearch/ConvNeXt (the same files).
 """
 
 _base_ = ["imagenet.py", "runtime.py"]

@@ -4,18 +4,13 @@ from fst.basics.extras import extra_named
 
 with extra_named():
     from fst.training.engine.classifier import Classifier
-    from fst.training.engine.data import (
-        CIFAR10,
-        ClutteredDigits,
-        Digits,
-        ImageFolder,
-    )
-    from fst.training.engine.hooks import (
-        CrashSafeCheckpointHook,
-        LossMonitorHook,
-        RandomStateHook,
-        SparsityHook,
-    )
+    from fst.training.engine.data.cifar import CIFAR10
+    from fst.training.engine.data.digits import ClutteredDigits, Digits
+    from fst.training.engine.data.folder import ImageFolder
+    from fst.training.engine.hooks.checkpoint import CrashSafeCheckpointHook
+    from fst.training.engine.hooks.monitor import LossMonitorHook
+    from fst.training.engine.hooks.random_state import RandomStateHook
+    from fst.training.engine.hooks.sparsity import SparsityHook
     from fst.training.engine.metrics import Accuracy
     from fst.training.engine.optim import MixedPrecisionOptimWrapper
     from fst.training.engine.preprocessor import ImagePreprocessor

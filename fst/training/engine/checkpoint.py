@@ -110,8 +110,8 @@ def check_resumable(checkpoint: Any, path: object, runner: Any) -> None:
         inside = iteration % epoch if epoch else iteration  # files of mmengine do not say
         if inside or not meta.get("by_epoch", True):
             raise ValueError(
-                f"{start}it was saved inside an epoch (epoch={epoch}, iter={iteration}), of which "
-                "a run by epochs cannot train the rest. Name a checkpoint of the end of an epoch."
+                f"{start}it was saved inside an epoch (epoch={epoch}, iter={iteration}), whose "
+                "rest a run by epochs cannot train. Name a checkpoint of the end of an epoch."
             )
         if iteration != epoch * len(loop.dataloader):
             runner.logger.warning(

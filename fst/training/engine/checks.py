@@ -12,10 +12,11 @@ from mmengine.registry import DATASETS, OPTIMIZERS
 
 from fst.basics.text import nearest
 from fst.basics.values import refuse_unknown
-from fst.training.engine.data import ImageDataset, is_own
+from fst.training.engine.data.base import ImageDataset
+from fst.training.engine.data.loader import is_own
 from fst.training.engine.data_root import datasets_of
 
-# The keys that MMEngine asks a config for by name: it ignores all others.
+# The keys that MMEngine looks up by name: it ignores all others.
 READ = {
     "env_cfg": "cudnn_benchmark mp_cfg dist_cfg resource_limit".split(),
     "auto_scale_lr": ["enable", "base_batch_size"],

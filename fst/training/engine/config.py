@@ -11,7 +11,7 @@ from fst.rules.strategy import Strategy
 from fst.training.configs import is_detector, known_keys, read_config
 from fst.training.engine import data_root
 from fst.training.engine.epochs import set_epochs
-from fst.training.engine.hooks import SparsityHook
+from fst.training.engine.hooks.sparsity import SparsityHook
 
 
 def load_config(

@@ -25,7 +25,7 @@ def prepare(
 
     - Every ImageFolder without a ``data_root`` of its own takes it.
     - The model gets as many outputs as there are classes.
-    - Accuracy leaves out a top-k with a larger k than that.
+    - Accuracy keeps the top-k whose k is no larger than that.
 
     Args:
         config: The whole config.

@@ -13,7 +13,7 @@ PRETRAINED = "Pretrained"  # MMEngine's name of an initialisation
 
 
 def build_model(config: Config) -> BaseModel:
-    """The model of a config, dense, with the preprocessor that the config names beside it."""
+    """The model of a config, dense, with the config's `data_preprocessor`."""
     init_default_scope(config.get("default_scope") or "mmengine")
     model = dict(config.model)
     if config.get("data_preprocessor") is not None:

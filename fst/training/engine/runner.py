@@ -30,8 +30,10 @@ from fst.training.engine.checkpoint import (
 )
 from fst.training.engine.classifier import Classifier
 from fst.training.engine.config import sparsity_hook
-from fst.training.engine.data import ImageFolder, build_dataloader
-from fst.training.engine.hooks import RandomStateHook, SparsityHook
+from fst.training.engine.data.folder import ImageFolder
+from fst.training.engine.data.loader import build_dataloader
+from fst.training.engine.hooks.random_state import RandomStateHook
+from fst.training.engine.hooks.sparsity import SparsityHook
 from fst.training.engine.model import unwrapped
 
 _REPLACED_HOOKS = {

@@ -52,7 +52,7 @@ def stand_in(monkeypatch):
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory):
-    """Eight images to train on and four to test, laid out as bccd is. Do not write to it."""
+    """Eight images to train on and four to test, in bccd's folders. Do not write to it."""
     return toy.draw_images(tmp_path_factory.mktemp("data") / "drawn")
 
 

@@ -63,12 +63,12 @@ def test_a_grid_of_detectors_takes_the_keys_of_detectors(tmp_path, drawn):
 
 
 def test_no_recipe_is_missing():
-    asked = {f"{s}_{d}.py" for s in ("dense", "fst", "sdgp") for d in DETECTORS}
+    needed = {f"{s}_{d}.py" for s in ("dense", "fst", "sdgp") for d in DETECTORS}
     models = ("ssd300", "faster-rcnn_r50_fpn")
-    asked |= {f"{model}_{format}_format.py" for model in models for format in ("voc", "coco")}
+    needed |= {f"{model}_{format}_format.py" for model in models for format in ("voc", "coco")}
     for model in ("ssd_r18_small", "faster-rcnn_r18_small"):
-        asked |= {f"{model}_bccd.py", f"{model}_bccd_coco.py"}
-    assert set(RECIPES) >= asked
+        needed |= {f"{model}_bccd.py", f"{model}_bccd_coco.py"}
+    assert set(RECIPES) >= needed
 
 
 EVERY_FOURTH = [

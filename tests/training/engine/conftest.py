@@ -165,7 +165,7 @@ def repo():
 
 @pytest.fixture
 def shared_data():
-    """Data beside the repository; tests that need it are skipped without it."""
+    """Data next to the repository; tests that need it are skipped without it."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no data at {SHARED_DATA}")
     return SHARED_DATA

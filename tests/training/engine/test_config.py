@@ -12,7 +12,7 @@ from PIL import Image
 from fst.training.engine import cli
 from fst.training.engine.checks import PARAMWISE_CFG, check_config
 from fst.training.engine.config import load_config
-from fst.training.engine.data import build_dataloader
+from fst.training.engine.data.loader import build_dataloader
 
 CIFAR = 'dict(type="CIFAR10", data_root="no/where")'
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fst.training.engine import ImageFolder
-from fst.training.engine.data.images import opened
+from fst.training.engine.data.folder import opened
 
 WIDE = np.array([[0, 128, 129, 257], [32767, 32896, 65278, 65535]], dtype=np.uint16)
 EIGHT = np.array([[0, 0, 1, 1], [127, 128, 254, 255]], dtype=np.uint8)  # of value / 257, rounded

@@ -141,7 +141,7 @@ log_processor = dict(by_epoch=False)
 
 
 def _copy(path, to, **changes):
-    """A checkpoint with other entries; those of None are left out."""
+    """A checkpoint with other entries, without those of None."""
     checkpoint = load_checkpoint_safely(path)
     checkpoint["meta"] = {**checkpoint["meta"], **changes.pop("meta", {})}
     checkpoint = {k: v for k, v in {**checkpoint, **changes}.items() if v is not None}
@@ -302,7 +302,7 @@ def test_nothing_to_resume(train, tmp_path):
 
 
 def test_what_a_kill_left_is_removed_at_the_start(train, tmp_path, monkeypatch):
-    from fst.training.engine.hooks import CrashSafeCheckpointHook
+    from fst.training.engine.hooks.checkpoint import CrashSafeCheckpointHook
 
     keep_one = 'default_hooks["checkpoint"]["max_keep_ckpts"] = 1\n'
     remove = CrashSafeCheckpointHook._remove_outdated

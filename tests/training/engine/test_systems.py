@@ -112,7 +112,7 @@ def test_asfp_knows_the_epochs_of_the_run(train, extra, zeros):
 
 
 def test_rigl_counts_the_steps_of_an_accumulating_run(train):
-    """Eight iterations are three optimizer steps, of which the first replaces connections."""
+    """Eight iterations are three optimizer steps; the first one replaces connections."""
     sparsity = 'dict(strategy="rigl", interval=1, end=0.3, sparsity=0.8, log_interval=1)'
     work_dir = train(sparsity=sparsity, extra='optim_wrapper["accumulative_counts"] = 3\n')
     state = load_checkpoint_safely(work_dir / "epoch_2.pth")["sparsity"]

@@ -96,7 +96,7 @@ class InMemoryDataset(ImageDataset):
 def balanced_subset(labels: torch.Tensor, size: int | None, skip: int = 0) -> torch.Tensor:
     """Rows of ``size`` samples, as equally many of each class as there are, first ones first.
 
-    Those of the first ``skip`` are left out; without ``size`` all others are meant.
+    The rows of ``size=skip`` are skipped; without ``size`` all others are taken.
     """
     if not is_integer(skip) or not 0 <= skip < len(labels):
         raise ValueError(f"skip={skip!r} must be an integer from 0 to {len(labels) - 1}.")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.registry import DATASETS
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from fst.training.engine.data.base import ImageDataset, balanced_subset
-from fst.training.engine.data.images import header, opened
 
 NAMED = 20  # classes whose images are counted one by one in the log
 EXTENSIONS = (*IMG_EXTENSIONS, ".gif")
+UNSCALED = ("I", "F")  # modes of 32 bits, whose largest value no file names
 
 
 @DATASETS.register_module()
@@ -82,6 +85,40 @@ def class_folders(data_root: str, split: str | None = None) -> list[str]:
     """Names of the classes, sorted: the sub-folders of ``data_root[/split]``, if it is a folder."""
     root = _root(data_root, split)
     return find_classes(str(root))[0] if root.is_dir() else []
+
+
+def opened(path: str) -> Image.Image:
+    """The image of a file, with pixels of 8 bits: those of 16 are divided by 257.
+
+    Raises:
+        ValueError: it cannot be read, or its mode is one of `UNSCALED`.
+    """
+    with header(path) as file:
+        file.load()
+        if not file.mode.startswith("I;16"):
+            return file
+        wide = np.asarray(file).astype(np.uint32)
+        return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+
+
+@contextmanager
+def header(path: str) -> Iterator[Image.Image]:
+    """The image of a file, not decoded; errors in the body name the file.
+
+    Raises:
+        ValueError: see `opened`.
+    """
+    try:
+        if not os.path.isfile(path):  # opening a FIFO would wait for ever
+            raise ValueError("it is no regular file")
+        with Image.open(path) as file:
+            if file.mode in UNSCALED:
+                raise ValueError(
+                    f"its mode {file.mode!r} has 32 bits and no scale; save it with 8 or 16 bits"
+                )
+            yield file
+    except Exception as error:  # Pillow's decoders raise many kinds
+        raise ValueError(f"image {path!r} cannot be read: {error}.") from error
 
 
 def _check(path: str) -> None:

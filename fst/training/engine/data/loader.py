@@ -47,7 +47,7 @@ def build_dataloader(
     if hasattr(sampler, "num_samples") and len(loader) == 0:  # others are endless
         raise ValueError(
             f"batch_size={loader.batch_size} is more than the {len(sampler)} images of this "
-            f"process (the data set has {len(loader.dataset)}), and drop_last=True leaves out what "
+            f"process (the data set has {len(loader.dataset)}), and drop_last=True drops what "
             "fills no batch: lower batch_size, or set drop_last=False."
         )
     return loader

@@ -72,7 +72,7 @@ def timm_transform(**options: Any) -> Callable[[Any], Any]:
     """timm's `create_transform`, without the normalisation, which the preprocessor does.
 
     Raises:
-        ValueError: erasing, which timm would leave out here.
+        ValueError: erasing, which timm would skip here.
     """
     if options.get("re_prob"):
         raise ValueError(
