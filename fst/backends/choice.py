@@ -15,7 +15,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,34 +56,48 @@ class LayerKey(NamedTuple):
         return json.dumps([operation, *self], default=str)
 
 
-class Operands(Protocol):
-    """The operands of an operation."""
+@dataclass(slots=True)
+class Operands:
+    """Base class: the operands of one operation.
 
-    operation: ClassVar[str]  # name in `fst.backends.OPERATIONS`
-    kind: ClassVar[str]  # name of the methods of backends
+    Attributes:
+        operation: its name in `fst.backends.OPERATIONS`.
+        kind: the name of the methods of the backends that compute it.
+    """
+
+    operation: ClassVar[str]
+    kind: ClassVar[str]
 
     @property
     def device(self) -> torch.device:
         """Of the tensors."""
+        raise TypeError(f"{type(self).__name__} has no tensors.")
 
     @property
     def draws(self) -> bool:
         """True where a run draws random numbers: then it is never timed."""
+        return False
 
     @property
     def is_all_zero(self) -> bool:
-        """True where a counted operand is zero: such times say nothing about other ones."""
+        """True where a counted operand is wholly zero: such times say nothing about other ones."""
+        return False
 
     def key(self) -> LayerKey:
-        """The key of these operands."""
+        """All that the time of a run depends on, besides zeros."""
+        raise TypeError(f"{type(self).__name__} has no key.")
 
     def without_draws(self) -> Any:
-        """The same operands, of which a timed run can take nothing that another one has left."""
+        """The same operands without the lists that an earlier run has drawn: each timed run does
+        the whole work.
+        """
+        return self
 
     def first_samples(self, count: int) -> tuple[Any, float]:
         """The operands of the first samples, where times may be measured on some of them, and how
         many times as much the whole is.
         """
+        return self, 1.0
 
 
 class _Running(threading.local):

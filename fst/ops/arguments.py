@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -16,7 +15,6 @@ from fst.basics.errors import UsageError
 from fst.ops.geometry import Geometry
 
 IntPair = int | Sequence[int]
-KNOWN = 4096  # calls of which the geometry is kept
 UNTRACEABLE = (
     "torch.jit.trace, which TensorBoard's add_graph calls too, cannot follow converted layers: "
     "trace fst.fold(model)."
@@ -76,9 +74,8 @@ def padded_geometry(
     """Symmetric padding as a `Geometry`; what is left of an asymmetric "same" is padded here."""
     strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     paddings = padding if isinstance(padding, str) else _pair("padding", padding, 0)
-    found = _geometry if torch.compiler.is_compiling() else _known_geometry
     shapes = input.shape, weight.shape
-    geometry, edges = found(*shapes, strides, paddings, dilations, groups)
+    geometry, edges = _geometry(*shapes, strides, paddings, dilations, groups)
     return F.pad(input, edges) if any(edges) else input, geometry
 
 
@@ -111,9 +108,6 @@ def _geometry(
                 f"(weight {tuple(weight_shape)}, dilation={dilation[axis]})."
             )
     return Geometry(stride, padding, dilation, groups), edges
-
-
-_known_geometry = functools.lru_cache(KNOWN)(_geometry)
 
 
 def check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> int:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fst.backends import sources
 from fst.basics.errors import UsageError
-from fst.ops import operators
 from fst.ops.geometry import (
     Geometry,
     empty_maps,
@@ -27,6 +26,7 @@ from fst.ops.geometry import (
     is_channels_last,
     output_shape,
 )
+from fst.ops.operators import Planned
 
 BACKEND = "cpp"
 MOST_POSITIONS = 2**31 - 1  # an index has 32 bits
@@ -63,17 +63,9 @@ def _load() -> tuple[str, Any]:
 
 def operator(
     like: Callable[..., Any], tensors: int, returns: str = "Tensor"
-) -> Callable[[Callable[..., Callable[..., Any]]], operators.Planned]:
-    """Register a kernel of CPU tensors as ``torch.ops.fst.NAME_cpp``, see `operators.planned`.
-
-    The kernels read their operands where they lie, so a compiler must not move them.
-    """
-
-    def register(plan: Callable[..., Callable[..., Any]]) -> operators.Planned:
-        tags = (torch.Tag.needs_fixed_stride_order,)
-        return operators.planned(f"{plan.__name__}_cpp", plan, like, tensors, tags, returns)
-
-    return register
+) -> Callable[[Callable[..., Callable[..., Any]]], Planned]:
+    """Register a kernel as ``torch.ops.fst.NAME_cpp``: see `Planned`."""
+    return lambda plan: Planned(plan, like, tensors, returns)
 
 
 def _refuse_fork(threads: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from fst.backends.choice import LayerKey, draw_seed
+from fst.backends.choice import LayerKey, Operands, draw_seed
 from fst.ops.geometry import Geometry, output_shape, positions_of
 from fst.ops.positions import draw
 from fst.ops.positions.lists import Lists
@@ -18,7 +18,6 @@ from fst.rules.sampled import Sampled
 from fst.rules.strategy import Strategy
 
 Gradients = tuple[Tensor | None, Tensor, Tensor | None]  # dX, dW, db
-Own = TypeVar("Own", bound="Operands")
 _OwnInput = TypeVar("_OwnInput", bound="GradInput")
 _Own = TypeVar("_Own", bound="GradWeight")
 
@@ -32,46 +31,6 @@ class Zeros(NamedTuple):
 
 
 NO_ZEROS = Zeros()
-
-
-@dataclass(slots=True)
-class Operands:
-    """Base class: the operands of one operation.
-
-    Attributes:
-        operation: its name in `fst.backends.OPERATIONS`.
-        kind: the name of the methods of the backends that compute it.
-    """
-
-    operation: ClassVar[str]
-    kind: ClassVar[str]
-
-    @property
-    def device(self) -> torch.device:
-        """Of the tensors."""
-        raise TypeError(f"{type(self).__name__} has no tensors.")
-
-    @property
-    def draws(self) -> bool:
-        """True where a run draws random numbers."""
-        return False
-
-    @property
-    def is_all_zero(self) -> bool:
-        """True where a counted operand is wholly zero."""
-        return False
-
-    def key(self) -> LayerKey:
-        """All that the time of a run depends on, besides zeros."""
-        raise TypeError(f"{type(self).__name__} has no key.")
-
-    def without_draws(self: Own) -> Own:
-        """The same operands, without the lists that an earlier run has drawn."""
-        return self
-
-    def first_samples(self: Own, count: int) -> tuple[Own, float]:
-        """The operands of the first samples, and how many times as much the whole is."""
-        return self, 1.0
 
 
 @dataclass(slots=True)

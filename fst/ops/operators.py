@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ def register(
     like: Callable[..., Any],
     device: str = "CompositeExplicitAutograd",
     tags: Sequence[torch.Tag] = (),
-    returns: str | None = None,
 ) -> Callable[..., Any]:
     """The operator ``torch.ops.fst.NAME`` that calls ``function``.
 
@@ -32,7 +30,6 @@ def register(
         like: makes empty results, for compilers; it takes the arguments of ``function`` by name,
             and only those that it needs.
         device: the dispatch key, "CPU" for kernels of that device alone.
-        returns: the annotation of the result, where it is not that of ``function``.
     """
     signature, wanted = inspect.signature(function), inspect.signature(like).parameters
 
@@ -40,33 +37,47 @@ def register(
         given = signature.bind(*arguments, **named).arguments
         return like(**{name: given[name] for name in wanted})
 
-    schema = infer_schema(_returning(inspect.unwrap(function), returns), mutates_args=())
-    _OPERATORS.define(name + schema, tags=tuple(tags))
+    typed = inspect.unwrap(function, stop=lambda f: hasattr(f, "__signature__"))
+    _OPERATORS.define(name + infer_schema(typed, mutates_args=()), tags=tuple(tags))
     _OPERATORS.impl(name, function, device)
     register_fake(f"fst::{name}", fake, lib=_OPERATORS)
     return getattr(torch.ops.fst, name).default
 
 
-def _returning(function: Callable[..., Any], annotation: str | None) -> Callable[..., Any]:
-    if annotation is None:
-        return function
-    assert isinstance(function, types.FunctionType)  # unwrapped
-    made = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__
-    )
-    made.__annotations__ = {**function.__annotations__, "return": annotation}
-    return made
-
-
 class Planned:
-    """An operator whose arguments but the first ones, tensors, and the form of these are checked
-    once for all calls of one form.
+    """An operator of CPU tensors, ``torch.ops.fst.NAME_cpp``.
+
+    Its arguments but the first ones, which are tensors, and the form of these are checked once for
+    all calls of one form. Its kernel reads operands where they are: compilers must not move them.
     """
 
     def __init__(
-        self, operator: Callable[..., Any], plan: Callable[..., Callable[..., Any]], tensors: int
+        self,
+        plan: Callable[..., Callable[..., Any]],
+        like: Callable[..., Any],
+        tensors: int,
+        returns: str,
     ) -> None:
-        self._operator, self._plan, self._tensors = operator, plan, tensors
+        """Register the operator.
+
+        Args:
+            plan: checks the operator's arguments, and returns a function of the first ``tensors``.
+            like: see `register`.
+            returns: the annotation of the result.
+        """
+        signature = inspect.signature(plan)
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            if named:
+                given = signature.bind(*arguments, **named)
+                given.apply_defaults()
+                arguments = given.args
+            return plan(*arguments)(*arguments[:tensors])
+
+        run.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        self._operator = register(f"{plan.__name__}_cpp", run, like, "CPU", tags)
+        self._plan, self._tensors = plan, tensors
         functools.update_wrapper(self, plan)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -83,32 +94,6 @@ class Planned:
         if are_watched(tensors):
             return lambda *given: self._operator(*given, *rest)
         return self._plan(*arguments)
-
-
-def planned(
-    name: str,
-    plan: Callable[..., Callable[..., Any]],
-    like: Callable[..., Any],
-    tensors: int,
-    tags: Sequence[torch.Tag] = (),
-    returns: str = "Tensor",
-) -> Planned:
-    """The operator of CPU tensors ``torch.ops.fst.NAME`` that calls what ``plan`` returns.
-
-    Args:
-        plan: checks the operator's arguments, and returns a function of the first ``tensors``.
-    """
-
-    @functools.wraps(plan)
-    def run(*arguments: Any, **named: Any) -> Any:
-        if named:
-            given = signature.bind(*arguments, **named)
-            given.apply_defaults()
-            arguments = given.args
-        return plan(*arguments)(*arguments[:tensors])
-
-    signature = inspect.signature(plan)
-    return Planned(register(name, run, like, "CPU", tags, returns), plan, tensors)
 
 
 def surroundings() -> tuple[bool, ...]:

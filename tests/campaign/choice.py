@@ -18,7 +18,7 @@ from fst.lab.arguments import source_and_name
 from fst.models.named import build_architecture
 from fst.ops import cpp
 from fst.ops.positions import draw as drawing
-from fst.rules.sampled import Sampled
+from fst.rules.sampled import Positions, Sampled
 from fst.rules.strategy import Strategy
 from tests.campaign.shared import Checks, assert_equal_weights, random_shape, train
 from tests.cases import Case, Operands, error
@@ -96,7 +96,7 @@ def _check_draw(draw: random.Random) -> None:
     assert error(weights, expected) <= 1e-6, f"not the reference's draw: {what}"
     if cpp.missing():
         return
-    kernel = drawing.choose(Sampled(), scores.float(), count, where, {})
+    kernel = Positions(*drawing.draw_positions(scores.float(), count, where))
     assert len(set(kernel.places.tolist())) == count, what
     both = weights[kernel.places.long()]
     # an end may lie a few of 2³¹ parts beside the other's: then a neighbour is drawn

@@ -4,110 +4,143 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fst.ops.geometry import Geometry
-from fst.ops.positions import draw
+from fst.ops import cpp
+from fst.ops.geometry import Geometry, positions_of
+from fst.ops.positions.draw import draw_positions, measure_positions
+from fst.rules.masks import widened
 from fst.rules.sampled import Positions, Sampled
 
 SHARE = 8  # the mean is that of one sample in so many
 
 
+@dataclass
 class Lists:
     """Lists of drawn positions of one backward pass.
 
     grad_output is looked at once, and a list is drawn once for each number of positions.
 
     Attributes:
-        is_drawn: True after a list was drawn.
+        grad_output: (N, Cout, P, Q).
+        input: (N, Cin, H, W), which some rules score positions by; None where it was not saved.
+        input_size, kernel: (height, width).
+        start: of a draw, see `Sampled.choose`.
+        with_sums: whether sums of grad_output are needed, for centring.
+        planned: kernels, for all backward passes of one form.
     """
 
-    def __init__(
-        self,
-        grad_output: Tensor,
-        input: Tensor | None,
-        input_size: tuple[int, int],
-        kernel: tuple[int, int],
-        geometry: Geometry,
-        start: Tensor,
-        *,
-        with_sums: bool,
-        planned: dict[Any, Callable[..., Any]],
-    ) -> None:
-        """Prepare to draw.
+    grad_output: Tensor
+    input: Tensor | None
+    input_size: tuple[int, int]
+    kernel: tuple[int, int]
+    geometry: Geometry
+    start: Tensor
+    with_sums: bool
+    planned: dict[Any, Callable[..., Any]]
+    _scored: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+    _drawn: dict[int, Positions] = field(default_factory=dict, init=False)
 
-        Args:
-            planned: kernels, for all backward passes of one form.
-        """
-        self._planned = planned
-        self._maps = grad_output, input
-        self._where = input_size, kernel, geometry
-        self._start, self._with_sums = start, with_sums
-        self._scored: draw.Scored | None = None
-        self._drawn: dict[int, Positions] = {}
-        self.is_drawn = False
+    @property
+    def is_drawn(self) -> bool:
+        """True after a list was drawn."""
+        return bool(self._drawn)
 
     def fresh(self, *, with_sums: bool = True) -> Lists:
         """The same, before anything was drawn."""
-        return self._of(*self._maps, with_sums and self._with_sums)
+        return replace(self, with_sums=with_sums and self.with_sums)
 
     def part(self, count: int) -> Lists:
         """Lists of the first samples, before anything was drawn."""
-        grad_output, input = self._maps
-        some = None if input is None else input[:count]
-        return self._of(grad_output[:count], some, self._with_sums)
-
-    def _of(self, grad_output: Tensor, input: Tensor | None, with_sums: bool) -> Lists:
-        input_size, kernel, geometry = self._where
-        where = (input_size, kernel, geometry, self._start)
-        return Lists(grad_output, input, *where, with_sums=with_sums, planned=self._planned)
+        some = None if self.input is None else self.input[:count]
+        return replace(self, grad_output=self.grad_output[:count], input=some)
 
     def sums(self, rule: Sampled) -> Tensor:
-        """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image."""
-        return self._scores(rule).sums
+        """(Cout, kh, kw) Σ dY over the positions whose tap lies inside the image, contiguous; empty
+        where nobody needs it.
+        """
+        return self._scores(rule)[1]
 
     def of(self, rule: Sampled, count: int) -> Positions:
-        """``count`` positions."""
+        """``count`` positions; by `Sampled.choose`, in C++ where it can be."""
         if count not in self._drawn:
-            scores = self._scores(rule).scores
-            self._drawn[count] = draw.choose(rule, scores, count, self._start, self._planned)
-            self.is_drawn = True
+            scores, _ = self._scores(rule)
+            draw, start = self._drawing(rule, scores, count)
+            self._drawn[count] = Positions(*draw(scores, count, start))
         return self._drawn[count]
 
-    def _scores(self, rule: Sampled) -> draw.Scored:
+    def _drawing(
+        self, rule: Sampled, scores: Tensor, count: int
+    ) -> tuple[Callable[..., Any], Tensor]:
+        form, start = ("choose", scores.dtype), self.start
+        if form in self.planned:
+            return self.planned[form], start.cpu()
+        on_cpu = type(scores) is Tensor and scores.device.type == "cpu"
+        known = type(rule).choose is Sampled.choose and scores.dtype == torch.float32
+        if not (on_cpu and known) or cpp.missing():
+            return rule.choose, start
+        self.planned[form] = draw_positions.plan(scores, count, start.cpu())
+        return self.planned[form], start.cpu()
+
+    def _scores(self, rule: Sampled) -> tuple[Tensor, Tensor]:
+        """Scores of the positions of grad_output, and its sums for centring."""
         if self._scored is None:
-            grad_output, input = self._maps
-            norms = None
-            if input is not None:
-                norms = functools.partial(self._column_norms, input, rule.center)
-            self._scored = draw.score(
-                *(rule, grad_output, *self._where),
-                with_sums=self._with_sums,
-                planned=self._planned,
-                column_norms=norms,
-            )
+            form = self.grad_output.shape, self.grad_output.stride(), self.with_sums
+            measure = self.planned.get(form) or self._measuring(rule, form)
+            self._scored = measure(self.grad_output)
         return self._scored
+
+    def _measuring(self, rule: Sampled, form: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        grad_output, geometry = self.grad_output, self.geometry
+        if positions_of(grad_output) > cpp.MOST_POSITIONS:
+            raise ValueError(
+                f"grad_output has shape {tuple(grad_output.shape)}: more than {cpp.MOST_POSITIONS} "
+                "output positions cannot be sampled; use a smaller batch."
+            )
+        # The kernel knows the rule's own scores; a subclass may have others.
+        if type(rule).scores is not Sampled.scores or cpp.refuses(grad_output):
+            return functools.partial(self._measured, rule)
+        where = (self.input_size, self.kernel, *geometry[:3], self.with_sums)
+        self.planned[form] = measure_positions.plan(grad_output, *where)
+        return self.planned[form]
+
+    def _measured(self, rule: Sampled, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        norms = None
+        if self.input is not None:
+            norms = functools.partial(self._column_norms, self.input, rule.center)
+        scores = rule.scores(grad_output, norms)
+        if not self.with_sums:
+            return scores, scores.new_empty(0)
+        size = (grad_output.shape[2], grad_output.shape[3])
+        axes = zip(size, self.input_size, self.kernel, *self.geometry[:3], strict=True)
+        rows, columns = (_inside(*axis, like=scores) for axis in axes)
+        total = grad_output.sum(0, dtype=scores.dtype)
+        return scores, torch.einsum("rp,opq,sq->ors", rows, total, columns).contiguous()
 
     def _column_norms(self, input: Tensor, center: bool) -> Tensor:
         """(N·P·Q,) ‖X_col‖₂ of each position, of X − μ with ``center``; all channels, whatever the
         groups.
         """
-        _, kernel, geometry = self._where
-        maps = input.to(wide(input.dtype))
+        maps = widened(input)
         if center:
             maps = maps - mean_of(input)[:, None, None]
         squares = maps.square().sum(1, keepdim=True)
-        window = squares.new_ones(1, 1, *kernel)
-        return F.conv2d(squares, window, None, *geometry[:3]).clamp_(min=0).sqrt_().flatten()
+        window = squares.new_ones(1, 1, *self.kernel)
+        return F.conv2d(squares, window, None, *self.geometry[:3]).clamp_(min=0).sqrt_().flatten()
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums."""
-    return torch.promote_types(dtype, torch.float32)
+def _inside(
+    size: int, input_size: int, taps: int, stride: int, padding: int, dilation: int, *, like: Tensor
+) -> Tensor:
+    """1 where a tap of an output position lies inside the image, along one axis: (taps, size)."""
+    positions = torch.arange(size, device=like.device) * stride - padding
+    places = positions + torch.arange(taps, device=like.device)[:, None] * dilation
+    return ((places >= 0) & (places < input_size)).to(like.dtype)
 
 
 def mean_of(input: Tensor) -> Tensor:
@@ -115,4 +148,5 @@ def mean_of(input: Tensor) -> Tensor:
 
     Any μ that does not depend on the draw leaves the gradient exact in the mean.
     """
-    return input[::SHARE].mean((0, 2, 3), dtype=wide(input.dtype))
+    wide = torch.promote_types(input.dtype, torch.float32)
+    return input[::SHARE].mean((0, 2, 3), dtype=wide)
