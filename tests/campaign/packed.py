@@ -11,14 +11,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import prune
 
 import fst
 from fst.inference.packed import IMAGES, LIBRARY, PIXELS, packed_layers
 from fst.ops.cpp import missing
 from tests.campaign.shared import Checks, random_layout
+from tests.inference.test_changes import WATCHERS
 
 TOLERANCE = {None: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Identity)
@@ -26,7 +25,7 @@ Change = Callable[[random.Random, nn.Module], object]
 
 
 def checks() -> Checks:
-    """Sizes, dtypes, changes, watchers, Python's state, NaN, compilers."""
+    """Sizes, dtypes, changes, watchers, NaN, compilers."""
     if missing():
         return []
     return [
@@ -35,7 +34,6 @@ def checks() -> Checks:
         ("nan", 40, _check_nan),
         *((f"changed-{name}", 8, partial(_check_change, name)) for name in CHANGES),
         *((f"watched-{name}", 5, partial(_check_watched, name)) for name in WATCHERS),
-        ("state", 30, _check_state),
         ("compiled", 12, _check_compiled),
     ]
 
@@ -49,7 +47,7 @@ class Net(nn.Module):
         self.adds = [draw.choice(("", "", "before", "after", "onto", "view")) for _ in self.stages]
         self.head = nn.Linear(width, draw.choice((4, 16)))
         self.shift = nn.Parameter(torch.randn(draw.choice(((), (1,), (1, 1), (1, 1, 1)))))
-        self.scale, self.calls, self.counts = 1.0, 0, draw.random() < 0.1
+        self.scale = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         for stage, adds in zip(self.stages, self.adds, strict=True):
@@ -67,9 +65,6 @@ class Net(nn.Module):
                 x.add_(y)
                 y = x * seen.mean()
             x = y
-        if self.counts:
-            self.calls += 1
-            x = x * (1 + self.calls % 3)
         return self.head(x.mean((2, 3)) * self.scale) + self.shift
 
 
@@ -101,7 +96,6 @@ def _model(draw: random.Random, density: float | None = None) -> Net:
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.weight.data *= torch.rand_like(module.weight) < density
-    net.calls = 0
     return net.eval().requires_grad_(False)
 
 
@@ -228,29 +222,9 @@ def _check_change(name: str, draw: random.Random) -> None:
         images = _images(draw, net)
 
 
-def _autocast(net: nn.Module, images: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return net(images)
-
-
-WATCHERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
-    "jit": lambda net, images: torch.jit.trace(net, torch.ones_like(images), check_trace=False)(
-        images
-    ),
-    "make_fx": lambda net, images: make_fx(net)(torch.ones_like(images))(images),
-    "vmap": lambda net, images: vmap(net)(images[:, None])[:, 0],
-    "jvp": lambda net, images: jvp(net, (images,), (images,))[1],
-    "autocast": _autocast,
-    "functional_call": lambda net, images: functional_call(
-        net, {n: v * 1.5 for n, v in net.named_parameters()}, images
-    ),
-}
-
-
 @torch.no_grad()
 def _check_watched(name: str, draw: random.Random) -> None:
     net = _model(draw)
-    net.counts = False  # nobody traces it
     packed = _packed(draw, net)
     images = _images(draw, net)
     found, expected = (WATCHERS[name](one, images) for one in (packed, net))
@@ -260,25 +234,9 @@ def _check_watched(name: str, draw: random.Random) -> None:
 
 
 @torch.no_grad()
-def _check_state(draw: random.Random) -> None:
-    """A count that `forward` writes, and values that it reads, changed between calls."""
-    net = _model(draw)
-    net.counts = draw.random() < 0.5
-    packed = _packed(draw, net)
-    for _ in range(6):
-        scale = draw.choice((1.0, 2.0))
-        for one in (net, packed):
-            one.scale = scale
-        images = _images(draw, net)
-        _compare(packed(images), net(images))
-        assert packed.calls == net.calls, f"{packed.calls} calls, not {net.calls}"
-
-
-@torch.no_grad()
 def _check_compiled(draw: random.Random) -> None:
     """As one graph, in other sizes, after a change; and as an exported program."""
     net = _model(draw)
-    net.counts = False
     packed = _packed(draw, net)
     for one in (net, packed):
         one.head.weight.mul_(1.5)

@@ -5,28 +5,24 @@ There ranks with seeds of their own train one network.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import random
 import tempfile
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import fst
+from tests import two_ranks
 from tests.campaign.shared import Checks
 from tests.integrations.sharded import REFUSED, ROWS, STEPS, TABLE, row_of, whole
 
 COUNT = 3  # of each strategy, at scale 1
-RANKS, LIMIT = 2, 60
 ALONE = ("prunetrain",)  # refuses several ranks
 TOLERANCE, OF_ADAM = 1e-12, 1e-8  # Adam divides by the size of gradients that are nearly 0
 
@@ -41,46 +37,9 @@ def checks() -> Checks:
 
 
 def _check(act: Callable[[str, int, int], None], strategy: str, draw: random.Random) -> None:
-    """Both ranks run the case of the same seed; they are started anew after a failure."""
-    ranks, seed = _ranks(), draw.getrandbits(32)
-    for rank in ranks:
-        rank.send((act, strategy, seed))
-    answers = [rank.recv() if rank.poll(2 * LIMIT) else "no answer" for rank in ranks]
-    wrong = [answer for answer in answers if answer]
-    if wrong:
-        _ranks.cache_clear()
-        raise AssertionError(min(wrong, key=len))
-
-
-@functools.cache
-def _ranks() -> list[Connection]:
-    """The ends of pipes to two processes that wait for cases."""
-    context = multiprocessing.get_context("spawn")
-    folder, ends = tempfile.mkdtemp(), []
-    for rank in range(RANKS):
-        mine, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(rank, folder, theirs), daemon=True)
-        process.start()
-        atexit.register(process.kill)
-        ends.append(mine)
-    return ends
-
-
-def _serve(rank: int, folder: str, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    store, wait = f"file://{Path(folder) / 'store'}", timedelta(seconds=LIMIT)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=wait)
-    while True:
-        try:
-            act, strategy, seed = pipe.recv()
-        except EOFError:
-            return
-        try:
-            act(strategy, seed, rank)
-            pipe.send("")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            pipe.send(f"rank {rank}, {where.name}: {error!r}")
+    """Both ranks run the case of the same seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        two_ranks.run(functools.partial(act, strategy, draw.getrandbits(32)), Path(folder))
 
 
 class _Training:

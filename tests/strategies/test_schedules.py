@@ -79,13 +79,6 @@ def test_a_reported_loss_must_be_a_tensor():
         attachment.report_loss(1.5)
 
 
-def test_an_optimizer_without_the_weights_is_an_error():
-    net = small_net()
-    fst.convert(net, "asp")
-    with pytest.raises(ValueError, match="optimizer does not hold"):
-        fst.attach(net, OPTIMIZERS["sgd"](small_net().parameters()))
-
-
 @pytest.mark.parametrize("name", [*SYSTEMS, "tsm"])
 def test_compiled_training_is_an_error(name):
     training = Training(name)
