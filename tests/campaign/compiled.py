@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fst
-from tests.campaign.weights import Checks
+from tests.campaign.shared import Checks
 from tests.cases import error
 
 STRATEGIES = ("dense", "srste", "fst", "fst_w", "sdgp", "wg", "gx", "gg", "meprop", "sparsetrain")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fst
 from fst.api.verify import VerifyReport
-from tests.campaign.weights import Checks
+from tests.campaign.shared import Checks
 
 Writer = Callable[[random.Random, nn.Module, Tensor, Path], Path]
 Kinds = Counter[tuple[tuple[int, ...], bool]]
