@@ -26,7 +26,13 @@ from fst.layers import checks
 from fst.layers.remembered import LayerPlan, LayerState, PassingState
 from fst.layers.weights import PrunableWeight
 from fst.ops.arguments import check_tensors, compute_dtype, padded_geometry
-from fst.ops.conv import Call, convolve_pruned, images_of_rows, rows_of_images
+from fst.ops.conv import (
+    Call,
+    convolve_pruned,
+    images_of_rows,
+    refuse_double_backward,
+    rows_of_images,
+)
 from fst.ops.geometry import LINEAR, Geometry
 from fst.ops.operators import surroundings
 from fst.ops.plan import NOTHING_DRAWN, CallPlan, Draws, draws_of
@@ -182,8 +188,11 @@ class SparseLayer(PrunableWeight):
             passing.calls += 1
             record.decisions.update(plan.decisions)
         is_dense = plan.dense_since < state.step and not record.counting
-        if is_dense and plan.strategy.only_samples:
-            return self.dense_class.forward(self, input)
+        if is_dense and plan.strategy.only_samples and forward_ad._current_level < 0:
+            output = self.dense_class.forward(self, input)
+            if output.requires_grad and not plan.strategy.prunes_only_weights:
+                output.register_hook(self._refuse_double_backward)
+            return output
         multiplied = weight
         if not known.multiplies_own:
             multiplied = self._as_conv(self._multiplied(weight))
@@ -201,6 +210,10 @@ class SparseLayer(PrunableWeight):
         call = Call(plan, pruned, draws, known.decay, counts, state.step, is_dense)
         output = convolve_pruned(maps, multiplied, bias, call)
         return output if known.is_plain else self._result(output, input)
+
+    def _refuse_double_backward(self, grad_output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            refuse_double_backward(self.strategy)
 
     def _traced(self, input: Tensor) -> Tensor:
         """The layer's output inside torch.compile, where a layer remembers nothing of a call."""

@@ -115,10 +115,15 @@ def refuse_derivatives(strategy: Strategy, what: str) -> None:
         )
 
 
+def refuse_double_backward(strategy: Strategy) -> None:
+    """Raise RuntimeError unless gradients have derivatives."""
+    refuse_derivatives(strategy, "create_graph=True (double backward)")
+
+
 def _differentiable_gradients(ctx: Any, grad_output: Tensor) -> Found:
     """The gradients as a graph of PyTorch's operators: straight through the pruning."""
     call: Call = ctx.call
-    refuse_derivatives(call.plan.strategy, "create_graph=True (double backward)")
+    refuse_double_backward(call.plan.strategy)
     weight, transposed, input, mask = ctx.saved_tensors
     geometry = call.plan.geometry
     if input is None:  # only its shape counts

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import fst
 from fst.api.report import describe_layer
@@ -77,5 +79,9 @@ def test_a_layer_that_gains_nothing_runs_exactly(monkeypatch):
     torch.optim.SGD(model.parameters(), lr=0.0).step()
     output = model(images)
     assert "SparseConv2d" not in output.grad_fn.name()
+    with pytest.raises(RuntimeError, match="double backward.*'sampled'"):  # as in other steps
+        torch.autograd.grad(output.sum(), model[2].weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="forward-mode.*'sampled'"), forward_ad.dual_level():
+        model(forward_ad.make_dual(images, images))
     assert "SparseConv2d" in model(torch.randn(3, 3, 4, 4)).grad_fn.name()  # not yet measured
     assert fst.metrics(model)["sparsity/positions"] == 1
