@@ -1,6 +1,5 @@
 """Every script of benchmarks/papers runs from end to end; what it writes has the paper's sense."""
 
-import json
 import re
 import runpy
 import sys
@@ -71,23 +70,3 @@ def test_overhead(tables):
     measured, published = tables("overhead", *MODEL, "--repeats", "1")
     assert measured[0]["share of the step"] == published[0]["share of the step"] == 1
     assert all(row["ms"] > 0 for row in measured)
-
-
-def test_heatmap(tables, tmp_path):
-    """Two seeds of 1:4, one of 2:4, none of 1:8."""
-    settings = {f"{n}_{m}": {"sparsity": {"n": n, "m": m}} for n, m in ((1, 4), (2, 4), (1, 8))}
-    keys = {"title": "A grid", "base": "base.py", "metrics": {"acc": {}}, "settings": settings}
-    (tmp_path / "grid.yaml").write_text(json.dumps(keys))
-    for setting, seed, value in (("1_4", 0, 93.0), ("1_4", 1, 95.0), ("2_4", 0, 95.0)):
-        folder = tmp_path / setting / f"seed{seed}"
-        logs = folder / "1" / "vis_data"
-        logs.mkdir(parents=True)
-        (logs / "config.py").write_text("train_cfg = dict(by_epoch=True)\n")
-        (logs / "scalars.json").write_text(json.dumps({"acc": value, "time": 1.0, "step": 1}))
-        (folder / "result.json").write_text("{}")
-    (rows,) = tables("heatmap", tmp_path / "grid.yaml", tmp_path)
-    assert [(row["m/n"], row["m"], row["acc"]) for row in rows] == [
-        (2, 4, 95),
-        (4, 4, 94),
-        (8, 8, None),
-    ]
