@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -24,6 +24,11 @@ class Launch(NamedTuple):
     def run(self) -> None:
         """Launch on the current stream of the current device."""
         self.kernel[self.grid](*self.arguments, **self.constants)
+
+    def on_others(self, count: int) -> Callable[..., None]:
+        """The launch as a function of its first ``count`` arguments, none of which it keeps."""
+        start, rest, constants = self.kernel[self.grid], self.arguments[count:], self.constants
+        return lambda *tensors: start(*tensors, *rest, **constants)
 
 
 class Layout(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,17 +51,40 @@ def prune(
     """
     if rule == "random" and seed is None:
         raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
+    return planned(grad_output, n, m, rule, rescale, groups)(grad_output, seed)
+
+
+def planned(
+    grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """`prune` as a function of tensors of the form of this one, which it does not keep, and seeds.
+
+    Raises:
+        ValueError: see `launch.within_32_bits`.
+    """
     if n == m or grad_output.numel() == 0:
-        return grad_output.clone(memory_format=torch.preserve_format)
-    result = torch.empty_like(grad_output)
-    grad_output = within_32_bits(grad_output)
-    if layout_of(grad_output) is None:
-        grad_output = grad_output.contiguous()
-    scale = None
-    if rule == "magnitude_rescaled" and rescale != "group":
-        scale = _scale(grad_output, n, m, groups)
-    prune_launch(grad_output, result, n, m, rule, rescale, groups, seed, scale).run()
-    return result
+        return lambda grad_output, _: grad_output.clone(memory_format=torch.preserve_format)
+    form = torch.empty_strided(
+        grad_output.shape, grad_output.stride(), dtype=grad_output.dtype, device="meta"
+    )
+    source = within_32_bits(form)
+    if layout_of(source) is None:
+        source = source.contiguous()
+    moves = source is not form
+    rescales = rule == "magnitude_rescaled" and rescale != "group"
+    factors = _scaling(source, n, m, groups) if rescales else None
+    scale = source.new_empty(source.shape[:2]) if rescales else None
+    result = torch.empty_like(form)
+    launch = prune_launch(source, result, n, m, rule, rescale, groups, None, scale).on_others(4)
+
+    def run(grad_output: Tensor, seed: Tensor | None) -> Tensor:
+        result = torch.empty_like(grad_output)
+        source = grad_output.contiguous() if moves else grad_output
+        scale = source if factors is None else factors(source)
+        launch(source, result, source if seed is None else seed, scale)
+        return result
+
+    return run
 
 
 def prune_launch(
@@ -115,17 +139,24 @@ def _sizes(layout: Layout, groups: int, unit: int) -> tuple[int, ...]:
     )
 
 
-def _scale(grad_output: Tensor, n: int, m: int, groups: int) -> Tensor:
-    """Factors (samples, channels) in float32: float16 cannot hold those above 65504."""
-    launch, sums = sums_launch(grad_output, n, m, groups)
-    launch.run()
-    samples, chunks, _, channels = sums.shape
-    scale = sums.new_empty((samples, channels))
+def _scaling(grad_output: Tensor, n: int, m: int, groups: int) -> Callable[[Tensor], Tensor]:
+    """Factors (samples, channels) in float32, as float16 cannot hold those above 65504: a function
+    of tensors of the form of this one.
+    """
+    made, sums = sums_launch(grad_output, n, m, groups)
+    add, shape = made.on_others(2), sums.shape
+    samples, chunks, _, channels = shape
     block, rows = 32, min(32, triton.next_power_of_2(chunks))
-    _scale_kernel[(samples, triton.cdiv(channels, block))](
-        sums, scale, channels, chunks, ROWS=rows, BLOCK=block
-    )
-    return scale
+    divide = _scale_kernel[(samples, triton.cdiv(channels, block))]
+
+    def factors(grad_output: Tensor) -> Tensor:
+        sums = grad_output.new_empty(shape, dtype=torch.float32)
+        add(grad_output, sums)
+        scale = sums.new_empty((samples, channels))
+        divide(sums, scale, channels, chunks, ROWS=rows, BLOCK=block)
+        return scale
+
+    return factors
 
 
 def sums_launch(grad_output: Tensor, n: int, m: int, groups: int) -> tuple[Launch, Tensor]:

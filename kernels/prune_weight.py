@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +77,33 @@ def prune(jobs: Sequence[Job], output: Pattern | None, grad_input: Pattern | Non
     """Prune all weights; ``output`` and ``grad_input`` are (n, m) of S(W) and S(Wᵀ), or None."""
     for launch in launches(jobs, output, grad_input):
         launch.run()
+
+
+def planned(job: Job, output: Pattern | None, grad_input: Pattern | None) -> Callable[[Job], None]:
+    """`prune` of one weight, for jobs of the kind of this one, of which it keeps no tensor.
+
+    Results lie at multiples of 16 bytes, as memory does that was allocated for them.
+    """
+    kind = _kind(job)
+    places = {name: OPERANDS.index(name) for name in ("weight", *kind.written)}
+    parts = [
+        (
+            operator.itemgetter(*(places.get(name, 0) for name in work.operands)),
+            _launch([(job, work)]).on_others(len(work.operands)),
+        )
+        for work in _works(kind, output, grad_input)
+    ]
+
+    def run(job: Job) -> None:
+        if kind.aligned and job.weight.data_ptr() % 16:
+            prune([job], output, grad_input)
+            return
+        mask = None if job.mask is None else job.mask.view(torch.uint8)
+        operands = job.weight, job.output, job.grad_input, mask
+        for used, launch in parts:
+            launch(*used(operands))
+
+    return run
 
 
 def launches(

@@ -29,16 +29,17 @@ class PruneWeight:
     Job = Job
 
     def __init__(self) -> None:
-        self.calls: list[list[int]] = []
+        self.calls: list[int] = []
 
-    def prune(self, jobs, output, grad_input):
-        self.calls.append([job.weight.data_ptr() for job in jobs])
+    def planned(self, _, output, grad_input):
         strategy = fst.Strategy(
             "stand-in",
             output=fst.NM("weight", *output) if output else None,
             grad_input=fst.NM("weight", *grad_input) if grad_input else None,
         )
-        for job in jobs:
+
+        def run(job):
+            self.calls.append(job.weight.data_ptr())
             dtype = job.weight.dtype if job.output is None else job.output.dtype
             operands = of.PruneWeight(job.weight, strategy, job.groups, dtype)
             found = backend("prune_weight", "torch").plan(operands)(operands)
@@ -46,16 +47,22 @@ class PruneWeight:
                 if getattr(job, name) is not None:
                     getattr(job, name).copy_(getattr(found, name))
 
+        return run
 
-def _prune_gradient(grad_output, n, m, rule, rescale, groups, seed):
-    assert seed is None
+
+def _prune_gradient(_, n, m, rule, rescale, groups):
     nm = fst.NM("grad_output", n, m, rule=rule, rescale=rescale or "sample_channel")
-    return nm.prune_grad_output(grad_output, "grad_input", groups).contiguous()
+
+    def run(grad_output, seed):
+        assert seed is None
+        return nm.prune_grad_output(grad_output, "grad_input", groups).contiguous()
+
+    return run
 
 
 def stand_ins() -> dict[str, object]:
     """By the name of the module that each replaces."""
     return {
         "prune_weight": PruneWeight(),
-        "prune_gradient": SimpleNamespace(prune=_prune_gradient),
+        "prune_gradient": SimpleNamespace(planned=_prune_gradient),
     }

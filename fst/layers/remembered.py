@@ -139,6 +139,7 @@ class PassingState:
         calls: training calls since the last step that had a gradient of the weight; random rules
             draw by it, also where the weight is frozen and has no steps.
         plans: form of a call -> how it is computed.
+        pruning: form of a pruning outside of calls, and how it is computed.
         prunes_nothing: a strategy under which the layer is a dense one.
         decay_mask: weight, its version and its mask in the last training call, for the decay of
             this step.
@@ -155,6 +156,7 @@ class PassingState:
 
     calls: int = 0
     plans: dict[Any, LayerPlan] = field(default_factory=dict)
+    pruning: tuple[tuple[Any, ...], CallPlan] | None = None
     prunes_nothing: Strategy | None = None
     decay_mask: tuple[Tensor, int, Tensor | None] | None = None
     stepping: weakref.ref[torch.optim.Optimizer] | None = None

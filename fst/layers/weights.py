@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fst.backends import registry
 from fst.backends.record import Record
 from fst.basics.sharding import laid_out_as, several_ranks, whole
 from fst.layers.remembered import LayerState, PassingState, seeded
 from fst.ops.geometry import LINEAR
+from fst.ops.operators import surroundings
 from fst.ops.plan import CallPlan
 from fst.ops.prune import PrunedWeight
 from fst.rules.strategy import Strategy
@@ -95,13 +97,29 @@ class PrunableWeight(nn.Module):
 
     def pruned(self, dtype: torch.dtype) -> PrunedWeight:
         """S(W) and S(Wᵀ) in ``dtype`` as the next call has them; no generator moves."""
-        device = self.weight.device
+        weight = self.weight_as_conv()
+        plan = self._pruning(weight, dtype)
+        if not self.strategy.draws_masks:
+            return self._pruned(plan, weight, trains=False)
+        device = weight.device
         kind = "cuda" if device.type in ("cpu", "meta") else device.type
         devices = [device] if kind == device.type else []
-        with torch.random.fork_rng(devices, self.strategy.draws_masks, device_type=kind):
+        with torch.random.fork_rng(devices, device_type=kind):
+            return self._pruned(plan, weight, trains=False)
+
+    def _pruning(self, weight: Tensor, dtype: torch.dtype) -> CallPlan:
+        """The plan of prunings outside of a call, as the decay needs one in each compiled step."""
+        strategy, known = self.acting, self.passing.pruning
+        form = (
+            *(strategy, dtype, weight.shape, weight.stride(), weight.dtype, weight.device),
+            *(registry.demands, surroundings()),
+        )
+        if known is None or known[0] != form:
             geometry = LINEAR._replace(groups=self.conv_groups)  # of which the groups count
-            plan = CallPlan(self.acting, geometry, dtype, Record(), trains=False)
-            return self._pruned(plan, self.weight_as_conv(), trains=False)
+            known = form, CallPlan(strategy, geometry, dtype, Record(), trains=False)
+            if not torch.compiler.is_compiling():
+                self.passing.pruning = known
+        return known[1]
 
     def output_mask(self) -> Tensor | None:
         """Mask of the weight in the output GEMM (True = kept), or None where that is dense."""

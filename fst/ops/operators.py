@@ -45,7 +45,7 @@ def register(
 
 
 class Planned:
-    """An operator of CPU tensors, ``torch.ops.fst.NAME_cpp``.
+    """An operator, ``torch.ops.fst.NAME``, or ``NAME_cpp`` of CPU tensors alone.
 
     Its arguments but the first ones, which are tensors, and the form of these are checked once for
     all calls of one form. Its kernel reads operands where they are: compilers must not move them.
@@ -57,6 +57,7 @@ class Planned:
         like: Callable[..., Any],
         tensors: int,
         returns: str,
+        devices: Sequence[str] = ("cpu",),
     ) -> None:
         """Register the operator.
 
@@ -64,6 +65,7 @@ class Planned:
             plan: checks the operator's arguments, and returns a function of the first ``tensors``.
             like: see `register`.
             returns: the annotation of the result.
+            devices: on which its tensors may be.
         """
         signature = inspect.signature(plan)
 
@@ -76,8 +78,11 @@ class Planned:
 
         run.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
         tags = (torch.Tag.needs_fixed_stride_order,)
-        self._operator = register(f"{plan.__name__}_cpp", run, like, "CPU", tags)
-        self._plan, self._tensors = plan, tensors
+        name, key = f"{plan.__name__}_cpp", "CPU"
+        if devices != ("cpu",):
+            name, key = plan.__name__, "CompositeExplicitAutograd"
+        self._operator = register(name, run, like, key, tags)
+        self._plan, self._tensors, self._devices = plan, tensors, devices
         functools.update_wrapper(self, plan)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -91,7 +96,7 @@ class Planned:
         somebody watches operators, or a tensor is none that the kernel can read.
         """
         tensors, rest = arguments[: self._tensors], arguments[self._tensors :]
-        if are_watched(tensors):
+        if are_watched(tensors, self._devices):
             return lambda *given: self._operator(*given, *rest)
         return self._plan(*arguments)
 
@@ -109,10 +114,11 @@ def surroundings() -> tuple[bool, ...]:
     )
 
 
-def are_watched(tensors: Sequence[Any]) -> bool:
+def are_watched(tensors: Sequence[Any], devices: Sequence[str]) -> bool:
     """True where a compiler, a mode, a transform, a tracer, a profiler or a tensor of another kind
-    or device wants to see operators.
+    or on another device wants to see operators.
     """
     if torch.compiler.is_compiling() or any(surroundings()[:-1]):
         return True
-    return any(isinstance(x, Tensor) and not (type(x) is Tensor and x.is_cpu) for x in tensors)
+    given = [x for x in tensors if isinstance(x, Tensor)]
+    return not all([type(x) is Tensor and x.device.type in devices for x in given])

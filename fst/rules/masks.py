@@ -113,6 +113,8 @@ def remove_kept(tensor: Tensor, mask: Tensor) -> Tensor:
     """``tensor`` less what `apply_mask` keeps of it."""
     if not is_plain(tensor):
         return tensor * as_integers(~mask)
+    if not tensor.is_cpu:
+        return tensor.masked_fill(mask, 0)
     factor = torch.empty_like(tensor).copy_(as_integers(mask))
     return torch.addcmul(tensor, tensor, factor, value=-1, out=factor)
 

@@ -27,9 +27,10 @@ def test_operators_agree_with_their_declarations(device):
         ("magnitude_rescaled", "sample_channel"),
     ):
         arguments = (_gradient(device), 2, 4, rule, rescale, 1, seed)
-        check(ops.prune_grad_output, arguments, test_utils=CHECKS)
+        check(torch.ops.fst.prune_grad_output.default, arguments, test_utils=CHECKS)
     weight = torch.randn(8, 4, 3, 3, device=device)
-    check(ops.prune_weight, (weight, 1, (2, 4, 2, 4), torch.bfloat16), test_utils=CHECKS)
+    arguments = weight, 1, (2, 4, 2, 4), torch.bfloat16
+    check(torch.ops.fst.prune_weight.default, arguments, test_utils=CHECKS)
 
 
 def test_no_graph_breaks(device):

@@ -64,6 +64,22 @@ def test_bits_equal_the_operators(output, grad_input, device):
             assert torch.equal(bits(job.grad_input), bits(expected.grad_input))
 
 
+def test_a_plan_prunes_other_weights_of_its_kind(device):
+    """Those too that lie elsewhere than at multiples of 16 bytes."""
+    kernels, jobs = _jobs((2, 4), (2, 4), torch.bfloat16, device)
+    for job in jobs:
+        run = kernels.planned(job, (2, 4), (2, 4))
+        room = job.weight.new_empty(job.weight.numel() + 1)
+        moved = room[1:].as_strided(job.weight.shape, job.weight.stride())
+        for weight in (job.weight.neg().roll(1, 0), moved.copy_(job.weight.roll(1, 1))):
+            run(job._replace(weight=weight))
+            strategy = of_patterns((2, 4), (2, 4))
+            expected = prune_weight(weight.cpu(), strategy, job.groups, torch.bfloat16)
+            assert torch.equal(bits(job.output), bits(expected.output))
+            assert torch.equal(bits(job.grad_input), bits(expected.grad_input))
+            assert torch.equal(job.mask.cpu(), expected.mask)
+
+
 def test_a_network_takes_two_launches(device):
     """Weights whose channels are contiguous in memory, and the others."""
     kernels, jobs = _jobs((2, 4), (2, 4), torch.bfloat16, device)

@@ -335,6 +335,22 @@ def test_the_layer_equals_the_reference(row):
     assert all(error(a, e) <= 1e-10 for a, e in zip(actual, expected, strict=True))
 
 
+def test_the_mask_of_a_step_without_a_call_is_planned_once():
+    """As compiled code and graphs need it, in which a call leaves no mask for the decay."""
+    layer = decaying(nn.Conv2d(4, 4, 1))
+    masks, plans = [], set()
+    for sign in (1, -1):
+        with torch.no_grad():
+            layer.weight.copy_(sign * torch.arange(16).reshape(4, 4, 1, 1) - 8)
+        masks.append(layer.output_mask())
+        plans.add(layer.passing.pruning[1])
+        assert torch.equal(masks[-1], reference_nm_mask(layer.weight.detach(), 2, 4, 1))
+    assert len(plans) == 1 and not torch.equal(*masks)
+    with fst.backends.force(prune_weight="torch"):
+        assert torch.equal(layer.output_mask(), masks[-1])
+        assert layer.passing.pruning[1] not in plans
+
+
 def test_a_compiled_model_trains_as_the_eager_one():
     torch._dynamo.reset()
     net = decaying(small_net(), "fst")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
 from fst.basics.errors import UsageError
@@ -63,6 +65,26 @@ def test_resnet18_with_kernels_is_one_graph(name, stand_in, triton_usable):
         _assert_compiled_equals_eager(net, torch.randn(2, 3, 32, 32))
     layers = len(fst.sparse_layers(net))
     assert len(stand_in.calls) == 2 * layers  # eager and traced
+
+
+@pytest.mark.parametrize("strategy", ["srste", "fst_w", "fst", "sdgp", "sampled"])
+def test_the_graph_for_a_gpu_has_pytorchs_operators_alone(strategy):
+    """Inductor fuses them; it calls operators of this library from Python. No GPU is asked."""
+    called = []
+
+    def backend(graph: fx.GraphModule, _: object) -> Callable[..., object]:
+        modules = [m for m in graph.modules() if isinstance(m, fx.GraphModule)]  # backward too
+        called.extend(str(node.target) for module in modules for node in module.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1, device="cuda")])
+        fst.convert(net, strategy)
+        images = torch.randn(2, 8, 6, 6, device="cuda", requires_grad=True)
+        torch.compile(net[0], fullgraph=True, backend=backend)(images)
+    assert any("convolution_backward" in name for name in called)
+    assert not [name for name in called if "fst" in name]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -14,23 +12,21 @@ from torch import Tensor
 from fst.backends import sources
 from fst.backends.registry import NO_GAIN, register_backend
 from fst.basics.errors import UsageError
-from fst.ops import cpp, operators
+from fst.ops import cpp
 from fst.ops.backends.prune_cpp import PruneByKernel, from_kernel, like_weight
 from fst.ops.operands import PruneMaps, PruneWeight
+from fst.ops.operators import Planned
 from fst.ops.prune import PrunedWeight
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_M = 8  # sorting larger groups takes most of the registers and seconds to compile
 
 
-def _operator(like: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as ``torch.ops.fst.NAME``, see `operators.register`."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        traced = torch._disable_dynamo(function)  # compiled code calls it as it is
-        return operators.register(function.__name__, traced, like)
-
-    return register
+def _operator(
+    like: Callable[..., Any], returns: str = "Tensor"
+) -> Callable[[Callable[..., Callable[..., Any]]], Planned]:
+    """Register a kernel of one tensor as ``torch.ops.fst.NAME``: see `Planned`."""
+    return lambda plan: Planned(plan, like, 1, returns, ("cpu", "cuda"))
 
 
 def _kernels(module: str) -> ModuleType:
@@ -40,8 +36,17 @@ def _kernels(module: str) -> ModuleType:
     return sources.load(module)
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+def _on_its_device(run: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+    """The function, which launches on the tensor's device where there are several."""
+    if not tensor.is_cuda or torch.cuda.device_count() == 1:
+        return run
+    device = tensor.device
+
+    def on_it(*arguments: Any) -> Any:
+        with torch.cuda.device(device):
+            return run(*arguments)
+
+    return on_it
 
 
 def _refuses_weight(weight: Tensor, dtype: torch.dtype) -> str:
@@ -67,24 +72,27 @@ def _refuses_grad_output(m: int, rule: str, rescale: str, dtype: torch.dtype) ->
 @_operator(like=lambda grad_output: torch.empty_like(grad_output))
 def prune_grad_output(
     grad_output: Tensor, n: int, m: int, rule: str, rescale: str, groups: int, seed: Tensor | None
-) -> Tensor:
+) -> Callable[[Tensor], Tensor]:
     """grad_output (N, C, P, Q) pruned along C, as `fst.ops.prune.prune_grad_output` does it.
 
     ``seed``: one int64 on the same device, for rule="random" only.
 
     Raises:
-        ValueError: a rule or dtype that the kernels do not know.
+        ValueError: a rule or dtype that the kernels do not know, or no seed.
     """
     if reason := _refuses_grad_output(m, rule, rescale, grad_output.dtype):
         raise ValueError(f"the Triton kernels cannot prune grad_output: {reason}.")
-    with _on(grad_output):
-        return _kernels("prune_gradient").prune(grad_output, n, m, rule, rescale, groups, seed)
+    if rule == "random" and seed is None:
+        raise ValueError("rule='random' needs seed=, an int64 tensor on the same device.")
+    kernels = _kernels("prune_gradient")
+    run = kernels.planned(grad_output, n, m, rule, rescale, groups)
+    return _on_its_device(lambda grad_output: run(grad_output, seed), grad_output)
 
 
-@_operator(like=like_weight)
+@_operator(like=like_weight, returns="list[Tensor]")
 def prune_weight(
     weight: Tensor, groups: int, patterns: Sequence[int], dtype: torch.dtype
-) -> list[Tensor]:
+) -> Callable[[Tensor], list[Tensor]]:
     """S(W), S(Wᵀ) and the bool mask of S(W), of a weight (Cout, Cin/groups, kh, kw).
 
     Results have the weight's strides.
@@ -100,17 +108,23 @@ def prune_weight(
         raise ValueError(f"patterns={list(patterns)}: m must be at most {MOST_M}.")
     if reason := _refuses_weight(weight, dtype):
         raise ValueError(f"the Triton kernels cannot prune weight: {reason}.")
-    results = like_weight(weight, patterns, dtype)
-    made = iter(results)
-    pruned = next(made) if n_output else None
-    transposed = next(made) if n_grad_input else None
     kernels = _kernels("prune_weight")
-    job = kernels.Job(weight, groups, pruned, transposed, next(made, None))
+
+    def job_of(weight: Tensor, results: Sequence[Tensor]) -> Any:
+        output = results[0] if n_output else None
+        grad_input = results[1 if n_output else 0] if n_grad_input else None
+        return kernels.Job(weight, groups, output, grad_input, results[-1] if n_output else None)
+
     output = (n_output, m_output) if n_output else None
     grad_input = (n_grad_input, m_grad_input) if n_grad_input else None
-    with _on(weight):
-        kernels.prune([job], output, grad_input)
-    return results
+    run = kernels.planned(job_of(weight, like_weight(weight, patterns, dtype)), output, grad_input)
+
+    def prune(weight: Tensor) -> list[Tensor]:
+        results = like_weight(weight, patterns, dtype)
+        run(job_of(weight, results))
+        return results
+
+    return _on_its_device(prune, weight)
 
 
 class PruneByTriton(PruneByKernel):
@@ -146,11 +160,15 @@ class PruneByTriton(PruneByKernel):
 
     def prune_weight(self, operands: PruneWeight) -> Callable[[PruneWeight], PrunedWeight]:
         groups, dtype, patterns = operands.groups, operands.dtype, operands.strategy.weight_patterns
-        return from_kernel(operands, lambda weight: prune_weight(weight, groups, patterns, dtype))
+        prune = prune_weight.plan(operands.weight, groups, patterns, dtype)
+        return from_kernel(operands, prune)
 
     def prune_grad_output(self, operands: PruneMaps) -> Callable[[PruneMaps], Tensor]:
         pattern, groups = operands.pattern, operands.groups
-        return lambda o: prune_grad_output(o.maps, *pattern, groups, o.seed())
+        if operands.draws:
+            return lambda o: prune_grad_output(o.maps, *pattern, groups, o.seed())
+        prune = prune_grad_output.plan(operands.maps, *pattern, groups, None)
+        return lambda o: prune(o.maps)
 
 
 register_backend(PruneByTriton())
