@@ -29,9 +29,10 @@ from torch import Tensor
 
 import fst
 from fst import NM, Strategy
-from fst.backends import cache, sources
+from fst.backends import sources
 from fst.backends.timing import compare, geometric_mean
 from fst.basics.text import table
+from fst.cli.environment import surroundings
 from fst.ops.backends import prune_triton as ops
 from fst.ops.prune import prune_grad_output, prune_weight
 
@@ -65,7 +66,7 @@ def main() -> None:
         rows += measure_weights(device, layout, repeats, options.smoke)
     header = {
         "command": shlex.join(["python", *sys.argv]),
-        **cache.environment(device),
+        **surroundings(device),
         "batch": batch,
         "rounds": repeats,
     }
