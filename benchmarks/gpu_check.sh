@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
-# Everything about GPUs that is open, in two calls: what is true and what it costs, then the rest.
+# Everything about GPUs that is open, in calls of at most nine minutes, the most valuable first.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-benchmarks/out}
 LIMIT=${LIMIT:-540} # seconds of a call
 BATCH=${BATCH:-256}
+WORK=${WORK:-work_dirs/cifar10_resnet18}
+DATA=${DATA:-data/cifar10}
 
 usage() {
     cat <<'TEXT'
-usage: benchmarks/gpu_check.sh 1|2
+usage: benchmarks/gpu_check.sh 1|2|3
 
-Run on a machine with a GPU, PyTorch, torchvision, Triton, pytest and hypothesis; nothing is
-installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
-OUT/callN.tgz. Most valuable first:
+Run on a machine with a GPU, PyTorch, torchvision, Triton, MMEngine, pytest and hypothesis; nothing
+is installed. Each call ends within nine minutes and leaves logs, JSON and charts in one archive,
+OUT/callN.tgz:
 
-  1  truth    versions; steps of ResNet-18 and -50, with kernels too; tests of kernels, strategies
-  2  rest     compiled steps; CUDA graphs; steps of VGG16-SSD; bandwidth of pruning; machine code
+  1  units      2:4 tensor cores, by the experiment in EXPERIMENT; packing; what the host costs
+                eager, captured and compiled steps of ResNet-18, and ResNet-50
+  2  trainings  tests of kernels and strategies; whole trainings on CIFAR-10, as many as fit: the
+                same call goes on with the rest, as long as WORK stays
+  3  rest       the experiment's other parts; steps of VGG16-SSD; bandwidth of pruning; machine code
 
-Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds).
+Environment: OUT (benchmarks/out), PYTHON (python3), BATCH (256), LIMIT (540 seconds), WORK
+(work_dirs/cifar10_resnet18), DATA (data/cifar10), EXPERIMENT (a folder with first_call.sh and
+experiment.py; without it its parts are left out).
 TEXT
 }
 
@@ -57,20 +64,38 @@ tests() { # NAME SECONDS PROCESSES TESTS...
         --junitxml="$LOGS/$name.xml" "$@"
 }
 
+experiment() { # NAME SECONDS COMMAND...: of the folder EXPERIMENT, if one is named
+    if [[ -z ${EXPERIMENT:-} ]]; then
+        echo "== $1: left out, as EXPERIMENT names no folder" | tee "$LOGS/$1.log"
+    else
+        run "$@"
+    fi
+}
+
 call_1() {
-    run versions 60 "$PYTHON" -m torch.utils.collect_env
-    local kernels=prune_weight=triton,prune_grad_output=triton
-    steps steps_resnet18 130 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps --force-backends "$kernels"
-    steps steps_resnet50 130 resnet50 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps --force-backends "$kernels"
-    tests tests 150 14 tests/kernels tests/strategies
+    run versions 20 "$PYTHON" -m torch.utils.collect_env
+    experiment units 300 bash "${EXPERIMENT:-}/first_call.sh" "$LOGS/units" 260
+    run packing 20 "$PYTHON" benchmarks/gpu/packing.py --out "$LOGS/packing.json"
+    steps compiled_resnet18 150 resnet18 --batch "$BATCH" --strategies srste fst_w sdgp fst \
+        --measure steps compiled
+    run captured_resnet18 50 "$PYTHON" benchmarks/gpu/captured.py --batch "$BATCH" \
+        --out "$LOGS/captured.json"
+    steps steps_resnet50 60 resnet50 --batch "$BATCH" --strategies srste --measure steps
 }
 
 call_2() {
-    steps compiled_resnet18 200 resnet18 --batch "$BATCH" --strategies dense srste fst sdgp \
-        --measure steps compiled
-    run captured 100 "$PYTHON" benchmarks/gpu/captured.py --batch "$BATCH" --out "$LOGS/captured.json"
+    tests tests 130 14 tests/kernels tests/strategies
+    local root="dataset.data_root=$DATA" seconds=$((LIMIT - SECONDS - 30))
+    run trainings "$((seconds + 20))" "$PYTHON" benchmarks/trainings.py \
+        configs/ablation/cifar10_resnet18.yaml --work-dir "$WORK" --seconds "$seconds" \
+        --cfg-options "train_dataloader.$root" "val_dataloader.$root" "test_dataloader.$root"
+    mkdir -p "$WORK"
+    tar cf "$LOGS/trainings.tar" -C "$WORK" --exclude='*.pth' .
+}
+
+call_3() {
+    experiment other_units 200 "$PYTHON" "${EXPERIMENT:-}/experiment.py" --out "$LOGS/other_units" \
+        --seconds 180 --parts machine linear host pack
     run pruning 100 "$PYTHON" benchmarks/gpu/pruning.py --repeats 7 --batch "$BATCH" \
         --out "$LOGS/pruning.json"
     local of_ssd=(vgg16 --size 300) # its trunk, where mmdet is not installed
@@ -87,7 +112,7 @@ case ${1:-} in
     usage
     exit 0
     ;;
-[12]) ;;
+[123]) ;;
 *)
     usage >&2
     exit 2
