@@ -16,7 +16,7 @@ from torch import nn
 
 import fst
 from fst.backends import backend, sources
-from fst.ops import cpp
+from fst.ops import prune
 from tests.layers.python_calls import STEPS, calls_of_a_step
 
 STRATEGIES = ("srste", "fst_w", "sdgp", "sdgp,rule=magnitude", "fst")
@@ -66,7 +66,7 @@ if __name__ == "__main__":
     with (
         patch.object(sources, "triton_missing", str),
         patch.object(type(backend("prune_weight", "triton")), "unavailable", lambda self: ""),
-        patch.object(cpp, "adds_residual", lambda *operands: False),  # it is for CPUs
+        patch.object(prune, "_kernel_adds", lambda *operands: False),  # it is for CPUs
         patch.multiple(pruning, _pair_kernel=Kernel(), _run_kernel=Kernel()),
         patch.multiple(
             gradient, _prune_kernel=Kernel(), _scale_kernel=Kernel(), _sums_kernel=Kernel()
