@@ -12,8 +12,9 @@
 //     dW      [block of channels][tap][channel of the chosen map][block's channels]
 //
 // Where X is chosen and the stride is more than 1, a chunk has pixels of one phase, which see the
-// same taps. `threads` are sets of members: each set has a part of the chosen map and a dW of its
-// own, and its members share the blocks.
+// same taps. Neighbouring taps that see the same positions are added together where their sums fit.
+// `threads` are sets of members: each set has a part of the chosen map and a dW of its own, and its
+// members share the blocks.
 //
 // With a mean m of X, the list's dW is of X - m inside of the image, plus sums * m. Where X is
 // chosen, its zeros stay: sum of s * dY * (X - m) = sum of s * dY * X - (sum of s * dY) * m, for
@@ -130,10 +131,11 @@ struct MapsGradWeight : Positions {
           if (own.row[slot] >= 0) pack_dense(own.row[slot], group, b, to);
         }
         float* of_tap = result + of_block(group, b);
-        for (int64_t t = 0; t < taps(); ++t, of_tap += deep * width) {
+        for (int64_t t = 0, some; t < taps(); t += some, of_tap += some * deep * width) {
+          some = std::min<int64_t>(TOGETHER, columns.taps - t % columns.taps);
           for (int64_t i = 0; i < chunks; ++i) {
             add_chunk(width / V, deep, own.values + i * deep * CHUNK, own.masks + i * deep,
-                      own.taps[i * taps() + t], own.packed, of_tap);
+                      own.taps + i * taps() + t, some, own.packed, of_tap);
           }
         }
       }
@@ -223,7 +225,7 @@ struct MapsGradWeight : Positions {
     const int64_t wanted = std::max(ceil_div(STRIP, columns.result), FEWEST_ROWS);
     const int64_t length = std::min(wanted, ceil_div(total(), sets));
     const int64_t most = length * columns.result;
-    const int64_t chunks = ceil_div(most, CHUNK) + std::min(rows.phases(), rows.taps) *
+    const int64_t chunks = ceil_div(most, CHUNK) + 2 * std::min(rows.phases(), rows.taps) *
                                                        std::min(columns.phases(), columns.taps);
     int64_t slots = 0;
     for (int64_t set = 0; set < sets; ++set) {

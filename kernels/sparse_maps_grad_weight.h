@@ -8,37 +8,49 @@
 namespace fst::maps {
 
 constexpr int64_t CHUNK = 64;  // positions: bits of a mask
+constexpr int TOGETHER = 3;    // neighbouring taps whose sums are at most MOST_SUMS vectors
+constexpr int MOST_SUMS = 12;
 
-// sums += value[i] * row place[i] of `rows`, for the bits i of the mask.
-template <int N>
-void accumulate_masked(const float* value, uint64_t mask, const int32_t* place, const float* rows,
-                       float* sums) {
-  constexpr int SETS = N < 6 ? 2 : 1;  // of sums, where few would wait for each other
-  vec sum[SETS][N];
+// Of each tap t: sums[t * of_tap] += value[i] * row place[i] + t * apart of `rows`, for the bits i
+// of the mask.
+template <int N, int TAPS>
+void accumulate_masked(const float* value, uint64_t mask, const int32_t* place, int64_t apart,
+                       const float* rows, float* sums, int64_t of_tap) {
+  constexpr int SETS = N * TAPS < 6 ? 2 : 1;  // of sums, where few would wait for each other
+  vec sum[SETS][TAPS][N];
 #pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    sum[0][v] = *reinterpret_cast<const vec*>(sums + v * V);
-    if (SETS > 1) sum[SETS - 1][v] = vec{};
+  for (int t = 0; t < TAPS; ++t) {
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) {
+      sum[0][t][v] = *reinterpret_cast<const vec*>(sums + t * of_tap + v * V);
+      if (SETS > 1) sum[SETS - 1][t][v] = vec{};
+    }
   }
   // Addresses that wait for loads would hold back the loads of rows: places are read one ahead.
   int i = __builtin_ctzll(mask);
   int64_t at = place[i];
-  const auto add = [&](vec* set) __attribute__((always_inline)) {
+  const auto add = [&](vec(*set)[N]) __attribute__((always_inline)) {
     const float x = value[i], *row = rows + at * (N * V);
     mask &= mask - 1;
     i = __builtin_ctzll(mask | uint64_t{1} << (CHUNK - 1));
     at = place[i];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) set[v] += x * *reinterpret_cast<const vec*>(row + v * V);
+    for (int t = 0; t < TAPS; ++t, row += apart * (N * V)) {
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) set[t][v] += x * *reinterpret_cast<const vec*>(row + v * V);
+    }
   };
   while (mask) {
     add(sum[0]);
     if (SETS > 1 && mask) add(sum[SETS - 1]);
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) {
-    if (SETS > 1) sum[0][v] += sum[SETS - 1][v];
-    *reinterpret_cast<vec*>(sums + v * V) = sum[0][v];
+  for (int t = 0; t < TAPS; ++t) {
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) {
+      if (SETS > 1) sum[0][t][v] += sum[SETS - 1][t][v];
+      *reinterpret_cast<vec*>(sums + t * of_tap + v * V) = sum[0][t][v];
+    }
   }
 }
 
@@ -53,14 +65,31 @@ struct Tap {
   int32_t place[CHUNK];  // of the partner, in pixels of the packed dense map
 };
 
-// Adds what a chunk's channels and one tap give to `deep` rows of dW, of so many vectors.
+// Adds what a chunk's channels and neighbouring taps give to `deep` rows of dW of each tap, of so
+// many vectors. Where taps see the same positions, their partners are equally far apart.
 inline void add_chunk(int64_t vectors, int64_t deep, const float* values, const uint64_t* masks,
-                      const Tap& tap, const float* packed, float* result) {
-  with_block(vectors, [&](auto n) {
-    for (int64_t c = 0; tap.mask && c < deep; ++c) {
+                      const Tap* taps, int64_t count, const float* packed, float* result) {
+  const int64_t of_tap = deep * vectors * V;
+  const auto add = [&](auto n, auto together, const Tap& tap, int64_t apart, float* sums) {
+    for (int64_t c = 0; tap.mask && c < deep; ++c, sums += n * V) {
       const uint64_t mask = masks[c] & tap.mask;
-      if (mask)
-        accumulate_masked<n>(values + c * CHUNK, mask, tap.place, packed, result + c * n * V);
+      if (mask) {
+        accumulate_masked<n, together>(values + c * CHUNK, mask, tap.place, apart, packed, sums,
+                                       of_tap);
+      }
+    }
+  };
+  with_block(vectors, [&](auto n) {
+    if constexpr (n * TOGETHER <= MOST_SUMS) {
+      const uint64_t mask = taps->mask;
+      if (count == TOGETHER && mask && mask == taps[1].mask && mask == taps[2].mask) {
+        const int i = __builtin_ctzll(mask);
+        const int64_t apart = taps[1].place[i] - taps[0].place[i];
+        return add(n, std::integral_constant<int, TOGETHER>{}, *taps, apart, result);
+      }
+    }
+    for (int64_t t = 0; t < count; ++t) {
+      add(n, std::integral_constant<int, 1>{}, taps[t], 0, result + t * of_tap);
     }
   });
 }
@@ -98,13 +127,26 @@ struct Positions {
       }
       return used;
     }
+    const auto outside = [&](int64_t x) {
+      for (int64_t t = 0; t < columns.taps; ++t) {
+        if (columns.at(x, t) < 0) return true;
+      }
+      return false;
+    };
+    int64_t low = 0, high = columns.result;  // columns that every tap sees have chunks of their own
+    while (low < high && outside(low)) ++low;
+    while (low < high && outside(high - 1)) --high;
     for (int64_t down = 0; down < std::min(rows.phases(), rows.result); ++down) {
       for (int64_t right = 0; right < std::min(columns.phases(), columns.result); ++right) {
         if (!rows.sees(down) || !columns.sees(right)) continue;
-        open = false;
-        for (int64_t row = first; row < last; ++row) {
-          if (row % rows.result % rows.phases() != down) continue;
-          for (int64_t x = right; x < columns.result; x += columns.phases()) append(row, x, 1.0f);
+        for (const bool edge : {false, true}) {
+          open = false;
+          for (int64_t row = first; row < last; ++row) {
+            if (row % rows.result % rows.phases() != down) continue;
+            for (int64_t x = right; x < columns.result; x += columns.phases()) {
+              if ((x < low || x >= high) == edge) append(row, x, 1.0f);
+            }
+          }
         }
       }
     }
