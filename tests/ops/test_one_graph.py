@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
@@ -124,6 +125,24 @@ def test_what_a_cuda_graph_would_repeat_is_refused(strategy):
 @pytest.mark.parametrize("strategy", ["srste", "fst", "sdgp,rule=random"])
 def test_a_cuda_graph_may_repeat_the_rest(strategy):
     refuse_capture("0", fst.get_strategy(strategy), is_seeded=False)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_refused"),
+    [("srste", False), ("fst", False), ("sdgp", False), ("tsm", True), ("resprop", True)],
+)
+def test_a_layer_in_training_looks_whether_a_graph_is_captured(strategy, is_refused, monkeypatch):
+    """On a GPU that is not there, while a stub says that a graph is captured."""
+    monkeypatch.setattr("fst.layers.modules.is_capturing", lambda: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        layer = nn.Conv2d(8, 8, 3, padding=1, device="cuda")
+        fst.convert(layer, strategy)
+        images = torch.randn(2, 8, 6, 6, device="cuda")
+        refused = pytest.raises(UsageError, match="state that a CUDA graph cannot repeat")
+        with refused if is_refused else contextlib.nullcontext():
+            assert layer(images).shape == images.shape
+        with torch.no_grad():
+            layer.eval()(images)
 
 
 @pytest.mark.system
