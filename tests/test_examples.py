@@ -14,6 +14,21 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def run(*words: object, folder: Path = ROOT, paths: tuple[Path, ...] = (ROOT,)) -> str:
+    """What Python prints with these arguments; it must end well."""
+    places = os.pathsep.join(map(str, paths))
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
     for library in ("torchvision", "onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(library)
@@ -22,18 +37,10 @@ def test_the_readme_prints_its_lines(tmp_path: Path) -> None:
     )
     assert found
     code, shown = found.groups()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = run("-c", code, folder=tmp_path)
     for line in shown.splitlines():
         expected = ".*".join(map(re.escape, line.split("...")))
-        assert re.search(f"^{expected}", done.stdout, re.MULTILINE), line
+        assert re.search(f"^{expected}", printed, re.MULTILINE), line
 
 
 def test_a_rule_outside_the_package_trains_by_a_config(tmp_path: Path) -> None:
@@ -45,16 +52,9 @@ def test_a_rule_outside_the_package_trains_by_a_config(tmp_path: Path) -> None:
     (tmp_path / "my_rules.py").write_text(module)
     (tmp_path / "mine.py").write_text(config)
     quick = ("train_cfg.max_epochs=1", "train_dataloader.dataset.subset=128")
-    done = subprocess.run(
-        [sys.executable, "-m", "fst", "train", "mine.py", "--cfg-options", *quick],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "every_other [output: EveryOther(" in done.stdout
+    command = ("-m", "fst", "train", "mine.py", "--cfg-options", *quick)
+    printed = run(*command, folder=tmp_path, paths=(ROOT, tmp_path))
+    assert "every_other [output: EveryOther(" in printed
     assert (tmp_path / "work_dirs" / "mine" / "epoch_1.pth").is_file()
 
 
@@ -68,30 +68,17 @@ def test_a_network_trains_folds_verifies_exports_and_packs(tmp_path: Path) -> No
     assert found
     for line in found.group(1).splitlines():
         words = line.split()[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "fst", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        printed = run("-m", "fst", *words, folder=tmp_path)
         if words[0] == "verify":
-            assert "weights are 2:4" in done.stdout
+            assert "weights are 2:4" in printed
     assert (tmp_path / "model.onnx").is_file() and (tmp_path / "packed.pt").is_file()
 
 
 @pytest.mark.parametrize("strategy", ["fst", pytest.param("dense", marks=pytest.mark.exhaustive)])
 def test_own_loop_learns_and_folds(strategy: str) -> None:
-    command = [sys.executable, "examples/own_loop.py", "--strategy", strategy, "--epochs", "3"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    trained = float(re.findall(r"test accuracy ([\d.]+)", done.stdout)[-1])
-    folded = float(re.search(r"folded: ([\d.]+)", done.stdout).group(1))
+    printed = run("examples/own_loop.py", "--strategy", strategy, "--epochs", "3")
+    trained = float(re.findall(r"test accuracy ([\d.]+)", printed)[-1])
+    folded = float(re.search(r"folded: ([\d.]+)", printed).group(1))
     assert trained > 90
     assert folded == pytest.approx(trained, abs=0.5)
 
@@ -106,12 +93,7 @@ def test_own_loop_tells_schedules_what_they_need(strategy, monkeypatch, capsys) 
 
 def test_demo_writes_its_table_and_curves(tmp_path: Path) -> None:
     options = ["--epochs", "3", "--seeds", "0", "--repeats", "1", "--strategies", "fst", "sdgp"]
-    command = [sys.executable, "tools/demo.py", *options, "--out", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("tools/demo.py", *options, "--out", tmp_path)
     rows = {}
     for line in (tmp_path / "table.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -152,12 +134,7 @@ def test_loops_of_other_libraries(start: list[str], options: list[str], tmp_path
     """A short training in each library's own loop; --ranks 2 and torchrun: two processes, gloo."""
     library = re.match(r"[a-z]+", start[-1])[0]
     pytest.importorskip(library)
-    script = str(ROOT / "examples" / start[-1])
-    command = [sys.executable, *start[:-1], script, "--epochs", "1", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert float(re.search(r"folded: ([\d.]+)", done.stdout)[1]) > 10
-    assert "weights are 2:4" in done.stdout or "not 2:4" in done.stdout
+    script = ROOT / "examples" / start[-1]
+    printed = run(*start[:-1], script, "--epochs", "1", *options, folder=tmp_path)
+    assert float(re.search(r"folded: ([\d.]+)", printed)[1]) > 10
+    assert "weights are 2:4" in printed or "not 2:4" in printed

@@ -14,7 +14,6 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 import fst
@@ -27,6 +26,11 @@ from fst.training.engine.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "tools").glob("*.py"))
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, in the checkout."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
 
 
 def stopped(argv: list[str]) -> int:
@@ -64,8 +68,7 @@ def test_help_imports_nothing_that_takes_long():
         "    try: cli.main([*words, '--help'])\n"
         "    except SystemExit as stop: assert stop.code == 0, words\n"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: fst ") == 1 + len(cli.COMMANDS) + len(below)
 
@@ -81,8 +84,7 @@ def test_scripts_are_the_commands(script):
 @pytest.mark.system
 def test_a_command_runs_as_a_module_and_as_a_script():
     for start in (["-m", "fst", "verify"], ["tools/verify.py"]):
-        command = [sys.executable, *start, "absent.pth"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = python(*start, "absent.pth")
         assert done.returncode == 2
         assert done.stderr.startswith("error: checkpoint 'absent.pth' does not exist")
 
@@ -98,7 +100,7 @@ finally:
 
 
 def test_a_mistake_in_a_config_comes_before_the_imports_of_a_training():
-    done = subprocess.run([sys.executable, "-c", MISTAKE], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", MISTAKE)
     assert done.returncode == 2
     assert done.stderr.startswith("error: --cfg-options traincfg.x: 'traincfg' is no configuration")
 
@@ -127,8 +129,7 @@ def test_a_missing_extra_is_named(command, package, monkeypatch, capsys):
 
 @pytest.mark.system
 def test_importing_the_engine_names_the_extra():
-    code = "import sys; sys.modules['numpy'] = None; import fst.training.engine"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", "import sys; sys.modules['numpy'] = None; import fst.training.engine")
     last = done.stderr.strip().splitlines()[-1]
     assert "numpy" in last and last.endswith("pip install 'fst-train[train]'")
 
@@ -307,8 +308,7 @@ def test_a_wrong_path_is_said_before_the_imports_that_take_long(arguments, said,
         f"try: cli.main({arguments!r})\n"
         f"finally: print(*({late!r} & set(sys.modules)))"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {said}")
     assert not done.stdout.split()
 
@@ -336,22 +336,6 @@ def test_a_signal_during_the_imports_ends_a_command_in_one_line(start, number, t
         said = process.communicate(timeout=60)[1]
         assert (process.returncode, said.count("\n")) == (128 + number, 1), said
         assert said.startswith("stopped")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.system
-def test_verify_needs_torch_alone(tmp_path):
-    torch.save({"w": torch.eye(8)[:, :, None, None]}, tmp_path / "w.pth")
-    code = (
-        "import sys\n"
-        "for name in ('mmengine', 'torchvision', 'timm', 'numpy'): sys.modules[name] = None\n"
-        "from fst import cli; sys.exit(cli.main(sys.argv[1:]))"
-    )
-    for arguments in (["verify", str(tmp_path / "w.pth")], ["verify", "--help"], ["--help"]):
-        command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert "fst COMMAND" in done.stdout
 
 
 def _noisy(_: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 import fst
 from tests.networks import attach, batch, optimizer_for, small_net, train
-from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training
+from tests.strategies.weight_systems import OPTIMIZERS, SYSTEMS, Training, assert_resumes
 from tests.strategy_settings import SETTINGS, of_each_kind
 
 
@@ -105,16 +105,7 @@ def test_a_kept_mask_is_compiled_for_evaluation(name):
 def test_resume_in_the_middle_of_a_schedule(name, optimizer, stop):
     options = dict(interval=3) if name in ("dpf", "rigl") else {}
     options |= dict(choose=0.3, enforce=0.6) if name == "clicktrain" else {}
-    whole = Training(name, optimizer, **options)
-    whole.steps(stop)
-    file = whole.saved()
-    whole.steps(stop, 20)
-    again = Training(name, optimizer, **options)
-    again.load(file)
-    again.steps(stop, 20)
-    for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
-        assert torch.equal(p, q), key
-    assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+    assert_resumes(lambda: Training(name, optimizer, **options), stop)
 
 
 def _trained(row, closure):

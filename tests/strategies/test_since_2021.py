@@ -15,7 +15,7 @@ from fst.strategies.maxq import FewerDenseGroups
 from fst.strategies.sdgf import frames
 from tests.networks import batch, small_net, train
 from tests.oracle.methods import approximate_inclusion, inclusion
-from tests.strategies.weight_systems import OPTIMIZERS, Training
+from tests.strategies.weight_systems import OPTIMIZERS, Training, assert_resumes
 
 PHASED = {
     "sste": dict(dense_tail=0.25),
@@ -115,18 +115,7 @@ def test_resume_in_any_phase(name, optimizer, stop):
             group["lr"] = 0.01
         return found
 
-    whole = training()
-    whole.steps(stop)
-    file = whole.saved()
-    generator = torch.get_rng_state()
-    whole.steps(stop, 20)
-    again = training()
-    again.load(file)
-    torch.set_rng_state(generator)
-    again.steps(stop, 20)
-    for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
-        assert torch.equal(p, q), key
-    assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+    assert_resumes(training, stop)
 
 
 @pytest.mark.parametrize("name", PHASED)

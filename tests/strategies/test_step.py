@@ -5,7 +5,7 @@ import torch
 
 import fst
 from tests.networks import small_net, train
-from tests.strategies.weight_systems import OPTIMIZERS, Training
+from tests.strategies.weight_systems import OPTIMIZERS, Training, assert_resumes
 
 
 def step_training(optimizer="adamw", total=20, **options):
@@ -62,15 +62,7 @@ def test_layers_without_a_gradient_are_left_alone():
 
 @pytest.mark.parametrize("stop", [3, 9, 12])
 def test_step_resumes_exactly(stop):
-    whole = step_training()
-    whole.steps(stop)
-    file = whole.saved()
-    whole.steps(stop, 20)
-    again = step_training()
-    again.load(file)
-    again.steps(stop, 20)
-    for p, q in zip(whole.net.parameters(), again.net.parameters(), strict=True):
-        assert torch.equal(p, q)
+    assert_resumes(step_training, stop)
 
 
 def test_step_needs_adam():

@@ -72,6 +72,21 @@ class Training:
         return [layer.weight, *(t for t in state if t.shape == layer.weight.shape)]
 
 
+def assert_resumes(build, stop, end=20):
+    """Saved after ``stop`` steps it goes on in another model, bit for bit."""
+    whole = build()
+    whole.steps(stop)
+    file, generator = whole.saved(), torch.get_rng_state()
+    whole.steps(stop, end)
+    again = build()
+    again.load(file)
+    torch.set_rng_state(generator)
+    again.steps(stop, end)
+    for (key, p), q in zip(whole.net.named_parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(p, q), key
+    assert str(fst.sparsity_state(whole.net)) == str(fst.sparsity_state(again.net))
+
+
 def assert_held_at_zero(training: Training) -> None:
     """Pruned weights, and their momentum, are zero."""
     for layer in training.layers:
