@@ -88,8 +88,8 @@ def _check_file(suffix: str, draw: random.Random) -> None:
     sparse = net[0].strategy.output is not None
     plain = fst.fold(net).eval()
     with tempfile.TemporaryDirectory() as name:
-        path, beside = Path(name) / f"m.{suffix}", Path(name) / f"m.partial.{suffix}"
-        beside.write_text("mine")
+        path, other = Path(name) / f"m.{suffix}", Path(name) / f"m.partial.{suffix}"
+        other.write_text("mine")
         target = path
         if draw.random() < 0.3:
             target = Path(name) / "elsewhere"
@@ -98,8 +98,8 @@ def _check_file(suffix: str, draw: random.Random) -> None:
         exported = plain if draw.random() < 0.3 else net
         report = fst.export(exported, path, torch.randn(2, 4, 9, 9))
         assert path.is_symlink() == (target != path), "a link was replaced"
-        assert beside.read_text() == "mine", "a file beside it was changed"
-        assert {*Path(name).iterdir()} == {path, beside, target}, "files were left"
+        assert other.read_text() == "mine", "a file next to it was changed"
+        assert {*Path(name).iterdir()} == {path, other, target}, "files were left"
         assert net.training == trains, "the model is in another mode"
         for key, value in net.state_dict().items():
             assert torch.equal(value, state[key]), f"{key} of the model has changed"

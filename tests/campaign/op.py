@@ -22,7 +22,7 @@ def checks() -> Checks:
     return [("call", 600, _check)]
 
 
-def _laid_out(tensor: Tensor, layout: str) -> Tensor:
+def _in_layout(tensor: Tensor, layout: str) -> Tensor:
     """The values of ``tensor`` in another memory layout; "expanded" repeats the first sample."""
     if tensor.dim() < 4 or layout == "contiguous":
         return tensor
@@ -42,7 +42,7 @@ def _check(draw: random.Random) -> None:
     torch.manual_seed(draw.getrandbits(32))
 
     def values(*size: int) -> Tensor:
-        return _laid_out(torch.randn(size, dtype=torch.float64).to(dtype), draw.choice(LAYOUTS))
+        return _in_layout(torch.randn(size, dtype=torch.float64).to(dtype), draw.choice(LAYOUTS))
 
     (inputs, outputs), strategy = shape.channels, row.build()
     operands = Operands(

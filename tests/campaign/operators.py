@@ -86,7 +86,7 @@ def _detached(value: Any) -> Any:
 
 
 def _check_registered(draw: random.Random) -> None:
-    """No operator of ``torch.ops.fst`` is left out."""
+    """No operator of ``torch.ops.fst`` is forgotten."""
     names = torch._C._dispatch_get_all_op_names()
     missing = {name.removeprefix("fst::") for name in names if name.startswith("fst::")}
     for _ in range(500):

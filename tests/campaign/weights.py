@@ -85,7 +85,7 @@ class Situation:
         return self.conv.weight
 
     @property
-    def laid_out(self) -> Tensor:
+    def in_layout(self) -> Tensor:
         """The new weight, in memory as the old one."""
         return torch.empty_like(self.weight.detach()).copy_(self.new)
 
@@ -106,9 +106,9 @@ IN_PLACE: dict[str, Change] = {
     "data-assigned": lambda s: setattr(s.weight, "data", s.new),
     "view": lambda s: s.weight[::2].mul_(-3),
     "foreach-copy": lambda s: torch._foreach_copy_([s.weight], [s.new]),
-    "storage-copy": lambda s: s.weight.untyped_storage().copy_(s.laid_out.untyped_storage()),
+    "storage-copy": lambda s: s.weight.untyped_storage().copy_(s.in_layout.untyped_storage()),
     "memmove": lambda s: ctypes.memmove(
-        s.weight.data_ptr(), (n := s.laid_out).data_ptr(), n.nbytes
+        s.weight.data_ptr(), (n := s.in_layout).data_ptr(), n.nbytes
     ),
     "numpy-view": lambda s: (
         s.weight.detach()
@@ -192,7 +192,7 @@ def _norm(of: Any, conv: Any) -> None:
     conv.float()
     with torch.autocast("cpu", enabled=False):  # PyTorch makes no orthogonal matrix in 16 bits
         of(conv)
-    # in training, spectral_norm has another weight each time that it is asked
+    # in training, spectral_norm has another weight at each access
     computed = conv.parametrizations.weight[0].eval()
     computed.train = lambda mode=True: computed
 

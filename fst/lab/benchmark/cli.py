@@ -104,7 +104,7 @@ def _steps(options: argparse.Namespace, header: dict[str, Any]) -> int:
     header |= {**described, "dtype": options.dtype}
     print(
         f"{options.model}, batch {options.batch}, {described['size']}, {options.dtype}, "
-        f"{options.device.type}: times of {', '.join(options.measure)}, torch beside "
+        f"{options.device.type}: times of {', '.join(options.measure)}, torch and "
         f"{', '.join(options.strategies)}",
         flush=True,
     )

@@ -77,10 +77,10 @@ def layer_shapes(model: nn.Module, run: Function, layers: str = "conv") -> list[
     ``layers``: "conv", "linear" or "all", see `fst.convert`.
     """
     found: dict[tuple[str, torch.Size], LayerShape] = {}
-    left_out = {**kept_dense(model, layers), **never_called(model)}
+    ignored = {**kept_dense(model, layers), **never_called(model)}
 
     def record(call: LayerCall) -> None:
-        if call.name not in left_out:
+        if call.name not in ignored:
             size = call.input.shape
             shape = found.setdefault((repr(call.layer), size), LayerShape(call.layer, size, []))
             shape.names.append(call.name)

@@ -53,7 +53,7 @@ def candidates(
     forced: Mapping[str, str] | None = None,
 ) -> Candidates:
     """The dense model and each strategy; also compiled, and (eager) with ``forced`` backends where
-    those can compute, if asked for.
+    those can compute, if wanted.
 
     With strategies that draw positions comes `CONTROL`. Each has done one step. One that cannot be
     compiled, or fails with the forced backends, is among the failed ones; one in which no forced
