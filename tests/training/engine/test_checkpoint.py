@@ -45,6 +45,22 @@ def test_malicious_checkpoints_are_refused(malicious):
             CheckpointLoader.load_checkpoint(str(path))
 
 
+def test_downloaded_checkpoints_run_no_code(malicious, tmp_path, monkeypatch):
+    """MMEngine finds the address, and the file is there already or is fetched."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, to, **_: fetched.append(url))
+    (tmp_path / "checkpoints").mkdir()
+    malicious[0].rename(tmp_path / "checkpoints" / "zip.pth")
+    fetched: list[str] = []
+    with pytest.raises(ValueError, match="so that no code from the file can run"):
+        CheckpointLoader.load_checkpoint("https://example.org/zip.pth")
+    torch.save({"weight": torch.ones(1)}, tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    assert CheckpointLoader.load_checkpoint("torchvision://resnet18")["weight"] == 1
+    with pytest.raises(FileNotFoundError, match="resnet50"):
+        CheckpointLoader.load_checkpoint("torchvision://resnet50")
+    assert len(fetched) == 1 and "resnet50" in fetched[0]
+
+
 def test_malicious_checkpoints_are_refused_by_every_tool(malicious, write_config, tmp_path, capsys):
     path, config = str(malicious[0]), write_config()
     for command in (
@@ -179,21 +195,6 @@ def test_exported_programs_are_no_checkpoints(name, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match=f"{name}' is an exported program"):
         load_checkpoint_safely(tmp_path / name)
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a.pth"
-    save_atomically({"weight": torch.ones(1)}, path)
-
-    def half_a_save(obj, file):
-        with open(file, "wb") as stream:
-            stream.write(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", half_a_save)
-    with pytest.raises(OSError, match="disk full"):
-        save_atomically({"weight": torch.zeros(1)}, path)
-    assert load_checkpoint_safely(path)["weight"] == 1
 
 
 def test_outdated_checkpoints_go_after_the_new_one_is_complete(train, monkeypatch):

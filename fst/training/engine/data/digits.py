@@ -33,7 +33,6 @@ class Digits(InMemoryDataset):
     Args:
         split: "train" (1,438 images) or "test" (359).
         size: Height and width to scale the images to; None keeps 8.
-        channels: 1, or 3 to repeat the grey channel for models of colour images.
         transforms, subset, skip: See `InMemoryDataset`.
     """
 
@@ -41,24 +40,22 @@ class Digits(InMemoryDataset):
         self,
         split: str = "train",
         size: int | None = None,
-        channels: int = 1,
         transforms: Sequence[dict[str, Any]] = (),
         subset: int | None = None,
         skip: int = 0,
     ) -> None:
-        self.check(split=split, size=size, channels=channels)
+        self.check(split=split, size=size)
         grey, labels = _bundled(split)
         images = torch.from_numpy(grey)[:, None]
         if size is not None:
             images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
-        images = images.round().to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
+        images = images.round().to(torch.uint8)
         super().__init__(images, labels, CLASSES, transforms, subset, skip)
 
     @classmethod
     def check(cls, **config: Any) -> None:
         """Refuse values that are out of range."""
         one_of("split", config.get("split", "train"), SPLITS)
-        one_of("channels", config.get("channels", 1), (1, 3))
         if config.get("size") is not None:
             check_integer("size", config["size"], 1)
 
