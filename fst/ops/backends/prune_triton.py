@@ -117,7 +117,9 @@ def prune_weight(
 
     output = (n_output, m_output) if n_output else None
     grad_input = (n_grad_input, m_grad_input) if n_grad_input else None
-    run = kernels.planned(job_of(weight, like_weight(weight, patterns, dtype)), output, grad_input)
+    form = torch.empty_like(weight, device="meta")
+    sample = job_of(weight, like_weight(form, patterns, dtype))
+    run = kernels.planned(sample, output, grad_input)
 
     def prune(weight: Tensor) -> list[Tensor]:
         results = like_weight(weight, patterns, dtype)
