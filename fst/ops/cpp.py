@@ -47,7 +47,7 @@ missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _load() -> tuple[str, Any]:
-    """What is missing, and the library if nothing is."""
+    """The reason why there is no library, and None; or "" and the library."""
     file = sources.cpp_library()
     if not file.is_file():
         return "not compiled: install GCC or Clang, then install FST again", None

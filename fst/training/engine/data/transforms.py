@@ -83,7 +83,7 @@ def timm_transform(**options: Any) -> Callable[[Any], Any]:
 
 
 def as_bytes(image: Any) -> torch.Tensor:
-    """What transforms gave, as a tensor uint8 (C, H, W).
+    """The result of transforms, a tensor uint8 (C, H, W).
 
     Raises:
         ValueError: it is none.
