@@ -59,6 +59,8 @@ def _check(draw: random.Random) -> None:
     actual = (output, *(None if leaf is None else leaf.grad for leaf in leaves[:3]))
     draws = read_draws(row, shape, operands)
     draws["start"] = torch.rand((), generator=generator.manual_seed(0), dtype=torch.float64)
+    # Probabilities are in units of 2⁻³¹, and the last bit of a score may move one by a unit.
+    allowed = max(TOLERANCE[dtype], 1e-8 if strategy.sampling else 0.0)
     wrong = []
     for phase in (0, 1) if row.random_phase else (0,):
         expected = reference_conv2d(
@@ -73,5 +75,5 @@ def _check(draw: random.Random) -> None:
             for name, a, e in zip(NAMES, actual, expected, strict=True)
             if e is not None
         }
-        wrong.append({name: e for name, e in errors.items() if not e <= TOLERANCE[dtype]})
+        wrong.append({name: e for name, e in errors.items() if not e <= allowed})
     assert not all(wrong), f"off by {min(wrong, key=len)} ({row.id}, {dtype}, {shape})"
