@@ -81,3 +81,4 @@ if __name__ == "__main__":
     torch.save(packed, f"{options.out}_packed.pt")
     print(packed.report)
     print(f"{fst.verify(f'{options.out}.onnx')}\nfolded: mean IoU {score.mean():.2f}")
+    print(f"written: {options.out}.onnx, {options.out}_packed.pt")

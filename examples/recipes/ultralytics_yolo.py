@@ -43,3 +43,4 @@ if __name__ == "__main__":
     packed = fst.pack(yolo.model.float().eval(), images)  # for CPUs
     print(packed.report)  # its last lines say whether that is faster; ONNX Runtime may be
     torch.save(packed, f"{options.out}_packed.pt")
+    print(f"written: {options.out}.pt, {file}, {options.out}_packed.pt")
